@@ -1,0 +1,1 @@
+"""Everything that calls: channels, the generation client, the remote verifier."""

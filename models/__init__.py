@@ -1,0 +1,1 @@
+"""Model execution: runners, the slot KV cache, the batcher, checkpoints and tokenizers."""

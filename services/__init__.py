@@ -1,0 +1,1 @@
+"""Everything that listens: the three gRPC services, their sessions and their bootstrap."""

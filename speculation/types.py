@@ -1,0 +1,185 @@
+"""The data that flows: request → rounds → chunks → completion. Frozen, validated, free of any wire format."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+class InvalidField(ValueError):
+    """A field of a request is out of its limits. `field` names it."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+
+
+class TooLong(ValueError):
+    """A prefix and what is to be generated do not fit the sequence length."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep every token."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InvalidField("temperature", f"{self.temperature} is not a finite number >= 0")
+        if self.top_k < 0:
+            raise InvalidField("top_k", f"{self.top_k} is below 0")
+        if not 0 < self.top_p <= 1:
+            raise InvalidField("top_p", f"{self.top_p} is outside (0, 1]")
+        if not 0 <= self.min_p <= 1:
+            raise InvalidField("min_p", f"{self.min_p} is outside [0, 1]")
+        if not 0 <= self.seed < 2**64:
+            raise InvalidField("seed", f"{self.seed} is outside [0, 2**64)")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended. The values are the wire's."""
+
+    END_OF_SEQUENCE = 1
+    STOP_TOKEN = 2
+    STOP_STRING = 3
+    LENGTH = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One continuation to produce. Exactly one of `text` and `token_ids` is given; limits of None are the server's."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    chat: bool = False
+    sampling: SamplingParams = SamplingParams()
+    max_new_tokens: int | None = None
+    max_total_tokens: int | None = None
+    speculation_length: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    ignore_end_of_sequence: bool = False
+    report_margins: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.token_ids is None):
+            raise InvalidField("prompt", "give exactly one of text and token_ids")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise InvalidField("max_new_tokens", f"{self.max_new_tokens} is below 1")
+        if self.max_total_tokens is not None and self.max_total_tokens < 2:
+            raise InvalidField("max_total_tokens", f"{self.max_total_tokens} is below 2")
+        if self.speculation_length is not None and self.speculation_length < 0:
+            raise InvalidField("speculation_length", f"{self.speculation_length} is below 0")
+        if any(not s for s in self.stop_strings):
+            raise InvalidField("stop_strings", "an empty string would end every generation")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one verification committed: `accepted` draft tokens, then one token of the target's own.
+
+    Seconds are measured beside the target; `margins` (logits, 0 is a tie) only where asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    accepted: int
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    margins: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Proposed tokens and what they cost."""
+
+    token_ids: tuple[int, ...] = ()
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens committed together, and the text that became certain with them."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+    margins: tuple[float, ...] = ()
+
+
+@dataclass(slots=True)
+class SpeculationStats:
+    """Counted and measured for one request. Times in seconds, bytes of protobuf payload."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    drafted_per_position: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    network_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    @property
+    def wasted_drafts(self) -> int:
+        return self.drafted - self.accepted
+
+    def observe(self, drafted: Sequence[int], verdict: Verdict) -> None:
+        """Counts one round."""
+        self.rounds += 1
+        self.drafted += len(drafted)
+        self.accepted += verdict.accepted
+        grow = len(drafted) - len(self.drafted_per_position)
+        self.drafted_per_position += [0] * grow
+        self.accepted_per_position += [0] * grow
+        for i in range(len(drafted)):
+            self.drafted_per_position[i] += 1
+            self.accepted_per_position[i] += i < verdict.accepted
+        self.verify_seconds += verdict.compute_seconds
+        self.queue_seconds += verdict.queue_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of a generation."""
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    output_tokens: int
+    stats: SpeculationStats
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a server runs; see proto/tandem/v1/generation.proto for each field's meaning."""
+
+    model_name: str
+    weights_revision: str
+    tokenizer_sha256: str
+    vocab_size: int
+    max_sequence_length: int
+    max_speculation_length: int
+    kv_slots: int
+    dtype: str
+    device: str
+    backend: str
+    draft_name: str = ""
+    default_speculation_length: int = 0
+    plain_width: int = 1
+    bit_exact: bool = True
+    startup_seconds: float = 0.0
+    end_of_sequence_ids: tuple[int, ...] = ()
