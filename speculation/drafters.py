@@ -1,0 +1,71 @@
+"""What proposes draft tokens. A drafter may be wrong about anything but never changes the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from speculation.types import Draft, SamplingParams
+
+
+class Drafter(Protocol):
+    """Proposes for one request."""
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Prepares for a request that begins with `prompt`."""
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        """At most `k` tokens that may follow `tokens`, the prompt and everything committed."""
+
+    async def close(self) -> None:
+        """Frees what `open` took. May be called at any time, and again."""
+
+
+class NgramDrafter:
+    """Prompt lookup: what followed the longest earlier occurrence of the last tokens (Saxena 2023). No weights.
+
+    Of several occurrences the latest counts. A copy that runs into the end of the tokens goes on into itself, so a
+    period of any length continues.
+    """
+
+    def __init__(self, longest: int = 5, shortest: int = 2) -> None:
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"n-gram sizes: need 1 <= shortest <= longest, not {shortest} and {longest}")
+        self._sizes = range(longest, shortest - 1, -1)
+        self._follower: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._follower.clear()
+        self._indexed = 0
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        self._index(tokens)
+        start = self._find(tokens)
+        return Draft(tuple(_copy(tokens, start, k)) if start is not None else ())
+
+    async def close(self) -> None:
+        self._follower.clear()
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        """Notes for every n-gram that is followed by a token where its latest follower stands."""
+        for end in range(self._indexed, len(tokens)):
+            for n in self._sizes:
+                if n <= end:
+                    self._follower[tuple(tokens[end - n : end])] = end
+        self._indexed = len(tokens)
+
+    def _find(self, tokens: Sequence[int]) -> int | None:
+        for n in self._sizes:
+            at = self._follower.get(tuple(tokens[-n:])) if n <= len(tokens) else None
+            if at is not None:
+                return at
+        return None
+
+
+def _copy(tokens: Sequence[int], start: int, k: int) -> list[int]:
+    copied: list[int] = []
+    for source in range(start, start + k):
+        inside = source < len(tokens)
+        copied.append(tokens[source] if inside else copied[source - len(tokens)])
+    return copied

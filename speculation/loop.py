@@ -1,0 +1,84 @@
+"""The one loop of every architecture: draft, verify, commit. k = 0 is plain decoding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from speculation.drafters import Drafter
+from speculation.stopping import Stopping
+from speculation.types import Chunk, Draft, SamplingParams, SpeculationStats, Verdict
+
+
+class Verifier(Protocol):
+    """The target, beside us or a network away, for one request."""
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Takes a KV slot and processes the prompt."""
+
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+        """One pass over [last of tokens, draft...]: what the target commits after `tokens`."""
+
+    async def close(self) -> None:
+        """Frees the slot. May be called at any time, and again."""
+
+
+class Rounds(Protocol):
+    """Draft and verification as one thing, however they are placed."""
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None: ...
+
+    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class DraftThenVerify:
+    """A drafter and a verifier in turn. Without a drafter: plain decoding."""
+
+    verifier: Verifier
+    drafter: Drafter | None = None
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        await self.verifier.open(prompt, sampling)
+        if self.drafter:
+            await self.drafter.open(prompt, sampling)
+
+    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+        draft = await self.drafter.propose(tokens, k) if self.drafter and k else Draft()
+        return draft, await self.verifier.verify(tokens, draft.token_ids)
+
+    async def close(self) -> None:
+        try:
+            if self.drafter:
+                await self.drafter.close()
+        finally:
+            await self.verifier.close()
+
+
+async def speculate(
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    k: int,
+    rounds: Rounds,
+    stopping: Stopping,
+    stats: SpeculationStats,
+) -> AsyncIterator[Chunk]:
+    """Yields what each round commits, up to the stop. `stats` grows as it goes; `rounds` is closed in any case."""
+    tokens = list(prompt)
+    try:
+        started = time.perf_counter()
+        await rounds.open(tokens, sampling)
+        stats.prefill_seconds = time.perf_counter() - started
+        while stopping.remaining:
+            draft, verdict = await rounds.round(tokens, min(k, stopping.remaining - 1))
+            stats.draft_seconds += draft.compute_seconds
+            stats.queue_seconds += draft.queue_seconds
+            stats.observe(draft.token_ids, verdict)
+            tokens += verdict.token_ids
+            yield stopping.push(verdict.token_ids, verdict.margins)
+    finally:
+        await rounds.close()
