@@ -28,6 +28,7 @@ help:
 	@echo 'PIP_ARGS="..." goes to pip'
 
 setup: $(STAMP)
+	@echo "$(VENV) is ready: $$($(BIN)/python --version)"
 
 # Touched last, so a set-up that was cut short is taken up again, and a changed pin is installed.
 $(STAMP): $(REQUIREMENTS)

@@ -1,0 +1,179 @@
+"""What the README's first commands rest on: make targets, pins, ranges."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PLACEHOLDERS = {"torch-neuronx", "neuronx-cc", "neuronx-distributed-inference", "nki"}
+SETUP_FILES = ("Makefile", "requirements.txt", "constraints.txt", "requirements-weights.txt")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is absent: apt install make")
+
+
+def pins_in(name: str) -> list[Requirement]:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if line.strip() and not line.startswith(("#", "-c "))]
+
+
+def declared() -> dict[str, SpecifierSet]:
+    groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    requirements = [Requirement(line) for group in groups for line in group]
+    ranges: dict[str, SpecifierSet] = defaultdict(SpecifierSet)
+    for requirement in requirements:
+        if requirement.name != PROJECT["name"]:
+            ranges[canonicalize_name(requirement.name)] &= requirement.specifier
+    return ranges
+
+
+def pinned_for(python: str, *files: str) -> dict[str, list[str]]:
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux"}
+    pins = defaultdict(list)
+    for requirement in (pin for name in files for pin in pins_in(name)):
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            (specifier,) = requirement.specifier
+            assert specifier.operator == "==", f"{requirement} is no pin"
+            pins[canonicalize_name(requirement.name)].append(specifier.version)
+    return pins
+
+
+def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
+    }
+    return subprocess.run(["make", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def interpreter(folder: Path, version: str) -> Path:
+    """A stand-in for a Python of that version: it answers what the Makefile asks of it."""
+    path = folder / f"python{version}"
+    major, minor = version.split(".")
+    path.write_text(
+        f'#!{sys.executable}\nimport sys\nsys.version_info = ({major}, {minor}, 0, "final", 0)\n'
+        f'if sys.argv[1] == "--version":\n    print("Python {version}.0")\n'
+        'elif sys.argv[1] == "-c":\n    exec(sys.argv[2])\n'
+        'else:\n    print("called with", *sys.argv[1:])\n    sys.exit(7)\n',
+        encoding="utf-8",
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    for name in SETUP_FILES:
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_declared_dependency_has_one_pin_inside_its_range(python):
+    pins, ranges = pinned_for(python, "requirements.txt"), declared()
+    assert set(pins) == set(ranges), "requirements.txt and pyproject.toml name different packages"
+    for name, versions in pins.items():
+        assert len(versions) == 1, f"{name} is pinned {len(versions)} times for Python {python}"
+        assert ranges[name].contains(versions[0]), f"{name}=={versions[0]} is outside {ranges[name]}"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_no_package_is_constrained_twice(python):
+    pins = pinned_for(python, "requirements.txt", "constraints.txt", "requirements-weights.txt")
+    assert {name: versions for name, versions in pins.items() if len(versions) != 1} == {}
+
+
+def test_the_supported_pythons_are_the_same_everywhere():
+    assert [f"3.{minor}" for minor in range(30) if f"3.{minor}" in SpecifierSet(PROJECT["requires-python"])] == [
+        *PYTHONS
+    ]
+    assert TOOLS["ruff"]["target-version"] == "py310"
+
+
+def test_torch_is_the_first_pin_so_that_nothing_else_chooses_its_build():
+    assert str(pins_in("requirements.txt")[0]) == "torch==2.13.0"
+
+
+def test_no_placeholder_package_is_ever_a_dependency():
+    named = {canonicalize_name(pin.name) for name in SETUP_FILES[1:] for pin in pins_in(name)} | set(declared())
+    assert named & PLACEHOLDERS == set()
+
+
+def test_the_generator_of_the_stubs_is_the_pinned_one():
+    stubs = sorted((ROOT / "tandem" / "v1").glob("*_pb2_grpc.py"))
+    versions = {re.search(r"GRPC_GENERATED_VERSION = '(.+)'", stub.read_text(encoding="utf-8"))[1] for stub in stubs}
+    assert versions == set(pinned_for("3.11", "requirements.txt")["grpcio-tools"])
+
+
+def test_the_packages_to_install_are_those_on_disk():
+    packages = set(TOOLS["setuptools"]["packages"])
+    tops = {name.split(".")[0] for name in packages}
+    folders = {path.parent.relative_to(ROOT) for top in tops for path in (ROOT / top).rglob("*.py")}
+    assert {".".join(folder.parts) for folder in folders} | {"tandem"} == packages
+    assert "proto" not in tops
+    assert all((ROOT / f"{module}.py").is_file() for module in TOOLS["setuptools"]["py-modules"])
+
+
+@NEEDS_MAKE
+def test_make_alone_names_every_target():
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    shown = make("-s").stdout
+    assert [target for target in targets if target != "help" and f"make {target} " not in shown] == []
+
+
+def test_every_make_target_that_a_document_names_exists():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    documents = [readme, *(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))]
+    code = [snippet for text in documents for snippet in re.findall(r"```.*?```|`[^`\n]+`", text, flags=re.DOTALL)]
+    named = {name for snippet in code for name in re.findall(r"(?:^|[`\s])make (?:-s )?([a-z][a-z-]*)", snippet)}
+    assert named <= targets
+    first = re.findall(r"^(?:\$ )?make ([a-z]+)", readme, flags=re.MULTILINE)[:2]
+    assert first == ["compare", "test"], "the README's first two commands"
+
+
+@NEEDS_MAKE
+@pytest.mark.parametrize("version", ["2.7", "3.9", "3.14"])
+def test_a_python_out_of_range_is_refused_in_words(checkout, version):
+    python = interpreter(checkout, version)
+    result = make("-s", "setup", f"PYTHON={python}", cwd=checkout)
+    assert result.returncode != 0
+    assert f"Tandem needs Python 3.10, 3.11, 3.12 or 3.13; {python} is none of them" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (checkout / ".venv").exists()
+
+
+@NEEDS_MAKE
+@pytest.mark.parametrize("version", PYTHONS)
+def test_a_python_in_range_makes_the_environment(checkout, version):
+    result = make("-s", "setup", f"PYTHON={interpreter(checkout, version)}", cwd=checkout)
+    assert f"Setting up .venv with Python {version}.0" in result.stdout
+    assert "called with -m venv --clear .venv" in result.stdout  # the stand-in stops here
+    assert result.returncode != 0
+
+
+@NEEDS_MAKE
+def test_set_up_is_due_again_only_when_a_pin_has_changed(checkout):
+    stamp = checkout / ".venv" / ".set-up"
+    stamp.parent.mkdir()
+    stamp.touch()
+    assert make("--question", stamp.relative_to(checkout).as_posix(), cwd=checkout).returncode == 0
+    later = stamp.stat().st_mtime + 10
+    os.utime(checkout / "requirements-weights.txt", (later, later))
+    assert make("--question", stamp.relative_to(checkout).as_posix(), cwd=checkout).returncode == 1

@@ -1,0 +1,55 @@
+"""The committed stubs are what the contract generates, and the contract is in order."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BUF = Path(sys.executable).parent / "buf"
+BUF_IS_THERE = pytest.mark.skipif(not BUF.exists(), reason=f"{BUF} is absent: pip install buf-bin")
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+
+
+def files_under(folder: Path) -> dict[str, bytes]:
+    stubs = (path for path in folder.rglob("*") if path.suffix in {".py", ".pyi"})
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in stubs}
+
+
+def test_the_committed_stubs_are_what_the_contract_generates(tmp_path):
+    protos = sorted(path.relative_to(ROOT / "proto") for path in (ROOT / "proto").rglob("*.proto"))
+    outputs = (f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python"))
+    result = run(sys.executable, "-m", "grpc_tools.protoc", "-Iproto", *outputs, *protos)
+    assert result.returncode == 0, result.stderr
+    generated, committed = files_under(tmp_path / "tandem"), files_under(ROOT / "tandem")
+    assert len(generated) == 3 * len(protos)
+    assert sorted(committed) == sorted(generated), "run `make proto`"
+    assert [name for name in generated if committed[name] != generated[name]] == [], "run `make proto`"
+
+
+@BUF_IS_THERE
+def test_buf_lint_finds_nothing():
+    result = run(BUF, "lint", "proto")
+    assert (result.stdout + result.stderr, result.returncode) == ("", 0)
+
+
+@BUF_IS_THERE
+def test_buf_would_format_nothing_otherwise():
+    result = run(BUF, "format", "--diff", "--exit-code", "proto")
+    assert (result.stdout + result.stderr, result.returncode) == ("", 0), "run `make proto`"
+
+
+@BUF_IS_THERE
+def test_buf_excepts_the_service_suffix_and_no_other_rule(tmp_path):
+    strict = shutil.copytree(ROOT / "proto", tmp_path / "proto")
+    (strict / "buf.yaml").write_text("version: v2\nlint:\n  use:\n    - STANDARD\n", encoding="utf-8")
+    findings = run(BUF, "lint", strict).stdout.splitlines()
+    assert findings
+    assert [finding for finding in findings if "should be suffixed with" not in finding] == []
