@@ -1,0 +1,25 @@
+"""The architectures that can be compared, and where each one's traffic is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """`service` answers its Generate. `split`: draft and target are apart, so the bytes that count run between them."""
+
+    name: str
+    service: str
+    split: bool = False
+
+
+AUTOREGRESSIVE = Architecture("autoregressive", "TargetVerifier")
+DISTRIBUTED = Architecture("distributed", "DraftWorker", split=True)
+FUSED = Architecture("fused", "FusedSpeculativeServer")
+# Plain decoding where the target verifies wider than one token: the baseline of speedups, started when needed.
+WIDTH_1 = Architecture("autoregressive_width_1", "TargetVerifier")
+
+COMPARED: Mapping[str, Architecture] = {a.name: a for a in (AUTOREGRESSIVE, DISTRIBUTED, FUSED)}
+CONNECTABLE: Mapping[str, Architecture] = {**COMPARED, WIDTH_1.name: WIDTH_1}

@@ -1,0 +1,92 @@
+"""What one comparison is to do. Every error is one line that names the flag."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from comparison.architectures import COMPARED, CONNECTABLE
+from comparison.workloads import Prompt
+from speculation.types import SamplingParams
+
+DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
+DRAFTERS: tuple[str, ...] = ("auto", "ngram", "model")
+
+
+@dataclass(frozen=True)
+class ComparisonConfig:
+    """One comparison. None leaves the choice to the servers."""
+
+    prompts: tuple[Prompt, ...]
+    output_dir: Path
+    architectures: tuple[str, ...] = tuple(COMPARED)
+    connect: Mapping[str, str] = field(default_factory=dict)
+    num_runs: int = 1
+    max_new_tokens: int = 64
+    speculation_length: int = 5
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sequence_length: int = 512
+    batch: int | None = None
+    threads: int | None = None
+    dtype: str = "auto"
+    model: str | None = None
+    draft_model: str | None = None
+    draft: str = "auto"
+    timeout_s: float = 300.0
+    startup_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        _check_names("architectures", self.architectures, COMPARED)
+        _check_names("connect", tuple(self.connect), CONNECTABLE, may_be_empty=True)
+        for flag, value, least in (
+            ("num-runs", self.num_runs, 1),
+            ("max-new-tokens", self.max_new_tokens, 1),
+            ("speculation-length", self.speculation_length, 0),
+            ("sequence-length", self.sequence_length, 2),
+            ("batch", self.batch, 1),
+            ("threads", self.threads, 1),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{flag}: {value} is below {least}")
+        for flag, seconds in (("timeout", self.timeout_s), ("startup-timeout", self.startup_timeout_s)):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"{flag}: {seconds} is not a finite number of seconds above 0")
+        if self.max_new_tokens >= self.sequence_length:
+            raise ValueError(
+                f"max-new-tokens: {self.max_new_tokens} leaves no room for a prompt"
+                f" in a sequence length of {self.sequence_length}"
+            )
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.draft not in DRAFTERS:
+            raise ValueError(f"draft: {self.draft!r} is not one of {', '.join(DRAFTERS)}")
+        if not self.prompts:
+            raise ValueError("prompt: there is nothing to generate from")
+        if self.output_dir.exists() and not self.output_dir.is_dir():
+            raise ValueError(f"output-dir: {self.output_dir} is not a directory")
+
+
+def _check_names(flag: str, names: tuple[str, ...], known: Mapping[str, object], may_be_empty: bool = False) -> None:
+    if not names and not may_be_empty:
+        raise ValueError(f"{flag}: name at least one of {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{flag}: {name!r} is not one of {', '.join(known)}")
+        if names.count(name) > 1:
+            raise ValueError(f"{flag}: {name!r} is named twice")
+
+
+def parse_connect(values: Sequence[str]) -> dict[str, str]:
+    """ARCH=HOST:PORT, one per architecture."""
+    addresses: dict[str, str] = {}
+    for value in values:
+        name, _, address = value.partition("=")
+        host, _, port = address.rpartition(":")
+        if not (name and host and port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(f"connect: {value!r} is not ARCH=HOST:PORT")
+        if name in addresses:
+            raise ValueError(f"connect: {name!r} is named twice")
+        addresses[name] = address
+    return addresses

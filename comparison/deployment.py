@@ -1,0 +1,171 @@
+"""Which server processes a comparison needs, and how each is started."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, WIDTH_1, Architecture
+from comparison.config import ComparisonConfig
+from speculation.types import ModelInfo
+
+MAIN = Path(__file__).resolve().parent.parent / "main.py"
+
+T = TypeVar("T")
+Describe = Callable[[str, str], Awaitable[ModelInfo]]
+"""(address, service) -> what runs there."""
+
+
+class StartedServer(Protocol):
+    """What a deployment knows of a server it started."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def log(self) -> Path: ...
+
+
+class Starter(Protocol):
+    """What starts servers: a Fleet."""
+
+    async def start(self, name: str, command: list[str]) -> StartedServer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an architecture answers, and what runs there. `log` is None where the server is somebody else's."""
+
+    architecture: Architecture
+    address: str
+    model: ModelInfo
+    log: Path | None = None
+
+
+def server_command(
+    config: ComparisonConfig, role: str, *extra: str, speculation_length: int | None = None
+) -> list[str]:
+    length = config.speculation_length if speculation_length is None else speculation_length
+    command = [sys.executable, str(MAIN), "--role", role, "--host", "127.0.0.1", "--port", "0"]
+    command += ["--speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
+    command += ["--dtype", config.dtype]
+    for flag, value in (("--batch", config.batch), ("--threads", config.threads)):
+        command += [flag, str(value)] if value is not None else []
+    return [*command, *extra]
+
+
+def target_command(config: ComparisonConfig, speculation_length: int | None = None) -> list[str]:
+    model = ["--model", config.model] if config.model else []
+    return server_command(config, "target", *model, speculation_length=speculation_length)
+
+
+def drafting_command(config: ComparisonConfig, role: str, *extra: str) -> list[str]:
+    """A role that drafts; the draft worker too names the target, whose tokenizer it must share."""
+    models = ["--target_model", config.model] if config.model else []
+    models += ["--draft_model", config.draft_model] if config.draft_model else []
+    return server_command(config, role, *models, "--draft", config.draft, *extra)
+
+
+async def deploy(config: ComparisonConfig, starter: Starter, describe: Describe) -> list[Endpoint]:
+    """Starts what is not connected; the endpoints in the order of the report."""
+    deployment = _Deployment(config, starter, describe)
+    endpoints = [*await _together(deployment.plain_and_distributed(), deployment.fused())]
+    found = [endpoint for group in endpoints for endpoint in group]
+    order = [name for asked in config.architectures for name in _with_width_1(asked)]
+    return sorted(found, key=lambda endpoint: order.index(endpoint.architecture.name))
+
+
+def _with_width_1(name: str) -> tuple[str, ...]:
+    return (WIDTH_1.name, name) if name == AUTOREGRESSIVE.name else (name,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deployment:
+    config: ComparisonConfig
+    starter: Starter
+    describe: Describe
+
+    def _starts(self, architecture: Architecture) -> bool:
+        return architecture.name in self.config.architectures and architecture.name not in self.config.connect
+
+    async def _connected(self, architecture: Architecture) -> Endpoint:
+        address = self.config.connect[architecture.name]
+        return Endpoint(architecture, address, await self.describe(address, architecture.service))
+
+    async def _started(self, architecture: Architecture, command: list[str]) -> Endpoint:
+        server = await self.starter.start(architecture.name, command)
+        model = await self.describe(server.address, architecture.service)
+        return Endpoint(architecture, server.address, model, server.log)
+
+    async def fused(self) -> list[Endpoint]:
+        if FUSED.name not in self.config.architectures:
+            return []
+        if FUSED.name in self.config.connect:
+            return [await self._connected(FUSED)]
+        return [await self._started(FUSED, drafting_command(self.config, "fused_target"))]
+
+    async def plain_and_distributed(self) -> list[Endpoint]:
+        """The draft worker needs to know where the target is, and the baseline whether the target is wide."""
+        target = await self._target()
+        groups = await _together(self._plain(target), self._distributed(target))
+        return [endpoint for group in groups for endpoint in group]
+
+    async def _target(self) -> Endpoint | None:
+        connected = AUTOREGRESSIVE.name in self.config.connect
+        if connected and (AUTOREGRESSIVE.name in self.config.architectures or self._starts(DISTRIBUTED)):
+            return await self._connected(AUTOREGRESSIVE)
+        if self._starts(AUTOREGRESSIVE) or self._starts(DISTRIBUTED):
+            return await self._started(AUTOREGRESSIVE, target_command(self.config))
+        return None
+
+    async def _plain(self, target: Endpoint | None) -> list[Endpoint]:
+        if target is None or AUTOREGRESSIVE.name not in self.config.architectures:
+            return []
+        if WIDTH_1.name in self.config.connect:
+            return [target, await self._connected(WIDTH_1)]
+        # Beside a connected target nothing is started: this machine's plain decoding would be no baseline for it.
+        if target.model.plain_width == 1 or target.log is None:
+            return [target]
+        return [target, await self._started(WIDTH_1, target_command(self.config, speculation_length=0))]
+
+    async def _distributed(self, target: Endpoint | None) -> list[Endpoint]:
+        if DISTRIBUTED.name not in self.config.architectures:
+            return []
+        if target is None or DISTRIBUTED.name in self.config.connect:
+            return [await self._connected(DISTRIBUTED)]
+        host, _, port = target.address.rpartition(":")
+        where = ("--target_host", host.strip("[]"), "--target_port", port)
+        return [await self._started(DISTRIBUTED, drafting_command(self.config, "draft_worker", *where))]
+
+
+async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """All results, or the first error with nothing left running."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def baseline_of(endpoints: list[Endpoint]) -> Endpoint | None:
+    """Plain decoding at its fastest: the width-1 server where there is one, else autoregressive itself."""
+    by_name = {endpoint.architecture.name: endpoint for endpoint in endpoints}
+    return by_name.get(WIDTH_1.name) or by_name.get(AUTOREGRESSIVE.name)
+
+
+def incomparable(endpoints: list[Endpoint]) -> list[str]:
+    """Why figures or outputs may not be comparable. Servers started here can only differ in the last."""
+    remarks: list[str] = []
+    for field in ("weights_revision", "tokenizer_sha256", "dtype", "device"):
+        values = {e.architecture.name: getattr(e.model, field) for e in endpoints if getattr(e.model, field)}
+        if len(set(values.values())) > 1:
+            remarks.append(f"{field} differs: " + ", ".join(f"{name} {value}" for name, value in values.items()))
+    if inexact := [e.architecture.name for e in endpoints if not e.model.bit_exact]:
+        remarks.append(f"not bit-exact on this device, outputs may part where logits tie: {', '.join(inexact)}")
+    return remarks

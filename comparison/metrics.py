@@ -1,0 +1,151 @@
+"""What records mean: distributions, acceptance, cost by cause, speedup. Pure.
+
+Definitions. Percentiles interpolate linearly and stddev is the sample's, as LLMPerf's (pandas) are.
+Acceptance rate = accepted / drafted. Mean acceptance length = committed tokens / rounds, the target's own token
+included. Speedup = mean TPOT of the baseline / mean TPOT of the architecture, over the (prompt, run) pairs that both
+completed with at least two tokens; 2 means half the time per token. TPOT = (E2E - TTFT) / (n - 1) leaves the prompt
+out, and with it a first chunk of several tokens; `end_to_end_speedup`, the same ratio of E2E / n, leaves nothing out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from comparison.records import CAUSES, Measurement, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A metric over requests; every value is None where nothing was measured."""
+
+    p25: float | None
+    p50: float | None
+    p75: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    mean: float | None
+    min: float | None
+    max: float | None
+    stddev: float | None
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of the ascending `ordered` lie, between neighbours linearly interpolated."""
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def distribution(values: Iterable[float | None]) -> Distribution:
+    ordered = sorted(value for value in values if value is not None)
+    if not ordered:
+        return Distribution(*[None] * len(fields(Distribution)))
+    return Distribution(
+        p25=percentile(ordered, 25),
+        p50=percentile(ordered, 50),
+        p75=percentile(ordered, 75),
+        p90=percentile(ordered, 90),
+        p95=percentile(ordered, 95),
+        p99=percentile(ordered, 99),
+        mean=statistics.fmean(ordered),
+        min=ordered[0],
+        max=ordered[-1],
+        stddev=statistics.stdev(ordered) if len(ordered) > 1 else None,
+    )
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator else None
+
+
+def completed(records: Iterable[Record]) -> list[Measurement]:
+    return [record.measurement for record in records if record.measurement]
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What drafting brought. Positions count from the first draft token of a round."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    acceptance_by_position: tuple[float | None, ...]
+    conditional_acceptance_by_position: tuple[float | None, ...]
+
+
+def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
+    rounds = sum(m.rounds for m in measurements)
+    drafted = sum(m.drafted for m in measurements)
+    accepted = sum(m.accepted for m in measurements)
+    drafted_at = _sum_positions(m.drafted_per_position for m in measurements)
+    accepted_at = _sum_positions(m.accepted_per_position for m in measurements)
+    return Acceptance(
+        rounds,
+        drafted,
+        accepted,
+        acceptance_rate=ratio(accepted, drafted),
+        mean_acceptance_length=ratio(sum(m.output_tokens for m in measurements), rounds),
+        acceptance_by_position=tuple(ratio(a, d) for a, d in zip(accepted_at, drafted_at, strict=True)),
+        conditional_acceptance_by_position=_conditional(accepted_at, drafted_at),
+    )
+
+
+def _sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
+    totals: list[int] = []
+    for counts in per_request:
+        totals += [0] * (len(counts) - len(totals))
+        for position, count in enumerate(counts):
+            totals[position] += count
+    return totals
+
+
+def _conditional(accepted: Sequence[int], drafted: Sequence[int]) -> tuple[float | None, ...]:
+    """P(draft token i accepted | those before it were).
+
+    A round counts at position i when it had a token there and all before were accepted. Both counts bound that
+    number from above and the smaller is taken: exact while all drafts are equally long, else a lower bound on the rate.
+    """
+    reached = [min(pair) for pair in zip([*drafted[:1], *accepted], drafted, strict=False)]
+    return tuple(ratio(a, r) for a, r in zip(accepted, reached, strict=True))
+
+
+def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, float | None]:
+    """Each cause's share of the end-to-end milliseconds per output token."""
+    tokens = sum(m.output_tokens for m in measurements)
+    totals = {cause: sum(getattr(m.seconds_by_cause, cause) for m in measurements) for cause in CAUSES}
+    return {cause: ratio(1000 * seconds, tokens) for cause, seconds in totals.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """Against the baseline, over `pairs` of requests; see the top of this module."""
+
+    speedup: float | None
+    end_to_end_speedup: float | None
+    pairs: int
+
+
+def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
+    of_baseline = {(r.prompt, r.run): r.measurement for r in baseline}
+    pairs: list[tuple[Measurement, Measurement]] = []
+    for record in records:
+        other = of_baseline.get((record.prompt, record.run))
+        if record.measurement and other and record.measurement.tpot_s is not None and other.tpot_s is not None:
+            pairs.append((record.measurement, other))
+    own_tpot = sum(own.tpot_s or 0.0 for own, _ in pairs)
+    baseline_tpot = sum(other.tpot_s or 0.0 for _, other in pairs)
+    return Speedup(
+        ratio(baseline_tpot, own_tpot),
+        ratio(
+            sum(other.end_to_end_latency_s / other.output_tokens for _, other in pairs),
+            sum(own.end_to_end_latency_s / own.output_tokens for own, _ in pairs),
+        ),
+        len(pairs),
+    )

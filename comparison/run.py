@@ -1,0 +1,215 @@
+"""The measuring loop: the same request to every architecture in turn, prompt by prompt, timed at the client."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from comparison.identity import MarginTrace
+from comparison.records import Failure, Measurement, Record, attribute_seconds
+from comparison.workloads import Prompt
+from speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
+
+WARM_UP_TOKENS = 8
+
+
+class Generator(Protocol):
+    """What is compared: anything that generates and counts its payload bytes."""
+
+    @property
+    def bytes_up(self) -> int: ...
+
+    @property
+    def bytes_down(self) -> int: ...
+
+    def generate(
+        self, request: GenerationRequest, timeout: float | None = None
+    ) -> AsyncIterator[Chunk | Completion]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """An architecture under test. `split`: draft and target are apart, and the traffic between them is what counts."""
+
+    name: str
+    generator: Generator
+    split: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSettings:
+    """What every request of a comparison has in common."""
+
+    max_new_tokens: int
+    speculation_length: int
+    sampling: SamplingParams
+    timeout_s: float | None = None
+
+    def request(self, prompt: Prompt) -> GenerationRequest:
+        return GenerationRequest(
+            text=prompt.text,
+            chat=prompt.chat,
+            sampling=self.sampling,
+            max_new_tokens=self.max_new_tokens,
+            speculation_length=self.speculation_length,
+        )
+
+
+class IncompleteStream(RuntimeError):
+    """The stream of chunks broke its contract, so its timing means nothing."""
+
+    code = "INCOMPLETE_STREAM"
+
+
+async def warm_up(contenders: Sequence[Contender], prompt: Prompt, settings: RequestSettings) -> dict[str, Failure]:
+    """One short request each, so that no figure contains a first use. Returns the failures by architecture."""
+    short = replace(settings, max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens))
+    failures: dict[str, Failure] = {}
+    for contender in contenders:
+        record = await _record(contender, prompt, 0, short)
+        if record.error:
+            failures[contender.name] = record.error
+    return failures
+
+
+async def measure_all(
+    contenders: Sequence[Contender],
+    prompts: Sequence[Prompt],
+    num_runs: int,
+    settings: RequestSettings,
+    on_start: Callable[[str, str], None] = lambda architecture, prompt: None,
+    on_record: Callable[[Record], None] = lambda record: None,
+) -> list[Record]:
+    """Interleaved, so that a machine that slows down slows all; who goes first rotates, so that order favours none."""
+    records: list[Record] = []
+    for run in range(num_runs):
+        for number, prompt in enumerate(prompts):
+            for contender in rotated(contenders, run * len(prompts) + number):
+                on_start(contender.name, prompt.name)
+                records.append(await _record(contender, prompt, run, settings))
+                on_record(records[-1])
+    return sorted(records, key=_order(contenders, prompts))
+
+
+def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
+    first = turn % len(contenders)
+    return [*contenders[first:], *contenders[:first]]
+
+
+def _order(contenders: Sequence[Contender], prompts: Sequence[Prompt]) -> Callable[[Record], tuple[int, int, int]]:
+    place = {contender.name: i for i, contender in enumerate(contenders)}
+    page = {prompt.name: i for i, prompt in enumerate(prompts)}
+    return lambda record: (place[record.architecture], record.run, page[record.prompt])
+
+
+async def _record(contender: Contender, prompt: Prompt, run: int, settings: RequestSettings) -> Record:
+    """Whatever goes wrong is recorded: one failing architecture must not take the others' figures with it."""
+    record = Record(contender.name, prompt.name, prompt.kind, run)
+    try:
+        measurement = await measure(contender, settings.request(prompt), settings.timeout_s)
+        return replace(record, measurement=measurement)
+    except Exception as error:
+        return replace(record, error=Failure(str(getattr(error, "code", type(error).__name__)), str(error)))
+
+
+async def measure(contender: Contender, request: GenerationRequest, timeout_s: float | None = None) -> Measurement:
+    """One request, from the moment before it is sent to its completion."""
+    generator = contender.generator
+    up, down = generator.bytes_up, generator.bytes_down
+    stream = await _timed(generator, request, timeout_s)
+    up, down = generator.bytes_up - up, generator.bytes_down - down
+    if contender.split:
+        up, down = stream.completion.stats.bytes_up, stream.completion.stats.bytes_down
+    return _measurement(stream, up, down)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """What arrived: chunks, the seconds after sending at which those with tokens did, and the end."""
+
+    chunks: tuple[Chunk, ...]
+    arrivals_s: tuple[float, ...]
+    completion: Completion
+    end_to_end_s: float
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for chunk in self.chunks for token in chunk.token_ids)
+
+
+async def _timed(generator: Generator, request: GenerationRequest, timeout_s: float | None) -> _Stream:
+    chunks: list[Chunk] = []
+    arrivals: list[float] = []
+    completion: Completion | None = None
+    sent = time.perf_counter()
+    async for event in generator.generate(request, timeout=timeout_s):
+        if isinstance(event, Completion):
+            completion = event
+            continue
+        if event.token_ids:
+            arrivals.append(time.perf_counter() - sent)
+        chunks.append(event)
+    end_to_end_s = time.perf_counter() - sent
+    if completion is None:
+        raise IncompleteStream(f"the stream ended after {len(arrivals)} chunks of tokens without a completion")
+    stream = _Stream(tuple(chunks), tuple(arrivals), completion, end_to_end_s)
+    carried = len(stream.token_ids)
+    if not carried or completion.output_tokens != carried:
+        raise IncompleteStream(f"the completion counts {completion.output_tokens} tokens, the chunks {carried}")
+    return stream
+
+
+def _measurement(stream: _Stream, bytes_up: int, bytes_down: int) -> Measurement:
+    tokens, arrivals, end_to_end_s = stream.token_ids, stream.arrivals_s, stream.end_to_end_s
+    stats = stream.completion.stats
+    seconds, clamped = attribute_seconds(end_to_end_s, stats)
+    return Measurement(
+        output_token_ids=tokens,
+        text="".join(chunk.text for chunk in stream.chunks),
+        finish_reason=stream.completion.finish_reason.name.lower(),
+        number_input_tokens=stream.completion.prompt_tokens,
+        output_tokens=len(tokens),
+        ttft_s=arrivals[0],
+        tpot_s=(end_to_end_s - arrivals[0]) / (len(tokens) - 1) if len(tokens) > 1 else None,
+        inter_token_latency_s=arrivals[-1] / len(tokens),
+        end_to_end_latency_s=end_to_end_s,
+        request_output_throughput_token_per_s=len(tokens) / end_to_end_s,
+        chunk_tokens=tuple(len(chunk.token_ids) for chunk in stream.chunks if chunk.token_ids),
+        chunk_gaps_s=tuple(later - earlier for earlier, later in itertools.pairwise(arrivals)),
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        accepted_per_position=tuple(stats.accepted_per_position),
+        drafted_per_position=tuple(stats.drafted_per_position),
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        seconds_by_cause=seconds,
+        other_clamped=clamped,
+    )
+
+
+async def trace_margins(
+    autoregressive: Contender, prompts: Iterable[Prompt], settings: RequestSettings
+) -> dict[str, MarginTrace]:
+    """Repeats prompts, untimed, to learn how close the target's choices were. What fails is left out.
+
+    Margins cost the server time, so the timed requests go without; the draws are seeded, so the tokens come again.
+    """
+    traces: dict[str, MarginTrace] = {}
+    for prompt in prompts:
+        request = replace(settings.request(prompt), report_margins=True)
+        chunks: list[Chunk] = []
+        try:
+            async for event in autoregressive.generator.generate(request, timeout=settings.timeout_s):
+                if isinstance(event, Chunk):
+                    chunks.append(event)
+        except Exception:
+            continue
+        traces[prompt.name] = MarginTrace(
+            tuple(token for chunk in chunks for token in chunk.token_ids),
+            tuple(margin for chunk in chunks for margin in chunk.margins),
+        )
+    return traces

@@ -1,0 +1,169 @@
+"""Real server processes: started, watched until ready, stopped whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+TAIL_LINES = 15
+POLL_SECONDS = 0.05
+
+
+class ServerFailed(RuntimeError):
+    """A server process did not do its job; the message says which one, what happened and where its log is."""
+
+    def __init__(self, name: str, what: str, log: Path, returncode: int | None) -> None:
+        super().__init__(describe_failure(name, what, log))
+        self.name = name
+        self.returncode = returncode
+
+
+def describe_failure(name: str, what: str, log: Path) -> str:
+    tail = log_tail(log)
+    if not tail:
+        return f"server {name} {what} (it wrote nothing to {log})"
+    if len(tail) == 1:
+        return f"server {name} {what}: {tail[0]}"
+    return "\n".join([f"server {name} {what}; the end of {log}:", *(f"  {line}" for line in tail)])
+
+
+def log_tail(log: Path, lines: int = TAIL_LINES) -> list[str]:
+    try:
+        return [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-lines:]
+    except OSError:
+        return []
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server process."""
+
+    name: str
+    host: str
+    port: int
+    log: Path
+    startup_seconds: float
+    process: asyncio.subprocess.Process
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Fleet:
+    """The server processes of one comparison. Leaving the context stops them all.
+
+    Starting a server is heavy (weights, compilation), so only `concurrency` start at a time.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        startup_timeout_s: float = 600.0,
+        grace_s: float = 10.0,
+        concurrency: int = 2,
+        on_wait: Callable[[str, float], None] = lambda name, seconds: None,
+    ) -> None:
+        self._log_dir = log_dir
+        self._startup_timeout_s = startup_timeout_s
+        self._grace_s = grace_s
+        self._on_wait = on_wait
+        self._starting = asyncio.Semaphore(concurrency)
+        self._processes: list[asyncio.subprocess.Process] = []
+        self._ready: list[Server] = []
+
+    async def __aenter__(self) -> Fleet:
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self, name: str, command: Sequence[str]) -> Server:
+        """Runs `command` with --ready_file appended, and returns when that file says that the server is ready."""
+        async with self._starting:
+            log = self._log_dir / f"{name}.log"
+            ready_file = self._log_dir / f"{name}.ready.json"
+            ready_file.unlink(missing_ok=True)
+            process = await self._spawn([*command, "--ready_file", str(ready_file)], log)
+            server = await self._until_ready(name, process, log, ready_file)
+        self._ready.append(server)
+        return server
+
+    async def _spawn(self, command: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+        with log.open("wb") as output:
+            # A session of its own: Ctrl-C on the terminal reaches the driver alone, which stops its servers in order.
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=asyncio.subprocess.STDOUT,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return process
+
+    async def _until_ready(self, name: str, process: asyncio.subprocess.Process, log: Path, ready_file: Path) -> Server:
+        started = time.monotonic()
+        while True:
+            if process.returncode is not None:
+                raise ServerFailed(name, f"{_ending(process.returncode)} while starting", log, process.returncode)
+            if ready := _read_ready(ready_file):
+                host, port, seconds = ready
+                return Server(name, host, port, log, seconds, process)
+            waited = time.monotonic() - started
+            if waited > self._startup_timeout_s:
+                raise ServerFailed(name, f"was not ready after {self._startup_timeout_s:g} s", log, None)
+            self._on_wait(name, waited)
+            await asyncio.sleep(POLL_SECONDS)
+
+    def deaths(self) -> list[str]:
+        """What became of servers that were ready and are not running any more."""
+        return [
+            describe_failure(server.name, _ending(server.process.returncode), server.log)
+            for server in self._ready
+            if server.process.returncode is not None
+        ]
+
+    async def stop(self) -> None:
+        """SIGTERM to all, then SIGKILL to those that outlive the grace; also when the waiting itself is cancelled."""
+        running = [process for process in self._processes if process.returncode is None]
+        for process in running:
+            _signal(process.terminate)
+        try:
+            if running:
+                await asyncio.wait([asyncio.ensure_future(p.wait()) for p in running], timeout=self._grace_s)
+        finally:
+            for process in running:
+                if process.returncode is None:
+                    _signal(process.kill)
+        for process in running:
+            await process.wait()
+
+
+def _signal(send: Callable[[], None]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it ended by itself in between
+        send()
+
+
+def _ending(returncode: int | None) -> str:
+    if returncode is not None and returncode < 0:
+        return f"was killed by signal {-returncode}"
+    return f"exited with code {returncode}"
+
+
+def _read_ready(path: Path) -> tuple[str, int, float] | None:
+    if not path.exists():
+        return None
+    ready = json.loads(path.read_text())
+    return str(ready["host"]), int(ready["port"]), float(ready["startup_seconds"])
