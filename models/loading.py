@@ -1,0 +1,118 @@
+"""From a checkpoint to a runner: dtype, device and threads chosen, weights loaded, errors put in one line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.checkpoints import Checkpoint, CheckpointError, weights_revision
+from models.runner import Identity, Limits, Runner
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How models run. `threads` None leaves torch's own choice."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.device not in DEVICES:
+            raise ValueError(f"device: {self.device!r} is not one of {', '.join(DEVICES)}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads: {self.threads} is below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a server offers: KV slots, tokens per sequence, draft tokens per round."""
+
+    slots: int = 4
+    max_length: int = 512
+    max_draft: int = 5
+
+
+def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, verifies: bool = True) -> Runner:
+    """Loads a torch runner. Call it on the device thread. Raises CheckpointError or ValueError, one line each."""
+    import torch
+
+    from models.torch_model import TorchModel, load_module
+    from models.torch_runner import TorchRunner
+
+    if execution.threads:
+        torch.set_num_threads(execution.threads)
+    device = _device(execution.device)
+    dtype = _dtype(execution.dtype, device)
+    try:
+        module = load_module(_quiet(checkpoint), dtype, device)
+    except Exception as error:  # loaders of four formats raise whatever their parsers do
+        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {_first_line(error)}") from error
+    widest = max(shape.max_draft + 1, CHUNK)
+    model = TorchModel(module, shape.slots, shape.max_length, widest, device)
+    limits = Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, model.vocab_size)
+    identity = Identity(
+        model_name=checkpoint.name,
+        weights_revision=weights_revision(checkpoint),
+        dtype=str(dtype).removeprefix("torch."),
+        device=device,
+        backend="torch",
+        end_of_sequence_ids=_end_ids(module),
+    )
+    return TorchRunner(model, limits, identity, verifies)
+
+
+def _quiet(checkpoint: Checkpoint) -> dict[str, object]:
+    """from_pretrained's arguments; GGUF blocks are unpacked, since packed kernels would choose another arithmetic."""
+    source = checkpoint.source
+    if checkpoint.gguf:
+        import transformers
+
+        if hasattr(transformers, "GgufConfig"):
+            source["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    transformers_logging()
+    return source
+
+
+def transformers_logging() -> None:
+    """Progress bars and advice of transformers do not belong into a server's log."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: cuda is not available here (torch finds no CUDA device)")
+    return name
+
+
+def _dtype(name: str, device: str):  # type: ignore[no-untyped-def]
+    """auto is bfloat16 where the device multiplies it natively, else float32."""
+    import torch
+
+    if name != "auto":
+        return getattr(torch, name)
+    native = torch.cuda.is_bf16_supported() if device == "cuda" else torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def _end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+    eos = getattr(module.generation_config, "eos_token_id", None)
+    if eos is None:
+        eos = module.config.eos_token_id
+    return () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

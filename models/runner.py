@@ -1,0 +1,180 @@
+"""What a model runner does: three steps over rows at different positions, each one host round trip.
+
+A runner owns its models and their slot caches and is called from one thread, the device thread. Absolute positions
+count from 0. A cache is valid up to some position; a step may start at any position not beyond that, and whatever was
+written past its end is simply overwritten later: rollback is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from speculation.types import SamplingParams, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a runner was built for. `max_length` counts tokens of a sequence, `chunk` tokens of a prefill step."""
+
+    slots: int
+    max_length: int
+    max_draft: int
+    chunk: int
+    vocab_size: int
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("batch", self.slots, 1),
+            ("sequence_length", self.max_length, 2),
+            ("speculation_length", self.max_draft, 0),
+            ("prefill chunk", self.chunk, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name}: {value} is below {least}")
+        if self.max_draft >= self.max_length:
+            raise ValueError(
+                f"speculation_length: {self.max_draft} does not fit a sequence length of {self.max_length}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """Feed `tokens` (at most a chunk) at positions `start`, start+1, ... of `slot`."""
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRow:
+    """Feed the last committed token at `position` and the draft after it; draw the target's tokens."""
+
+    slot: int
+    position: int
+    last_token: int
+    draft: tuple[int, ...]
+    sampling: SamplingParams
+    margins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeRow:
+    """Draw `k` draft tokens after `tail`, the last committed tokens (two, or one at the very start).
+
+    `position` is that of the last token of `tail`. Feeding two catches up on a fully accepted last draft.
+    """
+
+    slot: int
+    position: int
+    tail: tuple[int, ...]
+    k: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Draft tokens, and the seconds they took."""
+
+    token_ids: tuple[int, ...]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FusedRow:
+    """Propose and verify in one step; draft and target use the same slot number."""
+
+    propose: ProposeRow
+    margins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FusedResult:
+    """What was proposed and what the target made of it."""
+
+    proposal: Proposal
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class StepShapes:
+    """Step shapes in use. `bit_exact`: all of them gave bit-identical logits for the same token on this device."""
+
+    widths: tuple[int, ...]
+    batches: tuple[int, ...]
+    bit_exact: bool
+
+    def width(self, needed: int) -> int:
+        return next(w for w in self.widths if w >= needed)
+
+    def batch(self, rows: int) -> int:
+        return next(b for b in self.batches if b >= rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a runner runs, for GetModelInfo."""
+
+    model_name: str
+    weights_revision: str
+    dtype: str
+    device: str
+    backend: str
+    end_of_sequence_ids: tuple[int, ...] = field(default=())
+
+
+class RowFailed(RuntimeError):
+    """One row of a step failed; its neighbours did not."""
+
+
+class Runner(Protocol):
+    """The steps every backend gives. A row that fails yields a RowFailed in its place; the others are unharmed."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    @property
+    def identity(self) -> Identity: ...
+
+    @property
+    def shapes(self) -> StepShapes: ...
+
+    def warm_up(self) -> None:
+        """Compiles and runs every step once and settles `shapes`."""
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[None | RowFailed]: ...
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]: ...
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]: ...
+
+
+def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+    """Draft and target one after the other on one device thread: one call, one host round trip."""
+    proposals = draft.propose([row.propose for row in rows])
+    known = target.limits.vocab_size
+    verdicts = target.verify([_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])
+    return [_fused_result(p, v, known) for p, v in zip(proposals, verdicts, strict=True)]
+
+
+def _fused_result(proposal: Proposal | RowFailed, verdict: Verdict | RowFailed, vocab_size: int) -> FusedResult | RowFailed:
+    if isinstance(verdict, RowFailed):
+        return verdict
+    if isinstance(proposal, RowFailed):
+        return FusedResult(Proposal(()), verdict)
+    return FusedResult(Proposal(known_prefix(proposal.token_ids, vocab_size), proposal.seconds), verdict)
+
+
+def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Draft tokens up to the first that is not in the target's vocabulary."""
+    cut = next((i for i, token in enumerate(draft) if token >= vocab_size), len(draft))
+    return tuple(draft[:cut])
+
+
+def _to_verify(row: FusedRow, proposal: Proposal | RowFailed, vocab_size: int) -> VerifyRow:
+    """A row whose draft failed goes on undrafted."""
+    p = row.propose
+    draft = known_prefix(proposal.token_ids, vocab_size) if isinstance(proposal, Proposal) else ()
+    return VerifyRow(p.slot, p.position, p.tail[-1], draft, p.sampling, row.margins)

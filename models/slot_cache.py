@@ -1,0 +1,106 @@
+"""The slot KV cache: fixed memory, rows at different positions, rollback for free.
+
+Buffers are [kv_heads, (slots + 1) * length, head_dim]: heads first, so that one scatter_ reaches any set of slots and a
+run of neighbouring slots is a view. The extra slot takes the writes of padding rows. `length` is the sequence length
+plus the widest step, so that a step near the end stays inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Where a step's rows write and read. Built once a step, used by every layer.
+
+    write: [1, rows * width, 1] int64, flat cache positions. slots: [rows] int64. first: the first slot if `slots` are
+    neighbours in order (then reading is a view), else None.
+    """
+
+    write: Tensor
+    slots: Tensor
+    first: int | None
+    rows: int
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's keys and values for all slots."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, slots: int, kv_heads: int, length: int, head_dim: int, dtype: torch.dtype, device: str) -> None:
+        super().__init__()
+        self.slots, self.length = slots, length
+        shape = (kv_heads, slots * length, head_dim)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+        self.is_initialized = True
+        self.plan: StepPlan | None = None
+
+    def lazy_initialization(self, *args: object, **kwargs: object) -> None:
+        """Nothing: memory is there from the start."""
+
+    def update(self, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+        """Writes [rows, kv_heads, width, head_dim] and returns the rows' whole caches [rows, kv_heads, length, d]."""
+        assert self.plan is not None
+        return self._write_read(self.keys, key), self._write_read(self.values, value)
+
+    def _write_read(self, buffer: Tensor, new: Tensor) -> Tensor:
+        plan, (rows, heads, width, dim) = self.plan, new.shape
+        flat = new.transpose(0, 1).reshape(heads, rows * width, dim)
+        buffer.scatter_(1, plan.write.expand(heads, -1, dim), flat)  # type: ignore[union-attr]
+        return self._read(buffer, plan).transpose(0, 1)  # type: ignore[arg-type]
+
+    def _read(self, buffer: Tensor, plan: StepPlan) -> Tensor:
+        by_slot = buffer.view(buffer.shape[0], self.slots, self.length, buffer.shape[2])
+        if plan.first is not None:
+            return by_slot.narrow(1, plan.first, plan.rows)
+        return by_slot.index_select(1, plan.slots)
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return self.length
+
+    def get_max_cache_shape(self) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: object) -> tuple[int, int]:
+        return self.length, 0
+
+
+class SlotCache:
+    """All layers' slots, as a transformers cache."""
+
+    def __init__(
+        self, config: object, slots: int, max_length: int, widest: int, dtype: torch.dtype, device: str
+    ) -> None:
+        heads = int(config.num_attention_heads)  # type: ignore[attr-defined]
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)  # type: ignore[attr-defined]
+        self.length = max_length + widest
+        self.spare = slots
+        self.layers = [
+            SlotLayer(slots + 1, kv_heads, self.length, head_dim, dtype, device)
+            for _ in range(int(config.num_hidden_layers))  # type: ignore[attr-defined]
+        ]
+        self.cache = Cache(layers=self.layers)
+
+    def plan(self, slots: list[int], positions: Tensor) -> None:
+        """Points every layer at `slots` and the rows' `positions` [rows, width]."""
+        which = torch.tensor(slots, device=positions.device)
+        plan = StepPlan(
+            write=(which[:, None] * self.length + positions).reshape(1, -1, 1),
+            slots=which,
+            first=slots[0] if slots == list(range(slots[0], slots[0] + len(slots))) else None,
+            rows=len(slots),
+        )
+        for layer in self.layers:
+            layer.plan = plan

@@ -1,0 +1,95 @@
+"""One transformers model with a slot cache: tokens at positions in, logits out. Static shapes, no host reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from models.kernels import ATTENTION, attention_rows, can_pack, pack_linears
+from models.slot_cache import SlotCache
+
+
+class UnsupportedModel(ValueError):
+    """The model needs something the slot cache does not give."""
+
+
+class TorchModel:
+    """A causal language model whose rows live in slots.
+
+    `forward(slots, tokens, starts)` feeds tokens [rows, width] at positions starts[r], starts[r]+1, ... of each row's
+    slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows name the spare slot.
+    """
+
+    def __init__(self, module: nn.Module, slots: int, max_length: int, widest: int, device: str) -> None:
+        config = module.config
+        _check(config, max_length)
+        self.module = module.eval()
+        self.dtype: torch.dtype = next(module.parameters()).dtype
+        self.device = device
+        if can_pack(device, self.dtype):
+            pack_linears(self.module)
+        self.vocab_size = int(config.vocab_size)
+        self.groups = int(config.num_attention_heads) // int(
+            getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        )
+        self.slots = SlotCache(config, slots, max_length, widest, self.dtype, device)
+        self.spare = self.slots.spare
+        self._columns = torch.arange(self.slots.length, device=device)
+        self._hidden = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=device)
+        self._shown = torch.tensor(0.0, dtype=self.dtype, device=device)
+
+    @torch.inference_mode()
+    def forward(self, slots: Sequence[int], tokens: Tensor, starts: Tensor, head: bool = True) -> Tensor:
+        """Logits [rows, width, vocabulary]; with head=False only writes the cache and returns hidden states."""
+        positions = starts[:, None] + self._columns[: tokens.shape[1]][None]
+        self.slots.plan(list(slots), positions)
+        run = self.module if head else self.module.base_model
+        out = run(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=self._mask(positions),
+            past_key_values=self.slots.cache,
+            use_cache=True,
+        )
+        return out.logits if head else out.last_hidden_state
+
+    def _mask(self, positions: Tensor) -> Tensor:
+        """Each token sees positions up to its own: additive [rows, 1, attention_rows, length]."""
+        rows, width = positions.shape
+        seen = self._columns[None, None] <= positions[:, :, None]
+        mask = torch.where(seen, self._shown, self._hidden).repeat(1, self.groups, 1)
+        padding = attention_rows(width, self.groups) - width * self.groups
+        return nn.functional.pad(mask, (0, 0, 0, padding))[:, None]
+
+    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def load_module(source: dict[str, object], dtype: torch.dtype, device: str) -> nn.Module:
+    """Loads weights with our attention. `source` are from_pretrained's own arguments."""
+    from transformers import AutoModelForCausalLM
+
+    from models.kernels import register_attention
+
+    register_attention()
+    module, info = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=dtype, attn_implementation=ATTENTION, output_loading_info=True
+    )
+    if info["missing_keys"]:
+        raise ValueError(f"weights lack {', '.join(sorted(info['missing_keys'])[:3])}")
+    return module.to(device).requires_grad_(False)
+
+
+def _check(config: object, max_length: int) -> None:
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and max_length > positions:
+        raise UnsupportedModel(f"sequence_length: {max_length} is above the model's {positions} positions")
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None)
+    if kinds - {"full_attention"} and not (kinds <= {"full_attention", "sliding_attention"} and window and window >= max_length):
+        raise UnsupportedModel(f"attention of kind {', '.join(sorted(kinds))} does not fit a slot cache of {max_length} tokens")
+    for name in ("attn_logit_softcapping", "attention_chunk_size"):
+        if getattr(config, name, None):
+            raise UnsupportedModel(f"models with {name} are not supported")

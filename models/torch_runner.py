@@ -1,0 +1,162 @@
+"""The torch runner: the three steps on a TorchModel, for cpu and cuda.
+
+Inside a step nothing depends on data: fixed shapes, padding rows on the spare slot, noise applied outside. One host
+copy a step: token ids where every row is greedy, logits where a row samples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from models.certify import certify
+from models.runner import (
+    Identity,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    StepShapes,
+    VerifyRow,
+)
+from models.torch_model import TorchModel
+from speculation.acceptance import agree
+from speculation.draws import BadLogits, Drawn, draw
+from speculation.types import SamplingParams, Verdict
+
+
+class TorchRunner:
+    """Runs one model. `verifies` is false for a model that only drafts: its bits need no check."""
+
+    def __init__(self, model: TorchModel, limits: Limits, identity: Identity, verifies: bool = True) -> None:
+        self.model, self._limits, self._identity, self._verifies = model, limits, identity, verifies
+        self._shapes = StepShapes((limits.max_draft + 1,), (limits.slots,), bit_exact=False)
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    @property
+    def identity(self) -> Identity:
+        return self._identity
+
+    @property
+    def shapes(self) -> StepShapes:
+        return self._shapes
+
+    def warm_up(self) -> None:
+        batches = batch_buckets(self.limits.slots)
+        if self._verifies:
+            self._shapes = certify(self.model, self.limits, width_buckets(self.limits.max_draft), batches)
+            return
+        self._shapes = StepShapes((1, 2), batches, bit_exact=False)
+        for batch in batches:
+            self.propose([ProposeRow(s, 0, (0,), 2, SamplingParams()) for s in range(batch)])
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[None | RowFailed]:
+        """One chunk of each row, at the one prefill shape: [1, chunk]."""
+        for row in rows:
+            padded = row.tokens + (0,) * (self.limits.chunk - len(row.tokens))
+            self.model.forward(
+                [row.slot], self.model.tensor([padded]), self.model.tensor([row.start]), head=False
+            )
+        return [None] * len(rows)
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        logits = self.verify_logits(rows)
+        if all(row.sampling.greedy and not row.margins for row in rows):
+            return _verdicts_greedy(rows, logits)
+        host = logits.float().cpu().numpy()
+        return [_verdict(row, lambda i, r=r, row=row: draw(host[r, i], row.sampling, row.position + 1 + i))  # type: ignore[misc]
+                for r, row in enumerate(rows)]  # fmt: skip
+
+    def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
+        """The target's logits [rows or more, width, vocabulary]: column i is the prediction after draft[:i]."""
+        width = self.shapes.width(1 + max(len(row.draft) for row in rows))
+        tokens = [_padded((row.last_token, *row.draft), width) for row in rows]
+        return self._forward([row.slot for row in rows], tokens, [row.position for row in rows])
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        """k chained draws for each row; rows that want fewer draw along and are cut."""
+        started = time.perf_counter()
+        if not any(row.k for row in rows):
+            return [Proposal(())] * len(rows)
+        slots = [row.slot for row in rows]
+        first = self._forward(slots, [_padded(row.tail, 2) for row in rows], [row.position + 1 - len(row.tail) for row in rows])
+        columns = self.model.tensor([len(row.tail) - 1 for row in rows])
+        logits = first[torch.arange(len(rows), device=first.device), columns]
+        drafts: list[list[int]] = [[] for _ in rows]
+        for i in range(max(row.k for row in rows)):
+            if i:
+                logits = self._forward(slots, [[d[-1]] for d in drafts], [row.position + i for row in rows])[: len(rows), 0]
+            for draft, token in zip(drafts, _draw_each(rows, logits, i), strict=True):
+                draft.append(token)
+        seconds = time.perf_counter() - started
+        return [Proposal(tuple(d[: row.k]), seconds) for d, row in zip(drafts, rows, strict=True)]
+
+    def _forward(self, slots: list[int], tokens: Sequence[Sequence[int]], starts: list[int]) -> Tensor:
+        """Logits of a step padded to a batch bucket."""
+        missing = self.shapes.batch(len(slots)) - len(slots)
+        return self.model.forward(
+            slots + [self.model.spare] * missing,
+            self.model.tensor([*tokens, *[tokens[0]] * missing]),
+            self.model.tensor(starts + [0] * missing),
+        )
+
+
+def _padded(tokens: Sequence[int], width: int) -> list[int]:
+    return [*tokens, *[tokens[-1]] * (width - len(tokens))]
+
+
+def _draw_each(rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[int]:
+    """Draft token i of every row, drawn with the noise of the position it would stand at."""
+    if all(row.sampling.greedy for row in rows):
+        return logits.argmax(-1).tolist()
+    host = logits.float().cpu().numpy()
+    return [_guess(host[r], row.sampling, row.position + 1 + i) for r, row in enumerate(rows)]
+
+
+def _guess(logits, sampling: SamplingParams, position: int) -> int:  # type: ignore[no-untyped-def]
+    try:
+        return draw(logits, sampling, position).token
+    except BadLogits:
+        return 0  # a draft may be wrong about anything
+
+
+def _verdict(row: VerifyRow, target_draw) -> Verdict | RowFailed:  # type: ignore[no-untyped-def]
+    try:
+        return agree(row.draft, target_draw, row.margins)
+    except BadLogits as error:
+        return RowFailed(f"target logits: {error}")
+
+
+def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | RowFailed]:
+    """Only ids (and whether their logits are finite) leave the device."""
+    best = logits.argmax(-1)
+    finite = logits.gather(-1, best[..., None])[..., 0].isfinite()
+    ids, sound = best.tolist(), finite.tolist()
+
+    def target_draw(r: int, i: int) -> Drawn:
+        if not sound[r][i]:
+            raise BadLogits("no finite largest logit")
+        return Drawn(ids[r][i], 0.0)
+
+    return [_verdict(row, lambda i, r=r: target_draw(r, i)) for r, row in enumerate(rows)]
+
+
+def width_buckets(max_draft: int) -> tuple[int, ...]:
+    """Tokens per row in a step: every width while there are few, then powers of two and the widest."""
+    widest = max_draft + 1
+    if widest <= 8:
+        return tuple(range(1, widest + 1))
+    return (*(2**i for i in range(widest.bit_length()) if 2**i < widest), widest)
+
+
+def batch_buckets(slots: int) -> tuple[int, ...]:
+    """Rows per step: 1, 2, 3, 4, 6, 8, 12, 16, ... up to all slots."""
+    sizes = sorted({2**i for i in range(20)} | {3 * 2**i for i in range(20)})
+    return (*(s for s in sizes if s < slots), slots)
