@@ -1,0 +1,154 @@
+"""Compares autoregressive, distributed and fused decoding on the same prompts: `python compare_architectures.py`.
+
+Starts real server processes (or connects to running ones), measures at the client, prints a table and writes
+comparison.json and comparison.csv. Nothing heavy is imported until the arguments have been understood.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from comparison.architectures import COMPARED
+from comparison.config import DRAFTERS, DTYPES, ComparisonConfig, parse_connect
+from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
+from speculation.types import SamplingParams
+
+PROMPTS_PER_WORKLOAD = 4
+"""So that the default comparison stays within a few minutes on two cores."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Flags in hyphen and underscore spelling; an error is one line."""
+
+    def flag(self, *names: str, **settings: Any) -> None:
+        spellings = [spelling for name in names for spelling in (name, "--" + name[2:].replace("-", "_"))]
+        self.add_argument(*dict.fromkeys(spellings), **settings)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="compare_architectures.py",
+        description="Compare autoregressive, distributed and fused decoding on the same prompts.",
+        epilog="Exit code: 0; 1 when a request failed; 2 for a bad argument.",
+        allow_abbrev=False,
+    )
+    _add_prompt_flags(parser)
+    _add_generation_flags(parser)
+    _add_server_flags(parser)
+    parser.flag("--output-dir", type=Path, metavar="DIR", help="where the files go (default: results/<timestamp>)")
+    return parser
+
+
+def _add_prompt_flags(parser: Parser) -> None:
+    parser.flag("--prompt-file", type=Path, metavar="FILE", help="one prompt per non-empty line")
+    parser.flag("--prompt", action="append", metavar="TEXT", help="a prompt; may be repeated")
+    parser.flag("--chat", action="store_true", help="wrap your own prompts in the model's chat template")
+    parser.flag("--workloads", metavar="KINDS", help=f"built-in prompts to use (default: {','.join(BUILT_IN)})")
+    parser.flag(
+        "--prompts-per-workload",
+        type=int,
+        metavar="N",
+        help=f"built-in prompts of each kind (default: {PROMPTS_PER_WORKLOAD})",
+    )
+    parser.flag("--num-runs", type=int, default=1, metavar="N", help="times each prompt is run (default: 1)")
+
+
+def _add_generation_flags(parser: Parser) -> None:
+    parser.flag("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate (default: 64)")
+    parser.flag("--speculation-length", type=int, default=5, metavar="K", help="draft tokens per round (default: 5)")
+    parser.flag("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.flag("--top-k", type=int, default=0, help="keep the k most likely tokens, 0 keeps all (default: 0)")
+    parser.flag("--top-p", type=float, default=1.0, help="nucleus, in (0, 1] (default: 1)")
+    parser.flag("--min-p", type=float, default=0.0, help="drop tokens below this fraction of the best (default: 0)")
+    parser.flag("--seed", type=int, default=0, help="seed of the draws (default: 0)")
+    parser.flag("--timeout", type=float, default=300.0, metavar="SECONDS", help="for one request (default: 300)")
+
+
+def _add_server_flags(parser: Parser) -> None:
+    parser.flag("--architectures", default=",".join(COMPARED), metavar="LIST", help="(default: %(default)s)")
+    parser.flag(
+        "--connect", action="append", default=[], metavar="ARCH=HOST:PORT", help="use a running server; may be repeated"
+    )
+    parser.flag("--model", "--target-model", dest="model", metavar="MODEL", help="target (default: the embedded one)")
+    parser.flag("--draft-model", metavar="MODEL", help="draft model")
+    parser.flag("--draft", default="auto", metavar="|".join(DRAFTERS), help="drafter (default: auto)")
+    parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="of the models (default: auto)")
+    parser.flag("--threads", type=int, metavar="T", help="threads of each server (default: the server's choice)")
+    parser.flag("--sequence-length", type=int, default=512, metavar="N", help="prompt and output (default: 512)")
+    parser.flag("--batch", type=int, metavar="SLOTS", help="KV slots of each server (default: the server's choice)")
+    parser.flag("--startup-timeout", type=float, default=600.0, metavar="SECONDS", help="of a server (default: 600)")
+
+
+def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
+    """Raises ValueError with one line that says what is wrong."""
+    return ComparisonConfig(
+        prompts=choose_prompts(arguments),
+        output_dir=arguments.output_dir or Path("results") / datetime.now().strftime("%Y%m%d-%H%M%S"),
+        architectures=split_list(arguments.architectures),
+        connect=parse_connect(arguments.connect),
+        num_runs=arguments.num_runs,
+        max_new_tokens=arguments.max_new_tokens,
+        speculation_length=arguments.speculation_length,
+        sampling=SamplingParams(
+            temperature=arguments.temperature,
+            top_k=arguments.top_k,
+            top_p=arguments.top_p,
+            min_p=arguments.min_p,
+            seed=arguments.seed,
+        ),
+        sequence_length=arguments.sequence_length,
+        batch=arguments.batch,
+        threads=arguments.threads,
+        dtype=arguments.dtype,
+        model=arguments.model,
+        draft_model=arguments.draft_model,
+        draft=arguments.draft,
+        timeout_s=arguments.timeout,
+        startup_timeout_s=arguments.startup_timeout,
+    )
+
+
+def choose_prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
+    given = arguments.prompt_file is not None or arguments.prompt is not None
+    built_in = arguments.workloads is not None or arguments.prompts_per_workload is not None
+    if arguments.prompt_file is not None and arguments.prompt is not None:
+        raise ValueError("prompt: give either --prompt or --prompt-file")
+    if given and built_in:
+        raise ValueError("workloads: the built-in prompts do not go together with your own")
+    if arguments.chat and not given:
+        raise ValueError("chat: is for your own prompts, the built-in ones know for themselves")
+    if arguments.prompt_file is not None:
+        return read_prompt_file(arguments.prompt_file, arguments.chat)
+    if arguments.prompt is not None:
+        return given_prompts(arguments.prompt, arguments.chat)
+    per_workload = PROMPTS_PER_WORKLOAD if arguments.prompts_per_workload is None else arguments.prompts_per_workload
+    kinds = tuple(BUILT_IN) if arguments.workloads is None else split_list(arguments.workloads)
+    return built_in_prompts(kinds, per_workload)
+
+
+def split_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    try:
+        config = build_config(parser.parse_args(argv))
+    except ValueError as error:
+        parser.error(str(error))
+    from clients.generation import GenerationClient  # grpc and rich come only now
+    from comparison.driver import run_comparison
+
+    return run_comparison(config, GenerationClient.connect)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

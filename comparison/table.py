@@ -1,0 +1,176 @@
+"""What the terminal shows at the end of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from comparison.architectures import AUTOREGRESSIVE
+from comparison.deployment import baseline_of
+from comparison.records import CAUSES, Record
+from comparison.report import Comparison
+from comparison.summary import Summary
+
+SHOWN = 5
+"""Failures and divergences listed before the rest is left to comparison.json."""
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    console.print(architecture_table(comparison))
+    console.print(workload_table(comparison))
+    console.print(cause_table(comparison.summaries))
+    for line in setting_lines(comparison):
+        console.print(escape(line), style="dim")
+    for line in [*divergence_lines(comparison.summaries), *comparison.remarks]:
+        console.print(escape(line), style="yellow")
+    for line in failure_lines(comparison):
+        console.print(escape(line), style="red")
+
+
+def architecture_table(comparison: Comparison) -> Table:
+    table = Table(title="Architectures")
+    table.add_column("architecture", no_wrap=True)
+    for heading in (
+        "TTFT p50 ms",
+        "TPOT p50 ms",
+        "tokens/s",
+        "acceptance rate",
+        "mean acceptance length",
+        "rounds",
+        "bytes/token up",
+        "bytes/token down",
+        "speedup",
+        "identical",
+    ):
+        table.add_column(heading, justify="right")
+    baseline = baseline_of(list(comparison.endpoints))
+    for summary in comparison.summaries:
+        is_baseline = baseline is not None and summary.architecture == baseline.architecture.name
+        table.add_row(
+            summary.architecture,
+            _number(_scaled(summary.distributions["ttft_s"].p50), 1),
+            _number(_scaled(summary.distributions["tpot_s"].p50), 2),
+            _number(summary.output_throughput_token_per_s, 1),
+            _number(summary.acceptance.acceptance_rate, 3),
+            _number(summary.acceptance.mean_acceptance_length, 2),
+            str(summary.acceptance.rounds),
+            _number(summary.bytes_up_per_token, 1),
+            _number(summary.bytes_down_per_token, 1),
+            "baseline" if is_baseline else _times(summary.speedup.speedup if summary.speedup else None),
+            _identical(summary),
+        )
+        if summary.failed:
+            table.add_row(f"  [red]{summary.failed} of {summary.requests} failed[/red]")
+    return table
+
+
+def workload_table(comparison: Comparison) -> Table:
+    """Speedup and acceptance rate of everything that is not the baseline."""
+    baseline = baseline_of(list(comparison.endpoints))
+    skipped = {baseline.architecture.name if baseline else "", AUTOREGRESSIVE.name}
+    shown = [summary for summary in comparison.summaries if summary.architecture not in skipped]
+    table = Table(title="By workload")
+    table.add_column("workload", no_wrap=True)
+    for summary in shown:
+        table.add_column(f"{summary.architecture} speedup", justify="right")
+        table.add_column(f"{summary.architecture} acceptance rate", justify="right")
+    for kind in dict.fromkeys(prompt.kind for prompt in comparison.config.prompts):
+        cells: list[str] = []
+        for summary in shown:
+            workload = summary.workloads.get(kind)
+            cells.append(_times(workload.speedup.speedup if workload else None))
+            cells.append(_number(workload.acceptance.acceptance_rate if workload else None, 3))
+        table.add_row(kind, *cells)
+    return table
+
+
+def cause_table(summaries: Sequence[Summary]) -> Table:
+    table = Table(title="Milliseconds per token, by cause")
+    table.add_column("architecture", no_wrap=True)
+    for cause in CAUSES:
+        table.add_column(cause, justify="right")
+    clamped = 0
+    for summary in summaries:
+        clamped += summary.other_clamped
+        table.add_row(summary.architecture, *(_number(summary.milliseconds_per_token[cause], 2) for cause in CAUSES))
+    if clamped:
+        table.caption = f"in {clamped} requests the named causes overlapped, and other was set to 0"
+    return table
+
+
+def setting_lines(comparison: Comparison) -> Iterator[str]:
+    config = comparison.config
+    models = [endpoint.model for endpoint in comparison.endpoints]
+    drafters = dict.fromkeys(model.draft_name for model in models if model.draft_name)
+    sampling = config.sampling
+    how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}"
+    yield f"machine: {comparison.machine}"
+    yield (
+        f"target: {_names(model.model_name for model in models)}; dtype {_names(model.dtype for model in models)}"
+        f" on {_names(model.device for model in models)}; drafter: {', '.join(drafters) or 'none'};"
+        f" k = {config.speculation_length}; {how}; {len(config.prompts)} prompts x {config.num_runs} runs,"
+        f" at most {config.max_new_tokens} tokens each; link: {comparison.link}"
+    )
+    baseline = baseline_of(list(comparison.endpoints))
+    if baseline:
+        yield (
+            f"speedup: mean TPOT of {baseline.architecture.name} (plain decoding, width {baseline.model.plain_width})"
+            " over that of the architecture; bytes: between draft and target where they are apart, else at the client"
+        )
+
+
+def divergence_lines(summaries: Sequence[Summary]) -> Iterator[str]:
+    for summary in summaries:
+        found = summary.identical.divergences if summary.identical else ()
+        if not found or not summary.identical:
+            continue
+        yield f"{summary.architecture} left the autoregressive output on {len(found)} of {summary.identical.total}:"
+        for one in found[:SHOWN]:
+            gap = "unknown" if one.logit_gap is None else f"{one.logit_gap:.4g}"
+            yield (
+                f"  {one.prompt}, run {one.run}, token {one.position}: {one.token} instead of"
+                f" {one.autoregressive_token}, logit gap {gap}"
+            )
+        if len(found) > SHOWN:
+            yield f"  and {len(found) - SHOWN} more, in comparison.json"
+
+
+def failure_lines(comparison: Comparison) -> Iterator[str]:
+    for name, failure in comparison.warm_up_failures:
+        yield f"{name} failed to warm up: {failure.code}: {failure.message}"
+    yield from (_failure_line(record) for record in comparison.failed[:SHOWN])
+    if len(comparison.failed) > SHOWN:
+        yield f"and {len(comparison.failed) - SHOWN} more failures, in comparison.json"
+
+
+def _failure_line(record: Record) -> str:
+    why = f"{record.error.code}: {record.error.message}" if record.error else ""
+    return f"{record.architecture} failed on {record.prompt}, run {record.run}: {why}"
+
+
+def _identical(summary: Summary) -> str:
+    if summary.architecture == AUTOREGRESSIVE.name:
+        return "reference"
+    if summary.identical is None or not summary.identical.total:
+        return "-"
+    color = "green" if summary.identical.count == summary.identical.total else "bold red"
+    return f"[{color}]{summary.identical.count}/{summary.identical.total}[/{color}]"
+
+
+def _scaled(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def _names(values: Iterator[str]) -> str:
+    return ", ".join(dict.fromkeys(values)) or "unknown"
