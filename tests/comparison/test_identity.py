@@ -1,0 +1,51 @@
+"""Where outputs part, and how close the call was."""
+
+from __future__ import annotations
+
+from comparison.identity import Divergence, MarginTrace, first_difference, identity
+from comparison.records import Failure, Record
+from tests.comparison.fakes import record
+
+
+def test_equal_sequences_have_no_first_difference() -> None:
+    assert first_difference((1, 2), (1, 2)) is None
+
+
+def test_a_sequence_that_ends_early_differs_where_it_ends() -> None:
+    assert first_difference((1, 2, 3), (1, 2)) == 2
+    assert first_difference((), (1,)) == 0
+
+
+def test_a_divergence_names_both_tokens_and_the_logit_gap() -> None:
+    plain = [record("autoregressive", output_token_ids=(1, 2, 3))]
+    trace = MarginTrace((1, 2, 3), (4.0, 0.125, 6.0))
+    found = identity([record("fused", output_token_ids=(1, 9, 3))], plain, {"code/a": trace})
+    assert (found.count, found.total) == (0, 1)
+    assert found.divergences == (Divergence("code/a", 0, 1, autoregressive_token=2, token=9, logit_gap=0.125),)
+
+
+def test_the_token_of_a_sequence_that_had_ended_is_none() -> None:
+    plain = [record("autoregressive", output_token_ids=(1, 2, 3))]
+    (longer,) = identity([record("fused", output_token_ids=(1, 2, 3, 4))], plain).divergences
+    assert (longer.position, longer.autoregressive_token, longer.token) == (3, None, 4)
+    (shorter,) = identity([record("fused", output_token_ids=(1, 2))], plain).divergences
+    assert (shorter.position, shorter.autoregressive_token, shorter.token) == (2, 3, None)
+
+
+def test_a_trace_of_other_tokens_gives_no_gap() -> None:
+    plain = [record("autoregressive", output_token_ids=(1, 2, 3))]
+    trace = MarginTrace((1, 7, 3), (4.0, 0.125, 6.0))
+    (found,) = identity([record("fused", output_token_ids=(1, 9, 3))], plain, {"code/a": trace}).divergences
+    assert found.logit_gap is None
+
+
+def test_only_pairs_that_both_completed_are_counted() -> None:
+    failed = Record("autoregressive", "code/b", "code", 0, error=Failure("UNAVAILABLE", "gone"))
+    found = identity([record("fused", "a"), record("fused", "b")], [record("autoregressive", "a"), failed])
+    assert (found.count, found.total) == (1, 1)
+
+
+def test_each_run_is_compared_with_its_own() -> None:
+    plain = [record("autoregressive", run=0), record("autoregressive", run=1, output_token_ids=(9, 9, 9))]
+    found = identity([record("fused", run=0), record("fused", run=1)], plain)
+    assert [(d.run, d.position) for d in found.divergences] == [(1, 0)]
