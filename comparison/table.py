@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -30,22 +31,32 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(escape(line), style="red")
 
 
+def _table(title: str, first_column: str) -> Table:
+    """Narrow enough for 80 columns: where there is less room, names fold and figures stay whole."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=0)
+    table.add_column(first_column, overflow="fold", min_width=14)
+    return table
+
+
+def _add_figures(table: Table, *headings: str) -> None:
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+
+
 def architecture_table(comparison: Comparison) -> Table:
-    table = Table(title="Architectures")
-    table.add_column("architecture", no_wrap=True)
-    for heading in (
-        "TTFT p50 ms",
-        "TPOT p50 ms",
-        "tokens/s",
-        "acceptance rate",
-        "mean acceptance length",
+    table = _table("Architectures", "architecture")
+    _add_figures(
+        table,
+        "TTFT\np50 ms",
+        "TPOT\np50 ms",
+        "tokens\n/s",
+        "accept\nrate",
+        "mean\naccept\nlength",
         "rounds",
-        "bytes/token up",
-        "bytes/token down",
-        "speedup",
-        "identical",
-    ):
-        table.add_column(heading, justify="right")
+        "bytes/tok\nup/down",
+        "speed\nup",
+        "iden-\ntical",
+    )
     baseline = baseline_of(list(comparison.endpoints))
     for summary in comparison.summaries:
         is_baseline = baseline is not None and summary.architecture == baseline.architecture.name
@@ -57,9 +68,8 @@ def architecture_table(comparison: Comparison) -> Table:
             _number(summary.acceptance.acceptance_rate, 3),
             _number(summary.acceptance.mean_acceptance_length, 2),
             str(summary.acceptance.rounds),
-            _number(summary.bytes_up_per_token, 1),
-            _number(summary.bytes_down_per_token, 1),
-            "baseline" if is_baseline else _times(summary.speedup.speedup if summary.speedup else None),
+            f"{_number(summary.bytes_up_per_token, 1)}/{_number(summary.bytes_down_per_token, 1)}",
+            "base" if is_baseline else _times(summary.speedup.speedup if summary.speedup else None),
             _identical(summary),
         )
         if summary.failed:
@@ -72,11 +82,9 @@ def workload_table(comparison: Comparison) -> Table:
     baseline = baseline_of(list(comparison.endpoints))
     skipped = {baseline.architecture.name if baseline else "", AUTOREGRESSIVE.name}
     shown = [summary for summary in comparison.summaries if summary.architecture not in skipped]
-    table = Table(title="By workload")
-    table.add_column("workload", no_wrap=True)
+    table = _table("By workload", "workload")
     for summary in shown:
-        table.add_column(f"{summary.architecture} speedup", justify="right")
-        table.add_column(f"{summary.architecture} acceptance rate", justify="right")
+        _add_figures(table, f"{summary.architecture}\nspeedup", f"{summary.architecture}\naccept rate")
     for kind in dict.fromkeys(prompt.kind for prompt in comparison.config.prompts):
         cells: list[str] = []
         for summary in shown:
@@ -88,10 +96,8 @@ def workload_table(comparison: Comparison) -> Table:
 
 
 def cause_table(summaries: Sequence[Summary]) -> Table:
-    table = Table(title="Milliseconds per token, by cause")
-    table.add_column("architecture", no_wrap=True)
-    for cause in CAUSES:
-        table.add_column(cause, justify="right")
+    table = _table("Milliseconds per token, by cause", "architecture")
+    _add_figures(table, *CAUSES)
     clamped = 0
     for summary in summaries:
         clamped += summary.other_clamped
@@ -111,14 +117,15 @@ def setting_lines(comparison: Comparison) -> Iterator[str]:
     yield (
         f"target: {_names(model.model_name for model in models)}; dtype {_names(model.dtype for model in models)}"
         f" on {_names(model.device for model in models)}; drafter: {', '.join(drafters) or 'none'};"
-        f" k = {config.speculation_length}; {how}; {len(config.prompts)} prompts x {config.num_runs} runs,"
+        f" k = {config.speculation_length}; {how}; {len(config.prompts)} prompts, {_runs(config.num_runs)},"
         f" at most {config.max_new_tokens} tokens each; link: {comparison.link}"
     )
     baseline = baseline_of(list(comparison.endpoints))
     if baseline:
         yield (
             f"speedup: mean TPOT of {baseline.architecture.name} (plain decoding, width {baseline.model.plain_width})"
-            " over that of the architecture; bytes: between draft and target where they are apart, else at the client"
+            " over that of the architecture; identical: to autoregressive (ref);"
+            " bytes: between draft and target where they are apart, else at the client"
         )
 
 
@@ -151,9 +158,13 @@ def _failure_line(record: Record) -> str:
     return f"{record.architecture} failed on {record.prompt}, run {record.run}: {why}"
 
 
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs each"
+
+
 def _identical(summary: Summary) -> str:
     if summary.architecture == AUTOREGRESSIVE.name:
-        return "reference"
+        return "ref"
     if summary.identical is None or not summary.identical.total:
         return "-"
     color = "green" if summary.identical.count == summary.identical.total else "bold red"

@@ -1,0 +1,128 @@
+"""The command line of compare_architectures.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import compare_architectures
+from compare_architectures import build_config, build_parser
+from comparison.config import ComparisonConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def config(*arguments: str) -> ComparisonConfig:
+    return build_config(build_parser().parse_args(arguments))
+
+
+def test_the_defaults_are_a_whole_comparison() -> None:
+    found = config()
+    assert found.architectures == ("autoregressive", "distributed", "fused")
+    assert len(found.prompts) == 20
+    assert (found.num_runs, found.max_new_tokens, found.speculation_length) == (1, 64, 5)
+    assert found.sampling.greedy
+    assert found.output_dir.parent == Path("results")
+
+
+def test_hyphens_and_underscores_are_the_same() -> None:
+    parser = build_parser()
+    for action in parser._actions:
+        for spelling in action.option_strings:
+            if spelling.startswith("--"):
+                assert "--" + spelling[2:].replace("-", "_") in action.option_strings
+    found = config("--max_new_tokens", "8", "--num-runs", "2", "--top_p", "0.9", "--target_model", "X")
+    assert (found.max_new_tokens, found.num_runs, found.sampling.top_p, found.model) == (8, 2, 0.9, "X")
+
+
+def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
+    found = config(
+        *("--temperature", "0.7", "--top-k", "5", "--top-p", "0.8", "--min-p", "0.1", "--seed", "9"),
+        *("--dtype", "float32", "--threads", "1", "--sequence-length", "256", "--batch", "2"),
+        *("--draft-model", "D", "--draft", "model", "--architectures", "fused, autoregressive"),
+        *("--connect", "fused=[::1]:50051", "--output-dir", str(tmp_path), "--timeout", "9"),
+        *("--workloads", "code,prose", "--prompts-per-workload", "1"),
+    )
+    sampling = found.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (
+        0.7,
+        5,
+        0.8,
+        0.1,
+        9,
+    )
+    assert (found.dtype, found.threads, found.sequence_length, found.batch) == ("float32", 1, 256, 2)
+    assert (found.draft_model, found.draft, found.architectures) == ("D", "model", ("fused", "autoregressive"))
+    assert (found.connect, found.output_dir, found.timeout_s) == ({"fused": "[::1]:50051"}, tmp_path, 9.0)
+    assert [prompt.kind for prompt in found.prompts] == ["code", "prose"]
+
+
+def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
+    path = tmp_path / "prompt.txt"
+    path.write_text("I believe the meaning of life is\n")
+    assert [prompt.text for prompt in config("--prompt-file", str(path)).prompts] == [
+        "I believe the meaning of life is"
+    ]
+    found = config("--prompt", "one", "--prompt", "two", "--chat").prompts
+    assert [(prompt.text, prompt.chat) for prompt in found] == [("one", True), ("two", True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--temperature", "-1"], "temperature: -1.0 is not a finite number >= 0"),
+        (["--temperature", "nan"], "temperature: nan is not a finite number >= 0"),
+        (["--temperature", "warm"], "argument --temperature: invalid float value: 'warm'"),
+        (["--top-p", "0"], "top_p: 0.0 is outside (0, 1]"),
+        (["--seed", "-1"], "seed: -1 is outside [0, 2**64)"),
+        (["--num-runs", "0"], "num-runs: 0 is below 1"),
+        (["--max-new-tokens", "0"], "max-new-tokens: 0 is below 1"),
+        (["--max-new-tokens", "512"], "max-new-tokens: 512 leaves no room for a prompt in a sequence length of 512"),
+        (["--speculation-length", "-1"], "speculation-length: -1 is below 0"),
+        (["--threads", "0"], "threads: 0 is below 1"),
+        (["--dtype", "int3"], "dtype: 'int3' is not one of auto, float32, bfloat16, float16"),
+        (["--draft", "crystal"], "draft: 'crystal' is not one of auto, ngram, model"),
+        (["--timeout", "inf"], "timeout: inf is not a finite number of seconds above 0"),
+        (["--architectures", "diffused"], "architectures: 'diffused' is not one of autoregressive, distributed, fused"),
+        (["--architectures", "fused,fused"], "architectures: 'fused' is named twice"),
+        (["--architectures", ","], "architectures: name at least one of autoregressive, distributed, fused"),
+        (["--connect", "fused"], "connect: 'fused' is not ARCH=HOST:PORT"),
+        (["--connect", "fused=host:99999"], "connect: 'fused=host:99999' is not ARCH=HOST:PORT"),
+        (["--connect", "x=host:1"], "connect: 'x' is not one of autoregressive, "),
+        (["--connect", "fused=a:1", "--connect", "fused=b:2"], "connect: 'fused' is named twice"),
+        (["--workloads", "poetry"], "workloads: 'poetry' is not one of counting_and_lists, "),
+        (["--prompts-per-workload", "0"], "prompts-per-workload: 0 is below 1"),
+        (["--prompt-file", "/nowhere/prompts.txt"], "prompt file /nowhere/prompts.txt does not exist"),
+        (["--prompt", "a", "--workloads", "code"], "workloads: the built-in prompts do not go together with your own"),
+        (["--prompt", ""], "prompt: an empty prompt cannot be continued"),
+        (["--chat"], "chat: is for your own prompts"),
+        (["--output-dir", __file__], "is not a directory"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    ],
+)
+def test_a_bad_argument_is_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        compare_architectures.main(arguments)
+    assert caught.value.code == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert output.err.startswith("compare_architectures.py: error: ")
+    assert message in output.err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    source = (
+        "import sys, compare_architectures as c\n"
+        "try: c.main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('torch', 'grpc', 'rich', 'transformers', 'numpy', 'asyncio') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "--speculation-length" in found.stdout
+    assert found.stdout.splitlines()[-1] == "[]"

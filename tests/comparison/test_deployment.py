@@ -1,0 +1,140 @@
+"""Which servers are started, with what, and which are only connected to."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from comparison.config import ComparisonConfig
+from comparison.deployment import Endpoint, baseline_of, deploy, incomparable
+from speculation.types import ModelInfo
+from tests.comparison.fakes import MODEL, prompt
+
+
+@dataclass
+class Started:
+    address: str
+    log: Path
+
+
+@dataclass
+class FakeFleet:
+    commands: dict[str, list[str]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    async def start(self, name: str, command: list[str]) -> Started:
+        self.commands[name] = command
+        address = f"127.0.0.1:{5000 + len(self.commands)}"
+        self.names[address] = name
+        return Started(address, Path(f"{name}.log"))
+
+
+def deployed(plain_width: int = 1, **settings: Any) -> tuple[dict[str, list[str]], list[Endpoint]]:
+    config = ComparisonConfig(prompts=(prompt("one"),), output_dir=Path("unused"), **settings)
+    fleet = FakeFleet()
+
+    async def describe(address: str, service: str) -> ModelInfo:
+        return (
+            MODEL if fleet.names.get(address) == "autoregressive_width_1" else replace(MODEL, plain_width=plain_width)
+        )
+
+    endpoints = asyncio.run(deploy(config, fleet, describe))
+    return fleet.commands, endpoints
+
+
+def names(endpoints: list[Endpoint]) -> list[str]:
+    return [endpoint.architecture.name for endpoint in endpoints]
+
+
+def value(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_three_servers_are_started_for_three_architectures() -> None:
+    commands, endpoints = deployed()
+    assert {name: value(command, "--role") for name, command in commands.items()} == {
+        "autoregressive": "target",
+        "fused": "fused_target",
+        "distributed": "draft_worker",
+    }
+    assert names(endpoints) == ["autoregressive", "distributed", "fused"]
+    baseline = baseline_of(endpoints)
+    assert baseline is not None
+    assert baseline.architecture.name == "autoregressive"
+
+
+def test_every_server_flag_reaches_every_server() -> None:
+    commands, _ = deployed(
+        model="TARGET", draft_model="DRAFT", draft="model", dtype="bfloat16", threads=2, batch=3, speculation_length=4
+    )
+    for command in commands.values():
+        assert value(command, "--dtype") == "bfloat16"
+        assert value(command, "--threads") == "2"
+        assert value(command, "--batch") == "3"
+        assert value(command, "--speculation_length") == "4"
+        assert value(command, "--sequence_length") == "512"
+        assert value(command, "--port") == "0"
+    assert value(commands["autoregressive"], "--model") == "TARGET"
+    for name in ("fused", "distributed"):
+        assert value(commands[name], "--target_model") == "TARGET"
+        assert value(commands[name], "--draft_model") == "DRAFT"
+        assert value(commands[name], "--draft") == "model"
+
+
+def test_the_draft_worker_is_told_where_the_target_is() -> None:
+    commands, endpoints = deployed(architectures=("distributed",))
+    assert list(commands) == ["autoregressive", "distributed"]
+    assert value(commands["distributed"], "--target_host") == "127.0.0.1"
+    assert value(commands["distributed"], "--target_port") == "5001"
+    assert names(endpoints) == ["distributed"]  # the target serves, it is not compared
+    assert baseline_of(endpoints) is None
+
+
+def test_a_wide_target_gets_a_width_one_baseline() -> None:
+    commands, endpoints = deployed(plain_width=6)
+    assert value(commands["autoregressive_width_1"], "--speculation_length") == "0"
+    assert value(commands["autoregressive_width_1"], "--role") == "target"
+    assert names(endpoints) == ["autoregressive_width_1", "autoregressive", "distributed", "fused"]
+    baseline = baseline_of(endpoints)
+    assert baseline is not None
+    assert baseline.architecture.name == "autoregressive_width_1"
+
+
+def test_connected_architectures_are_not_started() -> None:
+    connect = {"autoregressive": "10.0.0.1:1", "distributed": "10.0.0.2:2", "fused": "10.0.0.3:3"}
+    commands, endpoints = deployed(plain_width=6, connect=connect)
+    assert commands == {}
+    assert [endpoint.address for endpoint in endpoints] == ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3"]
+    assert all(endpoint.log is None for endpoint in endpoints)
+
+
+def test_a_width_one_baseline_can_be_connected_too() -> None:
+    connect = {"autoregressive": "10.0.0.1:1", "autoregressive_width_1": "10.0.0.4:4"}
+    _, endpoints = deployed(plain_width=6, connect=connect, architectures=("autoregressive",))
+    assert names(endpoints) == ["autoregressive_width_1", "autoregressive"]
+
+
+def test_a_started_draft_worker_uses_a_connected_target() -> None:
+    connect = {"autoregressive": "[::1]:7001"}
+    commands, _ = deployed(connect=connect, architectures=("autoregressive", "distributed"))
+    assert list(commands) == ["distributed"]
+    assert value(commands["distributed"], "--target_host") == "::1"
+    assert value(commands["distributed"], "--target_port") == "7001"
+
+
+def test_only_the_fused_server_is_started_for_fused_alone() -> None:
+    commands, endpoints = deployed(architectures=("fused",))
+    assert list(commands) == ["fused"]
+    assert names(endpoints) == ["fused"]
+
+
+def test_different_weights_are_remarked() -> None:
+    _, endpoints = deployed()
+    assert incomparable(endpoints) == []
+    other = replace(endpoints[2], model=replace(MODEL, weights_revision="other", bit_exact=False))
+    remarks = incomparable([*endpoints[:2], other])
+    assert remarks[0] == "weights_revision differs: autoregressive rev, distributed rev, fused other"
+    assert "not bit-exact" in remarks[1]
+    assert "fused" in remarks[1]

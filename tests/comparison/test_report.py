@@ -1,0 +1,158 @@
+"""The files and the table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from comparison.architectures import AUTOREGRESSIVE, FUSED
+from comparison.config import ComparisonConfig
+from comparison.deployment import Endpoint
+from comparison.environment import these_versions, this_machine
+from comparison.identity import MarginTrace
+from comparison.records import Failure, Record
+from comparison.report import Comparison, comparison_as_csv, comparison_as_json, write_atomically, write_files
+from comparison.summary import References, summarize
+from comparison.table import print_comparison
+from tests.comparison.fakes import MODEL, prompt, record
+
+RECORD_KEYS = {
+    "architecture",
+    "prompt",
+    "run",
+    "output_token_ids",
+    "ttft_s",
+    "tpot_s",
+    "end_to_end_latency_s",
+    "output_tokens",
+    "rounds",
+    "drafted",
+    "accepted",
+    "accepted_per_position",
+    "bytes_up",
+    "bytes_down",
+    "seconds_by_cause",
+}
+FAILED = Record("fused", "code/b", "code", 0, error=Failure("UNAVAILABLE", "gone [away]"))
+
+
+def comparison(tmp_path: Path, *records: Record, address: str = "127.0.0.1:1") -> Comparison:
+    references = References("autoregressive", "autoregressive")
+    traces = {"code/a": MarginTrace((1, 2, 3), (1.0, 0.0625, 1.0))}
+    return Comparison(
+        config=ComparisonConfig(prompts=(prompt("a"), prompt("b")), output_dir=tmp_path / "out"),
+        endpoints=(
+            Endpoint(AUTOREGRESSIVE, "127.0.0.1:1", MODEL),
+            Endpoint(FUSED, address, replace(MODEL, draft_name="ngram")),
+        ),
+        records=records,
+        summaries=tuple(summarize(records, references, traces)),
+        machine=this_machine(),
+        versions=these_versions(),
+        started_at="2026-01-01T00:00:00+00:00",
+    )
+
+
+def shown(of: Comparison, width: int = 200) -> str:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    print_comparison(of, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_json_and_csv_are_written_whole_with_the_promised_keys(tmp_path: Path) -> None:
+    files = write_files(comparison(tmp_path, record("autoregressive"), record("fused"), FAILED))
+    assert [path.name for path in files] == ["comparison.json", "comparison.csv"]
+    found = json.loads(files[0].read_text())
+    assert found["schema_version"] == 1
+    assert found["baseline"] == {"architecture": "autoregressive", "plain_width": 1}
+    assert found["settings"]["prompts"][0] == {
+        "name": "code/a",
+        "kind": "code",
+        "text": "text of a",
+        "chat": False,
+    }
+    assert found["settings"]["sampling"]["temperature"] == 0
+    assert found["machine"]["usable_cores"] >= 1
+    assert "python" in found["versions"]
+    assert set(found["architectures"]) == {"autoregressive", "fused"}
+    assert found["architectures"]["fused"]["model"]["draft_name"] == "ngram"
+    assert found["architectures"]["fused"]["identical_to_autoregressive"] == {"count": 1, "total": 1, "divergences": []}
+    for one in found["records"]:
+        assert set(one) >= RECORD_KEYS
+    assert set(found["records"][0]["seconds_by_cause"]) == {"draft", "verify", "queue", "network", "prefill", "other"}
+    assert found["records"][2]["ttft_s"] is None
+    assert found["records"][2]["error"] == {"code": "UNAVAILABLE", "message": "gone [away]"}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.csv", "comparison.json"]
+
+
+def test_the_csv_has_one_row_per_record() -> None:
+    rows = list(csv.DictReader(io.StringIO(comparison_as_csv([record("fused"), FAILED]))))
+    assert len(rows) == 2
+    assert set(rows[0]) >= RECORD_KEYS - {"seconds_by_cause"} | {"draft_seconds", "other_seconds"}
+    assert json.loads(rows[0]["output_token_ids"]) == [1, 2, 3]
+    assert rows[0]["verify_seconds"] == "0.2"
+    assert (rows[1]["ttft_s"], rows[1]["error_code"]) == ("", "UNAVAILABLE")
+
+
+def test_a_file_is_replaced_and_never_half_written(tmp_path: Path) -> None:
+    path = tmp_path / "comparison.json"
+    path.write_text("old")
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_table_says_what_ran_and_that_loopback_was_the_link(tmp_path: Path) -> None:
+    text = shown(comparison(tmp_path, record("autoregressive"), record("fused")))
+    assert "ref" in text
+    assert "1/1" in text
+    assert "drafter: ngram" in text
+    assert "dtype float32" in text
+    assert "k = 5" in text
+    assert "link: loopback\n" in text
+    assert "machine: " in text
+
+
+def test_every_figure_is_whole_on_a_terminal_of_80_columns(tmp_path: Path) -> None:
+    text = shown(comparison(tmp_path, record("autoregressive_width_1"), record("autoregressive"), record("fused")), 80)
+    assert "…" not in text
+    assert max(len(line) for line in text.splitlines()) <= 80
+
+
+def test_a_server_elsewhere_is_named_in_the_link(tmp_path: Path) -> None:
+    of = comparison(tmp_path, record("fused"), address="10.0.0.3:50051")
+    assert of.link == "loopback, except fused at 10.0.0.3:50051"
+
+
+def test_a_divergence_is_plain_to_see(tmp_path: Path) -> None:
+    of = comparison(tmp_path, record("autoregressive"), record("fused", output_token_ids=(1, 9, 3)))
+    text = shown(of)
+    assert "0/1" in text
+    assert "fused left the autoregressive output on 1 of 1:" in text
+    assert "code/a, run 0, token 1: 9 instead of 2, logit gap 0.0625" in text
+    divergence = comparison_as_json(of)["architectures"]["fused"]["identical_to_autoregressive"]["divergences"][0]
+    assert divergence == {
+        "prompt": "code/a",
+        "run": 0,
+        "position": 1,
+        "autoregressive_token": 2,
+        "token": 9,
+        "logit_gap": 0.0625,
+    }
+
+
+def test_failures_are_counted_and_quoted(tmp_path: Path) -> None:
+    text = shown(comparison(tmp_path, record("autoregressive"), record("fused"), FAILED))
+    assert "1 of 2 failed" in text
+    assert "fused failed on code/b, run 0: UNAVAILABLE: gone [away]" in text
+
+
+def test_clamped_seconds_are_said_so(tmp_path: Path) -> None:
+    text = shown(comparison(tmp_path, record("autoregressive"), record("fused", other_clamped=True)))
+    assert "in 1 requests the named causes overlapped" in text

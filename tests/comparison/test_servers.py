@@ -1,0 +1,141 @@
+"""Server processes, with a few lines of Python in place of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from comparison.servers import Fleet, Server, ServerFailed
+
+# What a server does: say something, write the ready file in one move, wait for SIGTERM.
+READY = """
+import json, os, signal, sys, time
+print("hello from the log", flush=True)
+path = sys.argv[sys.argv.index("--ready_file") + 1]
+with open(path + ".part", "w") as file:
+    json.dump({"host": "127.0.0.1", "port": 4321, "pid": os.getpid(), "startup_seconds": 1.5}, file)
+os.replace(path + ".part", path)
+"""
+WAIT = READY + "time.sleep(60)\n"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
+
+
+def python(source: str) -> list[str]:
+    return [sys.executable, "-S", "-c", source]
+
+
+def is_running(server: Server) -> bool:
+    try:
+        os.kill(server.process.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def start_one(tmp_path: Path, source: str, startup_timeout_s: float = 20.0) -> Server:
+    async def run() -> Server:
+        async with Fleet(tmp_path / "logs", startup_timeout_s) as fleet:
+            server = await fleet.start("target", python(source))
+            assert is_running(server)
+            return server
+
+    return asyncio.run(run())
+
+
+def test_a_ready_server_has_the_address_of_its_ready_file_and_is_stopped_at_the_end(tmp_path: Path) -> None:
+    server = start_one(tmp_path, WAIT)
+    assert (server.address, server.startup_seconds) == ("127.0.0.1:4321", 1.5)
+    assert server.log == tmp_path / "logs" / "target.log"
+    assert "hello from the log" in server.log.read_text()
+    assert not is_running(server)
+    assert server.process.returncode == -15
+
+
+def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    async def run() -> Server:
+        async with Fleet(tmp_path, grace_s=0.3) as fleet:
+            return await fleet.start("target", python(STUBBORN))
+
+    assert asyncio.run(run()).process.returncode == -9
+
+
+def test_a_server_that_dies_is_quoted_with_the_end_of_its_log(tmp_path: Path) -> None:
+    source = "import sys; [print('line', i) for i in range(40)]; sys.exit('the weights are gone')"
+    with pytest.raises(ServerFailed) as caught:
+        start_one(tmp_path, source)
+    message = str(caught.value)
+    assert message.startswith("server target exited with code 1 while starting; the end of ")
+    assert str(tmp_path / "logs" / "target.log") in message
+    assert "the weights are gone" in message
+    assert "line 39" in message
+    assert "line 5\n" not in message
+
+
+def test_a_server_that_refuses_its_arguments_is_quoted_in_one_line(tmp_path: Path) -> None:
+    source = "import sys; print('main.py: error: no such model folder', file=sys.stderr); sys.exit(2)"
+    with pytest.raises(ServerFailed) as caught:
+        start_one(tmp_path, source)
+    assert str(caught.value) == (
+        "server target exited with code 2 while starting: main.py: error: no such model folder"
+    )
+    assert caught.value.returncode == 2
+
+
+def test_a_server_that_is_never_ready_is_given_up_and_stopped(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(ServerFailed, match=r"was not ready after 0.5 s: still loading"):
+        start_one(tmp_path, "import time; print('still loading', flush=True); time.sleep(60)", startup_timeout_s=0.5)
+    assert time.monotonic() - started < 10
+
+
+def test_a_ready_file_of_an_earlier_run_does_not_count(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "target.ready.json").write_text('{"host": "127.0.0.1", "port": 1, "pid": 1, "startup_seconds": 0}')
+    assert start_one(tmp_path, WAIT).port == 4321
+
+
+def test_only_two_servers_start_at_a_time(tmp_path: Path) -> None:
+    slow = "import time; time.sleep(0.4)\n" + WAIT
+    waiting: list[str] = []
+
+    async def run() -> float:
+        async with Fleet(tmp_path, on_wait=lambda name, seconds: waiting.append(name)) as fleet:
+            began = time.monotonic()
+            await asyncio.gather(*(fleet.start(name, python(slow)) for name in ("a", "b", "c")))
+            return time.monotonic() - began
+
+    assert asyncio.run(run()) > 0.8
+    assert set(waiting) == {"a", "b", "c"}
+    assert waiting.index("c") > waiting.index("b")
+
+
+def test_a_server_that_dies_later_is_reported(tmp_path: Path) -> None:
+    async def run() -> list[str]:
+        async with Fleet(tmp_path) as fleet:
+            server = await fleet.start("fused", python(WAIT))
+            assert fleet.deaths() == []
+            server.process.kill()
+            await server.process.wait()
+            return fleet.deaths()
+
+    assert asyncio.run(run()) == ["server fused was killed by signal 9: hello from the log"]
+
+
+def test_an_error_in_the_comparison_stops_every_server(tmp_path: Path) -> None:
+    servers: list[Server] = []
+
+    async def run() -> None:
+        async with Fleet(tmp_path) as fleet:
+            servers.append(await fleet.start("a", python(WAIT)))
+            servers.append(await fleet.start("b", python(WAIT)))
+            raise RuntimeError("something else went wrong")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        asyncio.run(run())
+    assert not any(is_running(server) for server in servers)
