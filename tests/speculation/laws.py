@@ -1,0 +1,675 @@
+"""What every implementation of drawing, agreement and the loop must obey, as checks that take the implementation.
+
+`test_law.py` runs them on ours; `test_mutants.py` runs them on copies with a planted mistake and expects them to fail.
+The reference here is independent and naive: plain Python, its own Philox, whole-vocabulary sorts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+from hypothesis import settings
+
+import speculation.acceptance
+import speculation.draws
+import speculation.loop
+from speculation.drafters import NgramDrafter
+from speculation.stopping import Stopping, StopRules
+from speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
+
+repeatable = settings(derandomize=True, database=None, deadline=None)
+
+PAD = 0
+Tokens = tuple[int, ...]
+
+
+# --- implementations and their mutated copies ---
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """What is on trial. `draft_offset` is by how many positions a drafter's noise is off."""
+
+    acceptance: ModuleType = speculation.acceptance
+    draws: ModuleType = speculation.draws
+    loop: ModuleType = speculation.loop
+    draft_offset: int = 0
+
+
+OURS = Implementation()
+_copies = itertools.count()
+
+
+def mutated(module: ModuleType, old: str, new: str) -> ModuleType:
+    """A copy of `module` in whose source `old`, which must stand there exactly once, reads `new`."""
+    assert module.__file__ and module.__spec__
+    with open(module.__file__, encoding="utf-8") as file:
+        source = file.read()
+    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {module.__name__}: adapt the mutant"
+    name = f"mutated_{module.__name__.rpartition('.')[2]}_{next(_copies)}"
+    copy = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader=None))
+    sys.modules[name] = copy  # dataclasses look their module up
+    exec(compile(source.replace(old, new), name, "exec"), copy.__dict__)
+    return copy
+
+
+# --- the naive reference ---
+
+
+def philox(key: tuple[int, int], counter: int) -> list[int]:
+    """Philox4x64-10 (Salmon et al. 2011) of the 256-bit `counter`: four words."""
+    mask = 2**64 - 1
+    k0, k1 = key
+    c0, c1, c2, c3 = (counter >> (64 * i) & mask for i in range(4))
+    for _ in range(10):
+        p0, p1 = 0xD2E7470EE14C6C93 * c0, 0xCA5A826395121157 * c2
+        c0, c1, c2, c3 = (p1 >> 64) ^ c1 ^ k0, p1 & mask, (p0 >> 64) ^ c3 ^ k1, p0 & mask
+        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & mask, (k1 + 0xBB67AE8584CAA73B) & mask
+    return [c0, c1, c2, c3]
+
+
+def reference_word(seed: int, position: int, token: int) -> int:
+    """numpy counts up before it generates: block 1 comes first."""
+    return philox((seed, position), 1 + token // 4)[token % 4]
+
+
+def reference_noise(word: int) -> float:
+    """From the uniform (n + 1/2) / 2**53, or for the upper half from its distance to 1, which a float holds exactly."""
+    n = word >> 11
+    if n < 2**52:
+        return -math.log(-math.log((2 * n + 1) / 2**54))
+    return -math.log(-math.log1p(-(2**54 - (2 * n + 1)) / 2**54))
+
+
+def reference_survivors(logits: Sequence[float], params: SamplingParams) -> list[int]:
+    """Temperature, top-k, top-p, min-p, on a list sorted by probability, the lower id first among equals."""
+    scores = [float(x) / params.temperature for x in logits]
+    ids = sorted(range(len(scores)), key=lambda v: (-scores[v], v))
+    top = scores[ids[0]]
+    if params.top_k:
+        ids = ids[: params.top_k]
+    if params.top_p < 1:
+        weights = [math.exp(scores[v] - top) for v in ids]
+        total = math.fsum(weights)
+        keep = next((n for n in range(1, len(ids)) if math.fsum(weights[:n]) / total >= params.top_p), len(ids))
+        ids = ids[:keep]
+    if params.min_p:
+        ids = [v for v in ids if scores[v] == top or math.exp(scores[v] - top) >= params.min_p]
+    return ids
+
+
+def reference_law(logits: Sequence[float], params: SamplingParams) -> np.ndarray:
+    """The exact distribution of the token."""
+    law = np.zeros(len(logits))
+    if params.greedy:
+        law[max(range(len(logits)), key=lambda v: (logits[v], -v))] = 1
+        return law
+    ids = reference_survivors(logits, params)
+    top = max(float(logits[v]) for v in ids)
+    for v in ids:
+        law[v] = math.exp((float(logits[v]) - top) / params.temperature)
+    return law / law.sum()
+
+
+def reference_draw(logits: Sequence[float], params: SamplingParams, position: int) -> int:
+    if params.greedy:
+        return max(range(len(logits)), key=lambda v: (logits[v], -v))
+    ids = reference_survivors(logits, params)
+    return max(
+        ids,
+        key=lambda v: (
+            float(logits[v]) / params.temperature + reference_noise(reference_word(params.seed, position, v)),
+            -v,
+        ),
+    )
+
+
+def total_variation(p: dict[Tokens, float], q: dict[Tokens, float]) -> float:
+    return sum(abs(p.get(x, 0.0) - q.get(x, 0.0)) for x in p.keys() | q.keys()) / 2
+
+
+def chi_square_p_value(counts: np.ndarray, law: np.ndarray) -> float:
+    """Pearson's test; 0 where something impossible happened. The survival function by its exact recurrence."""
+    possible = law > 0
+    if counts[~possible].any():
+        return 0.0
+    expected = law[possible] * counts.sum()
+    assert expected.min() >= 5, "too few draws for a chi-square test"
+    half = float(((counts[possible] - expected) ** 2 / expected).sum()) / 2
+    degrees = int(possible.sum()) - 1
+    if degrees == 0 or half == 0:
+        return 1.0
+    a, tail = (0.5, math.erfc(math.sqrt(half))) if degrees % 2 else (1.0, math.exp(-half))
+    while a < degrees / 2:
+        tail += math.exp(a * math.log(half) - half - math.lgamma(a + 1))
+        a += 1
+    return tail
+
+
+# --- a toy target, its verifier and drafters good and bad ---
+
+
+class Silent:
+    """A text stream without text."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+class ToyModel:
+    """Logits from the last `order` tokens, by tables from a fixed seed."""
+
+    def __init__(self, vocabulary: int, seed: int, order: int = 2, spread: float = 2.0) -> None:
+        tables = np.random.default_rng(seed).normal(0, spread, (order, vocabulary, vocabulary))
+        self.vocabulary = vocabulary
+        self._tables = tables.astype(np.float32)
+        self._bias = np.random.default_rng(seed + 1).normal(0, spread, vocabulary).astype(np.float32)
+
+    def logits(self, context: Sequence[int]) -> np.ndarray:
+        total = self._bias.copy()
+        for i, table in enumerate(self._tables):
+            if i < len(context):
+                total += table[context[-1 - i]] * np.float32(0.5**i)
+        return total
+
+
+class NoisyModel:
+    """Like another model, but not quite."""
+
+    def __init__(self, model: ToyModel, amount: float, seed: int = 99) -> None:
+        self._model = model
+        self.vocabulary = model.vocabulary
+        self._noise = ToyModel(model.vocabulary, seed, order=1, spread=amount)
+
+    def logits(self, context: Sequence[int]) -> np.ndarray:
+        return self._model.logits(context) + self._noise.logits(context)
+
+
+class TargetDraw:
+    """The target's draws over one padded pass: row i stands after draft[:i]. `again` draws with other noise."""
+
+    def __init__(self, draw: Callable, tokens: Sequence[int], draft: Sequence[int]) -> None:
+        self._draw, self._tokens, self._draft = draw, tuple(tokens), tuple(draft)
+
+    def __call__(self, i: int, again: bool = False):
+        assert i >= 0
+        draft = self._draft + (PAD,) * (i - len(self._draft))
+        return self._draw(self._tokens + draft[:i], len(self._tokens) + i, again)
+
+
+class ToyVerifier:
+    """Verifies with the implementation on trial; keeps what happened in each round."""
+
+    def __init__(self, impl: Implementation, model) -> None:
+        self._impl, self._model = impl, model
+        self.history: list[tuple[int, Tokens, Verdict]] = []
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._sampling = sampling
+
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+        def draw(context: Tokens, position: int, again: bool):
+            return self._impl.draws.draw(self._model.logits(context), self._sampling, position)
+
+        assert len(self.history) < 20_000, "the loop does not get on"
+        verdict = self._impl.acceptance.agree(draft, TargetDraw(draw, tokens, draft))
+        self.history.append((len(tokens), tuple(draft), verdict))
+        return verdict
+
+    async def close(self) -> None:
+        pass
+
+
+class ModelDrafter:
+    """Drafts with a model and the same noise; `twist` changes each proposal."""
+
+    def __init__(self, impl: Implementation, model, twist: int = 0) -> None:
+        self._impl, self._model, self._twist = impl, model, twist
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._sampling = sampling
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        context = list(tokens)
+        for _ in range(k):
+            at = len(context) + self._impl.draft_offset
+            drawn = self._impl.draws.draw(self._model.logits(context), self._sampling, at)
+            context.append((drawn.token + self._twist) % self._model.vocabulary)
+        return Draft(tuple(context[len(tokens) :]))
+
+    async def close(self) -> None:
+        pass
+
+
+class GarbageDrafter:
+    """Drafts of any length up to k, of any tokens."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._rng = np.random.default_rng(5)
+        self._vocabulary = vocabulary
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        pass
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        return Draft(tuple(int(t) for t in self._rng.integers(0, self._vocabulary, self._rng.integers(0, k + 1))))
+
+    async def close(self) -> None:
+        pass
+
+
+DRAFTERS: dict[str, Callable] = {
+    "none": lambda impl, model: None,
+    "n-gram": lambda impl, model: NgramDrafter(longest=3, shortest=1),
+    "perfect": lambda impl, model: ModelDrafter(impl, model),
+    "always wrong": lambda impl, model: ModelDrafter(impl, model, twist=1),
+    "noisy model": lambda impl, model: ModelDrafter(impl, NoisyModel(model, 0.7)),
+    "garbage": lambda impl, model: GarbageDrafter(model.vocabulary),
+}
+
+PROMPT = (3, 1, 4, 1)
+
+
+def generate(
+    impl: Implementation,
+    model,
+    drafter,
+    params: SamplingParams,
+    k: int,
+    length: int,
+    verifier: ToyVerifier | None = None,
+) -> tuple[Tokens, SpeculationStats]:
+    stats = SpeculationStats()
+    rounds = impl.loop.DraftThenVerify(verifier or ToyVerifier(impl, model), drafter)
+    stopping = Stopping(StopRules(max_new_tokens=length), Silent())
+
+    async def collect() -> Tokens:
+        chunks = [c async for c in impl.loop.speculate(PROMPT, params, k, rounds, stopping, stats)]
+        return tuple(t for c in chunks for t in c.token_ids)
+
+    return asyncio.run(collect()), stats
+
+
+# --- enumeration: every outcome of every draw, each with its exact probability ---
+
+
+class Chance:
+    """Walks one path of choices: a given beginning, then the first possible outcome each time."""
+
+    def __init__(self, beginning: Sequence[int]) -> None:
+        self._beginning = list(beginning)
+        self._taken: list[int] = []
+        self._open: list[list[int]] = []
+        self.weight = 1.0
+
+    def choose(self, law: Sequence[float]) -> int:
+        assert len(self._taken) < 60, "the loop does not get on"
+        left = [x for x, p in enumerate(law) if p > 0]
+        at = len(self._taken)
+        pick = self._beginning[at] if at < len(self._beginning) else left[0]
+        self._taken.append(pick)
+        self._open.append([x for x in left if x > pick])
+        self.weight *= law[pick]
+        return pick
+
+    def next_path(self) -> list[int] | None:
+        for at in range(len(self._taken) - 1, -1, -1):
+            if self._open[at]:
+                return [*self._taken[:at], self._open[at][0]]
+        return None
+
+
+async def enumerated(run: Callable[[Chance], Awaitable[Tokens]]) -> dict[Tokens, float]:
+    """The exact law of what `run` returns."""
+    law: dict[Tokens, float] = defaultdict(float)
+    path: list[int] | None = []
+    while path is not None:
+        chance = Chance(path)
+        law[await run(chance)] += chance.weight
+        path = chance.next_path()
+    return dict(law)
+
+
+class EnumeratedTarget:
+    """A target whose draw at (position, context) is a choice, made once, as seeded noise makes it."""
+
+    def __init__(self, impl: Implementation, chance: Chance, law: Callable[[Tokens], np.ndarray]) -> None:
+        self._impl, self._chance, self._law = impl, chance, law
+        self._drawn: dict[Tokens, int] = {}
+
+    def drawn(self, context: Tokens) -> int:
+        if context not in self._drawn:
+            self._drawn[context] = self._chance.choose(self._law(context))
+        return self._drawn[context]
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        pass
+
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+        def draw(context: Tokens, position: int, again: bool):
+            token = self._chance.choose(self._law(context)) if again else self.drawn(context)
+            return speculation.draws.Drawn(token, 0.0)
+
+        return self._impl.acceptance.agree(draft, TargetDraw(draw, tokens, draft))
+
+    async def close(self) -> None:
+        pass
+
+
+# What a draft may know of the target's draw t: rows of P(draft | t), given the target's p and the draft's own q.
+Coupling = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def _sharing_noise(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Both argmax(log-probability + the same Gumbel noise): the diagonal is exact, the rest fills the marginals."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        same = np.array([1 / np.nansum(np.maximum(p / p[x], q / q[x])) if p[x] * q[x] else 0.0 for x in range(len(p))])
+    rest = np.outer(p - same, q - same)
+    joint = np.diag(same) + (rest / rest.sum() * (1 - same.sum()) if rest.sum() > 1e-15 else 0)
+    return joint / np.where(joint.sum(1, keepdims=True) > 0, joint.sum(1, keepdims=True), 1)
+
+
+def _best_coupling(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    same = np.minimum(p, q)
+    rest = np.outer(p - same, q - same)
+    joint = np.diag(same) + (rest / rest.sum() * (1 - same.sum()) if rest.sum() > 1e-15 else 0)
+    return joint / np.where(joint.sum(1, keepdims=True) > 0, joint.sum(1, keepdims=True), 1)
+
+
+COUPLINGS: dict[str, Coupling] = {
+    "shares the noise": _sharing_noise,
+    "coupled as well as can be": _best_coupling,
+    "independent": lambda p, q: np.tile(q, (len(p), 1)),
+    "always right": lambda p, q: np.eye(len(p)),
+    "always wrong": lambda p, q: np.roll(np.eye(len(p)), 1, axis=1),
+    "always the same token": lambda p, q: np.tile(np.eye(len(p))[0], (len(p), 1)),
+    "right only about token 0": lambda p, q: np.eye(len(p))[[0] + [1 + t % (len(p) - 1) for t in range(1, len(p))]],
+}
+
+
+class EnumeratedDrafter:
+    def __init__(
+        self, chance: Chance, target: EnumeratedTarget, law: Callable, own_law: Callable, coupling: Coupling
+    ) -> None:
+        self._chance, self._target = chance, target
+        self._law, self._own_law, self._coupling = law, own_law, coupling
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        pass
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        context = tuple(tokens)
+        for _ in range(k):
+            rows = self._coupling(self._law(context), self._own_law(context))
+            context += (self._chance.choose(rows[self._target.drawn(context)]),)
+        return Draft(context[len(tokens) :])
+
+    async def close(self) -> None:
+        pass
+
+
+def chain_law(law: Callable[[Tokens], np.ndarray], length: int, end: frozenset[int]) -> dict[Tokens, float]:
+    """What the target alone generates: the product of its conditionals, ended by `end` or the length."""
+    done: dict[Tokens, float] = {}
+    alive: dict[Tokens, float] = {(): 1.0}
+    while alive:
+        grown = {(*x, t): w * p for x, w in alive.items() for t, p in enumerate(law(ENUMERATED_PROMPT + x)) if p > 0}
+        done |= {x: w for x, w in grown.items() if x[-1] in end or len(x) == length}
+        alive = {x: w for x, w in grown.items() if x not in done}
+    return done
+
+
+ENUMERATED_PROMPT = (0, 1, 2)
+
+
+def enumerated_loop_law(
+    impl: Implementation, law: Callable, own_law: Callable, coupling: Coupling, k: int, length: int, end: frozenset[int]
+) -> dict[Tokens, float]:
+    async def run(chance: Chance) -> Tokens:
+        target = EnumeratedTarget(impl, chance, law)
+        drafter = EnumeratedDrafter(chance, target, law, own_law, coupling)
+        stopping = Stopping(StopRules(length, end_of_sequence_ids=end), Silent())
+        rounds = impl.loop.DraftThenVerify(target, drafter)
+        chunks = impl.loop.speculate(ENUMERATED_PROMPT, SamplingParams(), k, rounds, stopping, SpeculationStats())
+        return tuple([t async for c in chunks for t in c.token_ids])
+
+    return asyncio.run(enumerated(run))
+
+
+def tiny_laws() -> Iterator[tuple[str, Callable, Callable, frozenset[int]]]:
+    """(name, the target's law, the draft's law, end-of-sequence ids) on three tokens."""
+    target, draft = ToyModel(3, seed=1, spread=0.8), ToyModel(3, seed=7, spread=0.8)
+
+    def under(model: ToyModel, params: SamplingParams) -> Callable[[Tokens], np.ndarray]:
+        table = {(a, b): reference_law(model.logits((a, b)).tolist(), params) for a in range(3) for b in range(3)}
+        return lambda context: table[context[-2:]]
+
+    plain, cut = SamplingParams(temperature=1.0), SamplingParams(temperature=0.7, top_k=2, top_p=0.9)
+    yield "plain", under(target, plain), under(draft, plain), frozenset()
+    yield "plain with an end", under(target, plain), under(draft, plain), frozenset({2})
+    yield "target cut, draft not", under(target, cut), under(draft, plain), frozenset()
+    yield "draft cut, target not", under(target, plain), under(draft, cut), frozenset()
+
+
+# --- the checks ---
+
+
+def check_enumerated_law(impl: Implementation, k: int, coupling: Coupling) -> None:
+    """The law of the whole loop is the target's own, whatever the draft knows."""
+    for name, law, own_law, end in tiny_laws():
+        got = enumerated_loop_law(impl, law, own_law, coupling, k, 3, end)
+        distance = total_variation(got, chain_law(law, 3, end))
+        assert distance < 1e-12, f"{name}: total variation {distance}"
+
+
+def check_enumerated_laws(impl: Implementation) -> None:
+    for coupling in COUPLINGS.values():
+        check_enumerated_law(impl, 2, coupling)
+
+
+WARPINGS = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.6),
+    SamplingParams(temperature=1.7),
+    SamplingParams(temperature=1.0, top_k=4),
+    SamplingParams(temperature=1.0, top_p=0.8),
+    SamplingParams(temperature=1.0, min_p=0.15),
+    SamplingParams(temperature=1.3, top_k=6, top_p=0.9, min_p=0.05),
+]
+
+LOGITS = np.array([0.5, -1.0, 2.0, 0.25, 0.5, 0.0, 1.0, -0.5, -0.5], dtype=np.float32)
+
+
+def seeded(params: SamplingParams, seed: int) -> SamplingParams:
+    return SamplingParams(params.temperature, params.top_k, params.top_p, params.min_p, seed)
+
+
+def check_draw_law(impl: Implementation, params: SamplingParams, draws: int = 2500) -> None:
+    """Chi-square of seeded draws against the exact distribution: over seeds, over positions, and of pairs."""
+    law = reference_law(LOGITS.tolist(), params)
+    over_seeds = [impl.draws.draw(LOGITS, seeded(params, seed), 17).token for seed in range(draws)]
+    over_positions = [impl.draws.draw(LOGITS, seeded(params, 17), at).token for at in range(draws)]
+    for drawn in (over_seeds, over_positions):
+        p_value = chi_square_p_value(np.bincount(drawn, minlength=len(law)), law)
+        assert p_value > 1e-4, f"p = {p_value}"
+    # Neighbours are independent: the joint law of "the most likely token or not" at positions 2i and 2i + 1.
+    likeliest = int(law.argmax())
+    top = float(law[likeliest])
+    pairs = np.array(over_positions[: draws // 2 * 2]).reshape(-1, 2) == likeliest
+    joint = np.outer([1 - top, top], [1 - top, top]).ravel()
+    p_value = chi_square_p_value(np.bincount(pairs[:, 0] * 2 + pairs[:, 1], minlength=4), joint)
+    assert p_value > 1e-4, f"neighbouring positions are not independent, p = {p_value}"
+
+
+def check_draw_laws(impl: Implementation) -> None:
+    for params in WARPINGS:
+        check_draw_law(impl, params, draws=1500)
+
+
+def check_draws_repeat(impl: Implementation) -> None:
+    """A retry draws the same again, whatever was drawn between."""
+    for params in WARPINGS:
+        for position in range(8):
+            first = impl.draws.draw(LOGITS, seeded(params, 5), position)
+            impl.draws.draw(LOGITS, seeded(params, 6), position + 1)
+            assert impl.draws.draw(LOGITS.copy(), seeded(params, 5), position) == first
+
+
+def check_seeded_draws(impl: Implementation) -> None:
+    """Token for token the naive reference's draw."""
+    for params in WARPINGS:
+        for position in range(40):
+            params = seeded(params, 1000 + position)
+            assert impl.draws.draw(LOGITS, params, position).token == reference_draw(LOGITS, params, position)
+
+
+SAMPLED = [
+    SamplingParams(),
+    SamplingParams(temperature=0.8, seed=11),
+    SamplingParams(temperature=1.2, top_k=5, top_p=0.95, min_p=0.02, seed=2**63 + 5),
+]
+
+
+def check_same_output(impl: Implementation, params: SamplingParams, length: int = 20) -> None:
+    """One seed, one output: that of the target alone, for every k and every drafter."""
+    model = ToyModel(10, seed=4, spread=1.0)
+    alone = list(PROMPT)
+    for _ in range(length):
+        alone.append(reference_draw(model.logits(alone).tolist(), params, len(alone)))
+    expected = tuple(alone[len(PROMPT) :])
+    for k in range(7):
+        for name, make in DRAFTERS.items():
+            got, _ = generate(impl, model, make(impl, model), params, k, length)
+            assert got == expected, f"drafter {name}, k = {k}"
+
+
+def check_same_outputs(impl: Implementation) -> None:
+    for params in SAMPLED:
+        check_same_output(impl, params)
+
+
+def check_perfect_draft(impl: Implementation) -> None:
+    """A draft that is the target is accepted in full, and each round brings k + 1 tokens."""
+    model = ToyModel(10, seed=4)
+    for params in SAMPLED:
+        for k in (1, 3):
+            verifier = ToyVerifier(impl, model)
+            _, stats = generate(impl, model, ModelDrafter(impl, model), params, k, 24, verifier)
+            assert [len(verdict.token_ids) for _, _, verdict in verifier.history] == [k + 1] * (24 // (k + 1))
+            assert [verdict.accepted for _, _, verdict in verifier.history] == [k] * (24 // (k + 1))
+            assert stats.rounds == 24 // (k + 1)
+            assert stats.accepted == stats.drafted == stats.rounds * k
+
+
+def check_wrong_draft(impl: Implementation) -> None:
+    """A draft that never agrees costs nothing but itself: one token a round, none accepted."""
+    model = ToyModel(10, seed=4)
+    for params in SAMPLED:
+        _, stats = generate(impl, model, ModelDrafter(impl, model, twist=1), params, 3, 12)
+        assert (stats.rounds, stats.accepted, stats.accepted_per_position) == (12, 0, [0, 0, 0])
+
+
+def check_nothing_drafted_past_the_end(impl: Implementation) -> None:
+    model = ToyModel(10, seed=4)
+    for length in (1, 2, 5, 9):
+        for k in (1, 4, 6):
+            verifier = ToyVerifier(impl, model)
+            got, _ = generate(impl, model, ModelDrafter(impl, model), SAMPLED[1], k, length, verifier)
+            assert len(got) == length
+            for known, draft, _ in verifier.history:
+                assert known - len(PROMPT) + len(draft) + 1 <= length
+
+
+class Contextless:
+    """The same logits everywhere, so that every verified draft token is one independent trial."""
+
+    def __init__(self, logits: Sequence[float]) -> None:
+        self._logits = np.array(logits, dtype=np.float32)
+        self.vocabulary = len(logits)
+
+    def logits(self, context: Sequence[int]) -> np.ndarray:
+        return self._logits
+
+
+PAIRS = [
+    ([2.0, 1.0, 0.0, -1.0], [1.0, 1.5, 0.5, -2.0]),
+    ([0.0, 0.0, 0.0], [3.0, 0.0, -1.0]),
+    ([1.0, 0.8, 0.6, 0.4, 0.2, 0.0], [0.9, 0.9, 0.5, 0.5, 0.1, 0.1]),
+]
+
+
+def check_acceptance(impl: Implementation, target: Sequence[float], draft: Sequence[float], length: int = 2400) -> None:
+    """Sharing noise, drafts are accepted between (1 - TV)/(1 + TV) and 1 - TV; precisely, as the formula says."""
+    params = SamplingParams(temperature=1.0, seed=3)
+    p, q = reference_law(target, params), reference_law(draft, params)
+    distance = float(np.abs(p - q).sum() / 2)
+    exact = float(sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(len(p))))
+    assert (1 - distance) / (1 + distance) - 1e-12 <= exact <= 1 - distance + 1e-12
+    model = Contextless(target)
+    verifier = ToyVerifier(impl, model)
+    generate(impl, model, ModelDrafter(impl, Contextless(draft)), params, 3, length, verifier)
+    trials = sum(min(verdict.accepted + 1, len(drafted)) for _, drafted, verdict in verifier.history)
+    rate = sum(verdict.accepted for _, _, verdict in verifier.history) / trials
+    error = 4 * math.sqrt(exact * (1 - exact) / trials)
+    assert (1 - distance) / (1 + distance) - error < rate < 1 - distance + error
+    assert abs(rate - exact) < error
+
+
+def check_acceptances(impl: Implementation) -> None:
+    for target, draft in PAIRS:
+        check_acceptance(impl, target, draft)
+
+
+def check_pruning(impl: Implementation, vocabulary: int = 600, seeds: int = 60) -> None:
+    """The draw over a large vocabulary computes little noise but finds what all of it would."""
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(0, rng.choice([0.0, 0.01, 1.0, 3.0]), vocabulary).astype(np.float32)
+        if seed % 3 == 0:
+            logits = np.round(logits)
+        for temperature in (0.05, 0.7, 1.0, 3.0):
+            noisy = logits.astype(np.float64) / temperature
+            noisy += impl.draws.gumbel(impl.draws.words(seed, 9, vocabulary))
+            best, second = np.argsort(-noisy, kind="stable")[:2]
+            got = impl.draws.draw(logits, SamplingParams(temperature=temperature, seed=seed), 9)
+            assert got.token == best
+            assert math.isclose(got.margin, (noisy[best] - noisy[second]) * temperature, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def check_survivors(impl: Implementation) -> None:
+    """The sets that warping leaves are the naive reference's, ties included."""
+    for seed in range(120):
+        rng = np.random.default_rng(seed)
+        logits = rng.normal(0, 2, rng.integers(1, 40))
+        if seed % 2:
+            logits = np.round(logits)
+        params = SamplingParams(
+            temperature=float(rng.uniform(0.3, 2)),
+            top_k=int(rng.choice([0, 1, 3, 10, 50])),
+            top_p=float(rng.choice([1.0, rng.uniform(0.05, 0.99)])),
+            min_p=float(rng.choice([0.0, rng.uniform(0.01, 0.5)])),
+        )
+        got = impl.draws.surviving(logits / params.temperature, params)
+        kept = range(len(logits)) if got is None else got.tolist()
+        assert sorted(kept) == sorted(reference_survivors(logits.tolist(), params))
+
+
+def check_noise_resolution(impl: Implementation) -> None:
+    """52 bits at least: words that differ there have noise that differs where it matters, in the upper tail."""
+    steps = np.arange(1, 4000, dtype=np.uint64)
+    upper = impl.draws.gumbel(np.uint64(2**64 - 1) - (steps << np.uint64(12)))
+    assert (np.diff(upper) < 0).all()
+    lower = impl.draws.gumbel(steps << np.uint64(12))
+    assert (np.diff(lower) > 0).all()

@@ -1,0 +1,115 @@
+"""The n-gram drafter: what followed the longest, latest occurrence of the last tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculation.drafters import NgramDrafter
+from speculation.types import Draft, SamplingParams
+from tests.speculation import laws
+
+
+def propose(tokens: Sequence[int], k: int, longest: int = 5, shortest: int = 2) -> tuple[int, ...]:
+    async def once() -> Draft:
+        drafter = NgramDrafter(longest, shortest)
+        await drafter.open(tokens, SamplingParams())
+        return await drafter.propose(tokens, k)
+
+    return asyncio.run(once()).token_ids
+
+
+def naive(tokens: Sequence[int], k: int, longest: int, shortest: int) -> tuple[int, ...]:
+    """Tries every size from the longest and every place from the latest, then extends the tokens one by one."""
+    grown = list(tokens)
+    for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
+        for start in range(len(tokens) - n - 1, -1, -1):
+            if list(tokens[start : start + n]) == list(tokens[len(tokens) - n :]):
+                for i in range(k):
+                    grown.append(grown[start + n + i])
+                return tuple(grown[len(tokens) :])
+    return ()
+
+
+def test_it_proposes_what_followed_the_same_tokens_before():
+    assert propose([1, 2, 3, 4, 9, 1, 2], 2) == (3, 4)
+
+
+def test_the_longest_match_wins_over_a_later_shorter_one():
+    tokens = [1, 2, 3, 7, 7, 2, 3, 8, 8, 1, 2, 3]
+    assert propose(tokens, 2) == (7, 7)
+    assert propose(tokens, 2, longest=2) == (8, 8)
+
+
+def test_the_latest_occurrence_wins():
+    assert propose([1, 2, 5, 1, 2, 6, 1, 2], 1) == (6,)
+
+
+def test_a_copy_that_runs_into_the_end_goes_on_into_itself():
+    assert propose([5, 1, 2, 3, 1, 2, 3, 1, 2], 7) == (3, 1, 2, 3, 1, 2, 3)
+    assert propose([9, 4, 4, 4], 5) == (4, 4, 4, 4, 4)
+    assert propose([4, 4], 3, shortest=1) == (4, 4, 4)
+
+
+@pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 2, 3, 4], [1, 2, 3, 1]])
+def test_no_match_is_an_empty_draft(tokens):
+    assert propose(tokens, 4) == ()
+
+
+def test_the_shortest_size_bounds_what_counts_as_a_match():
+    assert propose([1, 2, 3, 1], 2, shortest=1) == (2, 3)
+    assert propose([1, 2, 3, 9, 1, 2], 1, longest=3, shortest=3) == ()
+
+
+@pytest.mark.parametrize("k", range(8))
+def test_it_proposes_at_most_k(k):
+    assert len(propose([1, 2, 3, 4, 1, 2], k)) == k
+
+
+@laws.repeatable
+@given(
+    tokens=st.lists(st.integers(0, 2), max_size=40),
+    k=st.integers(0, 9),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)).map(sorted),
+)
+def test_it_equals_a_naive_search(tokens, k, sizes):
+    shortest, longest = sizes
+    assert propose(tokens, k, longest, shortest) == naive(tokens, k, longest, shortest)
+
+
+@settings(laws.repeatable, max_examples=60)
+@given(
+    tokens=st.lists(st.integers(0, 3), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(1, 40), max_size=8),
+    k=st.integers(1, 5),
+)
+def test_an_index_grown_round_by_round_equals_a_fresh_one(tokens, cuts, k):
+    async def grown() -> list[tuple[int, ...]]:
+        drafter = NgramDrafter(4, 1)
+        await drafter.open(tokens[:1], SamplingParams())
+        return [(await drafter.propose(tokens[:cut], k)).token_ids for cut in sorted(cuts)]
+
+    assert asyncio.run(grown()) == [propose(tokens[:cut], k, 4, 1) for cut in sorted(cuts)]
+
+
+def test_a_new_request_knows_nothing_of_the_last_one():
+    async def two() -> Draft:
+        drafter = NgramDrafter()
+        await drafter.open([1, 2, 3, 1, 2], SamplingParams())
+        assert (await drafter.propose([1, 2, 3, 1, 2], 1)).token_ids == (3,)
+        await drafter.close()
+        await drafter.close()
+        await drafter.open([7, 1, 2], SamplingParams())
+        return await drafter.propose([7, 1, 2], 1)
+
+    assert asyncio.run(two()).token_ids == ()
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(5, 0), (1, 2), (0, 0), (3, -1)])
+def test_sizes_that_make_no_sense_are_refused(longest, shortest):
+    with pytest.raises(ValueError, match=f"not {shortest} and {longest}"):
+        NgramDrafter(longest, shortest)

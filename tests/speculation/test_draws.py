@@ -1,0 +1,329 @@
+"""Seeded draws: random access, exact pruning, warping sets, ties, bad logits, and values that may never change."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from speculation.draws import BadLogits, Drawn, draw, gumbel, surviving, words
+from speculation.types import SamplingParams
+from tests.speculation import laws
+
+U64 = st.integers(0, 2**64 - 1)
+
+
+def array(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
+# --- noise ---
+
+
+@laws.repeatable
+@given(seed=U64, position=st.integers(0, 2**63), token=st.integers(0, 300))
+def test_the_word_of_a_token_is_philox_at_its_counter_wherever_one_starts(seed, position, token):
+    key = np.array([seed, position], dtype=np.uint64)
+    jumped = np.random.Philox(key=key, counter=token // 4).random_raw(4)[token % 4]
+    stream = words(seed, position, token + 1)
+    assert stream[token] == jumped == laws.reference_word(seed, position, token)
+    assert np.array_equal(words(seed, position, 300)[: token + 1], stream[:300])
+
+
+def test_streams_of_neighbouring_seeds_and_positions_share_no_word():
+    streams = [words(seed, position, 50).tolist() for seed in range(6) for position in range(6)]
+    assert len({w for stream in streams for w in stream}) == 36 * 50
+
+
+def test_gumbel_noise_is_finite_for_every_word():
+    """Uniforms lie strictly inside (0, 1): the smallest and the largest words too have finite noise."""
+    edges = [0, 1, 2**11, 2**12, 2**63, 2**64 - 2**13, 2**64 - 2**12 - 1, 2**64 - 2**12, 2**64 - 2**11, 2**64 - 1]
+    noise = gumbel(np.array(edges, dtype=np.uint64))
+    assert np.isfinite(noise).all()
+    assert (np.diff(noise) >= 0).all()
+    assert noise[0] < -3.58  # -log(52 log 2)
+    assert noise[-1] > 36.0  # a tail that a float32 uniform, ending near 17, would cut
+
+
+@laws.repeatable
+@given(word=st.integers(2**12, 2**64 - 2**14))
+def test_gumbel_noise_is_that_of_a_uniform_of_at_least_fifty_two_bits(word):
+    got = float(gumbel(np.array([word], dtype=np.uint64))[0])
+    below, above = (laws.reference_noise(max(0, word + shift)) for shift in (-(2**12), 2**12))
+    assert below - 1e-12 <= got <= above + 1e-12
+
+
+def test_gumbel_noise_has_the_moments_of_its_law():
+    noise = gumbel(words(1, 2, 200_000))
+    assert noise.mean() == pytest.approx(0.5772156649, abs=4 * math.pi / math.sqrt(6 * 200_000))
+    assert noise.var() == pytest.approx(math.pi**2 / 6, rel=0.02)
+
+
+# --- pruning ---
+
+
+@settings(laws.repeatable, max_examples=60)
+@given(
+    seed=U64,
+    spread=st.sampled_from([0.0, 1e-3, 1.0, 4.0, 12.0]),
+    temperature=st.sampled_from([1e-3, 0.1, 0.7, 1.0, 2.5, 50.0]),
+    grain=st.sampled_from([0.0, 0.125, 1.0]),
+    vocabulary=st.sampled_from([1, 2, 64, 128, 129, 130, 500, 3000]),
+)
+def test_pruned_draws_equal_brute_force_in_token_and_margin(seed, spread, temperature, grain, vocabulary):
+    logits = np.random.default_rng(seed).normal(0, spread, vocabulary).astype(np.float32)
+    if grain:
+        logits = np.round(logits / np.float32(grain)) * np.float32(grain)  # as coarse as bfloat16: ties
+    noisy = logits.astype(np.float64) / temperature + gumbel(words(seed, 77, vocabulary))
+    order = np.argsort(-noisy, kind="stable")
+    got = draw(logits, SamplingParams(temperature=temperature, seed=seed), 77)
+    assert got.token == order[0]
+    if vocabulary > 1:
+        expected = (noisy[order[0]] - noisy[order[1]]) * temperature
+        assert math.isclose(got.margin, expected, rel_tol=1e-9, abs_tol=1e-12 * temperature)
+    else:
+        assert got.margin == math.inf
+
+
+def test_pruned_draws_equal_brute_force_over_many_seeds():
+    laws.check_pruning(laws.OURS, vocabulary=400, seeds=150)
+
+
+def test_a_token_far_below_the_head_wins_where_its_noise_is_large_enough():
+    """200 equal tokens outside a head of slightly better ones win their fair share."""
+    logits = np.concatenate([np.full(64, 0.5), np.zeros(400)]).astype(np.float32)
+    outside = sum(draw(logits, SamplingParams(temperature=1.0, seed=s), 0).token >= 64 for s in range(800))
+    share = 400 / (400 + 64 * math.exp(0.5))
+    assert outside / 800 == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 800))
+
+
+# --- warping ---
+
+
+def near_a_threshold(logits: list[float], params: SamplingParams) -> bool:
+    """Whether the sets hang on the last bits of a sum; ties of equal logits alone do not."""
+    scores = [x / params.temperature for x in logits]
+    top = max(scores)
+    ids = sorted(range(len(scores)), key=lambda v: (-scores[v], v))[: params.top_k or None]
+    weights = [math.exp(scores[v] - top) for v in ids]
+    masses = [math.fsum(weights[: n + 1]) / math.fsum(weights) for n in range(len(weights))]
+    return any(abs(m - params.top_p) < 1e-9 for m in masses if params.top_p < 1) or any(
+        0 < abs(w - params.min_p) < 1e-9 for w in weights if w != 1
+    )
+
+
+@settings(laws.repeatable, max_examples=250)
+@given(
+    logits=st.lists(st.integers(-24, 24).map(lambda x: x / 4) | st.floats(-20, 20, width=32), min_size=1, max_size=30),
+    temperature=st.floats(0.05, 5),
+    top_k=st.integers(0, 32),
+    top_p=st.just(1.0) | st.floats(0.01, 1),
+    min_p=st.just(0.0) | st.floats(0, 1),
+    seed=U64,
+    position=st.integers(0, 2**40),
+)
+def test_warping_and_draw_are_those_of_a_naive_implementation(logits, temperature, top_k, top_p, min_p, seed, position):
+    params = SamplingParams(temperature, top_k, top_p, min_p, seed)
+    logits = array(*logits).tolist()
+    assume(not near_a_threshold(logits, params))
+    got = surviving(array(*logits).astype(np.float64) / temperature, params)
+    expected = laws.reference_survivors(logits, params)
+    assert sorted(range(len(logits)) if got is None else got.tolist()) == sorted(expected)
+    assert draw(array(*logits), params, position).token == laws.reference_draw(logits, params, position)
+
+
+@settings(laws.repeatable, max_examples=12)
+@given(seed=st.integers(0, 2**32), top_p=st.sampled_from([0.3, 0.9, 0.99, 0.9999]), top_k=st.sampled_from([0, 700]))
+def test_a_nucleus_of_thousands_is_that_of_a_naive_implementation(seed, top_p, top_k):
+    logits = np.round(np.random.default_rng(seed).normal(0, 1.0, 2500), 2).astype(np.float32)
+    params = SamplingParams(temperature=1.3, top_k=top_k, top_p=top_p)
+    # The naive sum is quadratic; here a sorted cumulative one, in extended precision.
+    scores = logits.astype(np.float64) / 1.3
+    order = np.lexsort((np.arange(2500), -scores))[: top_k or None]
+    mass = np.cumsum(np.exp(scores[order], dtype=np.longdouble))
+    expected = order[: int(np.searchsorted(mass / mass[-1], top_p)) + 1]
+    got = surviving(scores, params)
+    assert got is not None
+    assert got.tolist() == expected.tolist()
+
+
+def survivors(logits: np.ndarray, **params: float) -> list[int]:
+    got = surviving(logits.astype(np.float64), SamplingParams(temperature=1.0, **params))
+    return list(range(len(logits))) if got is None else sorted(got.tolist())
+
+
+def test_among_equal_logits_the_lower_ids_survive():
+    assert survivors(array(1, 2, 2, 2, 0), top_k=2) == [1, 2]
+    assert survivors(array(0, 0, 0, 0), top_p=0.5) == [0, 1]
+    assert survivors(array(0, 0, 0, 0), top_p=0.51) == [0, 1, 2]
+    assert survivors(array(0, 3, 0, 3), top_k=3) == [0, 1, 3]
+
+
+def test_top_p_takes_the_token_that_reaches_it_and_always_one():
+    logits = np.log(array(0.5, 0.25, 0.25))
+    assert survivors(logits, top_p=1e-9) == [0]
+    assert survivors(logits, top_p=0.49) == [0]
+    assert survivors(logits, top_p=0.6) == [0, 1]
+    assert survivors(logits, top_p=0.76) == [0, 1, 2]
+
+
+def test_top_p_counts_what_top_k_left():
+    logits = np.log(array(0.4, 0.3, 0.2, 0.1))
+    assert survivors(logits, top_p=0.5) == [0, 1]
+    assert survivors(logits, top_p=0.5, top_k=2) == [0]  # 0.4 of 0.7
+
+
+def test_min_p_is_relative_to_the_largest_and_one_keeps_ties_of_it():
+    logits = np.log(array(0.4, 0.25, 0.2, 0.15))
+    assert survivors(logits, min_p=0.45) == [0, 1, 2]
+    assert survivors(array(1, 2, 0, 2), min_p=1.0) == [1, 3]
+
+
+def test_off_means_all_tokens():
+    assert surviving(np.zeros(5), SamplingParams(temperature=1.0)) is None
+    assert surviving(np.zeros(5), SamplingParams(temperature=1.0, top_k=5)) is None
+    assert surviving(np.zeros(5), SamplingParams(temperature=1.0, top_k=50)) is None
+
+
+def test_masked_tokens_are_never_drawn():
+    logits = array(0, -np.inf, 0, -np.inf)
+    for params in (SamplingParams(temperature=1.0), SamplingParams(temperature=2.0, top_k=3, top_p=0.99)):
+        drawn = {draw(logits, laws.seeded(params, seed), 0).token for seed in range(60)}
+        assert drawn == {0, 2}
+
+
+@pytest.mark.parametrize("allowed", [1, 2, 63, 64, 65])
+def test_masked_tokens_are_never_drawn_from_a_large_vocabulary(allowed):
+    logits = np.full(500, -np.inf, dtype=np.float32)
+    logits[100 : 100 + allowed] = 1.5
+    for seed in range(20):
+        got = draw(logits, SamplingParams(temperature=1.0, seed=seed), 0)
+        noise = gumbel(words(seed, 0, 500))[100 : 100 + allowed]
+        assert got.token == 100 + int(noise.argmax())
+
+
+# --- greedy, extremes, bad logits ---
+
+
+@laws.repeatable
+@given(logits=st.lists(st.integers(-3, 3), min_size=1, max_size=12), position=st.integers(0, 100), seed=U64)
+def test_greedy_takes_the_lowest_of_the_largest_whatever_seed_and_position(logits, position, seed):
+    got = draw(array(*logits), SamplingParams(seed=seed), position)
+    best, *others = sorted(logits, reverse=True)
+    assert got == Drawn(logits.index(best), best - others[0] if others else math.inf)
+
+
+def test_greedy_ignores_the_other_parameters():
+    for params in (SamplingParams(top_k=1), SamplingParams(top_p=0.1), SamplingParams(min_p=1.0)):
+        assert draw(array(1, 5, 5, 2), params, 3) == Drawn(1, 0.0)
+
+
+def test_top_k_one_is_greedy_at_every_temperature():
+    for temperature in (1e-3, 1.0, 1e6):
+        got = draw(array(1, 5, 5, 2), SamplingParams(temperature=temperature, top_k=1, seed=9), 3)
+        assert got == Drawn(1, math.inf)
+
+
+def test_a_temperature_near_zero_is_greedy_and_a_huge_one_uniform():
+    logits = laws.LOGITS
+    cold = {draw(logits, SamplingParams(temperature=1e-6, seed=s), 0).token for s in range(50)}
+    assert cold == {int(logits.argmax())}
+    hot = [draw(logits, SamplingParams(temperature=1e9, seed=s), 0).token for s in range(900)]
+    assert laws.chi_square_p_value(np.bincount(hot, minlength=9), np.full(9, 1 / 9)) > 1e-4
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310])
+def test_the_smallest_temperatures_that_params_take_can_be_drawn_with(temperature):
+    assert draw(array(1, 3, 2), SamplingParams(temperature=temperature), 0).token == 1
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.5, top_k=2),
+        SamplingParams(temperature=1.0, top_p=0.5),
+        SamplingParams(temperature=1.0, min_p=0.5),
+    ],
+    ids=["greedy", "plain", "top-k", "top-p", "min-p"],
+)
+@pytest.mark.parametrize("vocabulary", [1, 3, 400])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_numbers_are_refused(params, vocabulary, bad):
+    for at in {0, vocabulary // 2, vocabulary - 1}:
+        logits = np.zeros(vocabulary, dtype=np.float32)
+        logits[at] = bad
+        with pytest.raises(BadLogits):
+            draw(logits, params, 0)
+    with pytest.raises(BadLogits):
+        draw(np.full(vocabulary, -np.inf, dtype=np.float32), params, 0)
+
+
+# --- what a draw depends on ---
+
+
+@settings(laws.repeatable, max_examples=50)
+@given(seed=U64, position=st.integers(0, 2**40), data=st.data())
+def test_a_draw_depends_on_nothing_but_seed_position_and_logits(seed, position, data):
+    params = SamplingParams(temperature=0.9, top_p=0.95, seed=seed)
+    first = draw(laws.LOGITS, params, position)
+    np.random.seed(data.draw(st.integers(0, 1000)))
+    for _ in range(data.draw(st.integers(0, 3))):
+        draw(laws.LOGITS, laws.seeded(params, data.draw(U64)), data.draw(st.integers(0, 1000)))
+    logits = np.pad(laws.LOGITS, 3)[3:-3]  # elsewhere in memory, not its own array
+    assert draw(logits, params, position) == first
+    assert logits.tolist() == laws.LOGITS.tolist()
+
+
+def test_noise_belongs_to_the_token_so_that_tokens_added_behind_change_nothing():
+    """A padded vocabulary whose padding cannot win draws the same tokens."""
+    padded = np.concatenate([laws.LOGITS, np.full(300, -1e30, dtype=np.float32)])
+    for seed in range(100):
+        params = SamplingParams(temperature=1.0, seed=seed)
+        assert draw(padded, params, seed).token == draw(laws.LOGITS, params, seed).token
+
+
+# --- values that may never change: a replay of a recorded seed depends on them ---
+
+
+def test_the_words_are_those_recorded():
+    recorded = {
+        (0, 0): [0x02F4BA6408E4D89B, 0x3DD62B0B9CA8C5B2, 0x1C8667A55D902E79, 0x907D7A052FD5B4DC, 0x809BF322883987C3],
+        (7, 12): [0x6104EBD90775BBA1, 0xF2513B420659FBC4, 0x3C1C63A968CC423D, 0x5642EC4B662BBF00, 0x22A0E33A84C50E74],
+        (2**64 - 1, 2**40): [0xD3E461B9A1D6347C, 0x20BEF29B1C34029F, 0x8ED55A4D1E0D73F9, 0xE1A991330FB0ECF2],
+    }
+    for (seed, position), values in recorded.items():
+        assert words(seed, position, len(values)).tolist() == values
+
+
+def test_the_noise_is_that_recorded():
+    recorded = [
+        0.030182645104829806,
+        2.901706973903685,
+        -0.37086422659989265,
+        -0.08415272436759001,
+        -0.6933978232911272,
+        7.0678277603823565,
+    ]
+    assert gumbel(words(7, 12, 6)).tolist() == pytest.approx(recorded, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens"),
+    [
+        (SamplingParams(), [22, 22, 22, 22, 22, 22, 22, 22]),
+        (SamplingParams(1.0, seed=42), [292, 29, 221, 190, 42, 225, 212, 159]),
+        (SamplingParams(0.7, top_k=20, seed=42), [292, 53, 53, 115, 239, 4, 22, 53]),
+        (SamplingParams(1.5, top_p=0.9, seed=42), [292, 29, 221, 190, 42, 206, 212, 48]),
+        (SamplingParams(1.0, min_p=0.1, seed=2**63), [119, 84, 97, 26, 172, 22, 144, 199]),
+        (SamplingParams(0.8, 40, 0.95, 0.02, 123456789), [106, 22, 239, 239, 44, 22, 137, 115]),
+    ],
+    ids=["greedy", "plain", "top-k", "top-p", "min-p", "all"],
+)
+def test_the_draws_are_those_recorded(params, tokens):
+    logits = (np.arange(300) * 7 % 31 / 8).astype(np.float32)
+    assert [draw(logits, params, position).token for position in range(8)] == tokens

@@ -1,0 +1,290 @@
+"""The loop: what it asks for, what it counts, and that it always closes what it opened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from speculation.loop import DraftThenVerify, speculate
+from speculation.stopping import Stopping, StopRules
+from speculation.types import Chunk, Draft, FinishReason, SamplingParams, SpeculationStats, Verdict
+from tests.speculation import laws
+from tests.speculation.laws import OURS, PROMPT, Silent
+
+SAMPLING = SamplingParams(temperature=0.5, seed=8)
+
+
+class Script:
+    """Rounds as written: (draft, verdict). Keeps every call."""
+
+    def __init__(self, *rounds: tuple[Draft, Verdict], on: Callable[[str], None] = lambda call: None) -> None:
+        self._rounds = list(rounds)
+        self._on = on
+        self.calls: list[tuple] = []
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self.calls.append(("open", tuple(prompt), sampling))
+        self._on("open")
+
+    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+        self.calls.append(("round", tuple(tokens), k))
+        self._on("round")
+        await asyncio.sleep(0)
+        return self._rounds.pop(0)
+
+    async def close(self) -> None:
+        self.calls.append(("close",))
+        await asyncio.sleep(0)
+        self.calls.append(("closed",))
+
+    @property
+    def closed(self) -> bool:
+        return self.calls[-2:] == [("close",), ("closed",)]
+
+
+def agreed(draft: Sequence[int], accepted: int, token: int, **costs: float) -> tuple[Draft, Verdict]:
+    return Draft(tuple(draft)), Verdict((*draft[:accepted], token), accepted, **costs)
+
+
+def start(rounds, k: int = 4, rules: StopRules | None = None, stats: SpeculationStats | None = None):
+    stopping = Stopping(rules or StopRules(100), Silent())
+    return speculate(PROMPT, SAMPLING, k, rounds, stopping, stats or SpeculationStats())
+
+
+async def collect(chunks) -> list[Chunk]:
+    return [c async for c in chunks]
+
+
+# --- what is asked for and counted ---
+
+
+def test_each_round_is_given_everything_committed_and_what_may_still_be_drafted():
+    script = Script(agreed([10, 11, 12, 13], 2, 20), agreed([30], 1, 31), agreed([], 0, 40), agreed([], 0, 41))
+    chunks = asyncio.run(collect(start(script, rules=StopRules(7))))
+    assert [c.token_ids for c in chunks] == [(10, 11, 20), (30, 31), (40,), (41,)]
+    assert script.calls == [
+        ("open", PROMPT, SAMPLING),
+        ("round", PROMPT, 4),
+        ("round", (*PROMPT, 10, 11, 20), 3),
+        ("round", (*PROMPT, 10, 11, 20, 30, 31), 1),
+        ("round", (*PROMPT, 10, 11, 20, 30, 31, 40), 0),
+        ("close",),
+        ("closed",),
+    ]
+
+
+def test_statistics_equal_those_counted_by_hand():
+    script = Script(
+        (Draft((1, 2, 3), 0.5, 0.25), Verdict((1, 2, 9), 2, queue_seconds=1.0, compute_seconds=2.0)),
+        (Draft((4,), 0.5, 0.25), Verdict((8,), 0, queue_seconds=1.0, compute_seconds=2.0)),
+        (Draft(), Verdict((5,), 0, compute_seconds=4.0)),
+        (Draft((6, 7)), Verdict((6, 7, 8), 2)),
+    )
+    stats = SpeculationStats()
+    asyncio.run(collect(start(script, rules=StopRules(8), stats=stats)))
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.wasted_drafts) == (4, 6, 4, 2)
+    assert stats.drafted_per_position == [3, 2, 1]
+    assert stats.accepted_per_position == [2, 2, 0]
+    assert stats.draft_seconds == 0.5
+    assert stats.verify_seconds == 8.0
+    assert stats.queue_seconds == 3.0
+    assert stats.prefill_seconds >= 0
+
+
+def test_statistics_of_a_real_run_agree_with_its_history():
+    model = laws.ToyModel(10, seed=4)
+    verifier = laws.ToyVerifier(OURS, model)
+    drafter = laws.ModelDrafter(OURS, laws.NoisyModel(model, 0.7))
+    out, stats = laws.generate(OURS, model, drafter, SAMPLING, 4, 60, verifier)
+    drafts = [(len(draft), verdict.accepted) for _, draft, verdict in verifier.history]
+    assert len(out) == 60 == stats.accepted + stats.rounds
+    assert (stats.rounds, stats.drafted) == (len(drafts), sum(d for d, _ in drafts))
+    assert stats.drafted_per_position == [sum(d > i for d, _ in drafts) for i in range(4)]
+    assert stats.accepted_per_position == [sum(a > i for _, a in drafts) for i in range(4)]
+    assert 0 < stats.accepted < stats.drafted
+
+
+def test_speculation_length_zero_is_plain_decoding():
+    model = laws.ToyModel(10, seed=4)
+    verifier = laws.ToyVerifier(OURS, model)
+
+    class Untouchable(laws.ModelDrafter):
+        async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+            raise AssertionError("asked for a draft")
+
+    out, stats = laws.generate(OURS, model, Untouchable(OURS, model), SAMPLING, 0, 9, verifier)
+    assert (stats.rounds, stats.drafted, stats.accepted, stats.drafted_per_position) == (9, 0, 0, [])
+    assert [known for known, _, _ in verifier.history] == list(range(len(PROMPT), len(PROMPT) + 9))
+    assert out == laws.generate(OURS, model, None, SAMPLING, 5, 9)[0]
+
+
+def test_nothing_comes_after_a_stop_inside_a_round():
+    script = Script(agreed([7, 5, 6], 3, 8))
+    rules = StopRules(100, end_of_sequence_ids=frozenset({5}))
+    assert [c.token_ids for c in asyncio.run(collect(start(script, rules=rules)))] == [(7, 5)]
+    assert script.closed
+
+
+def test_margins_reach_the_chunks():
+    script = Script((Draft((1,)), Verdict((1, 2), 1, margins=(0.5, 0.0))))
+    assert asyncio.run(collect(start(script, rules=StopRules(2))))[0].margins == (0.5, 0.0)
+
+
+def test_agreement_keeps_margins_only_where_asked_and_draws_no_further_than_it_counts():
+    asked: list[int] = []
+
+    def target_draw(i: int):
+        asked.append(i)
+        return OURS.draws.Drawn(i, i / 2)
+
+    agree = OURS.acceptance.agree
+    assert agree([0, 9, 2], target_draw) == Verdict((0, 1), 1)
+    assert asked == [0, 1]
+    assert agree([0, 1], target_draw, margins=True) == Verdict((0, 1, 2), 2, margins=(0.0, 0.5, 1.0))
+    assert agree([], target_draw, margins=True) == Verdict((0,), 0, margins=(0.0,))
+
+
+# --- closing ---
+
+
+class Broken(Exception):
+    pass
+
+
+def failing_at(where: str, after: int = 0) -> Callable[[str], None]:
+    seen: list[str] = []
+
+    def on(call: str) -> None:
+        seen.append(call)
+        if call == where and seen.count(where) > after:
+            raise Broken
+
+    return on
+
+
+def test_rounds_are_closed_at_a_normal_end():
+    script = Script(agreed([], 0, 1), agreed([], 0, 2))
+    asyncio.run(collect(start(script, rules=StopRules(2))))
+    assert script.closed
+    assert script.calls.count(("close",)) == 1
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_rounds_are_closed_when_a_round_fails(after):
+    script = Script(*[agreed([], 0, 1)] * 3, on=failing_at("round", after))
+    with pytest.raises(Broken):
+        asyncio.run(collect(start(script)))
+    assert script.closed
+
+
+def test_rounds_are_closed_when_opening_fails():
+    script = Script(on=failing_at("open"))
+    with pytest.raises(Broken):
+        asyncio.run(collect(start(script)))
+    assert [c[0] for c in script.calls] == ["open", "close", "closed"]
+
+
+def test_rounds_are_closed_when_the_reader_leaves():
+    script = Script(*[agreed([], 0, 1)] * 3)
+
+    async def leave() -> None:
+        chunks = start(script)
+        await chunks.__anext__()
+        await chunks.aclose()
+
+    asyncio.run(leave())
+    assert [c[0] for c in script.calls] == ["open", "round", "close", "closed"]
+
+
+def test_rounds_are_closed_on_cancellation():
+    reached = asyncio.Event()
+
+    class Hanging(Script):
+        async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+            self.calls.append(("round", tuple(tokens), k))
+            reached.set()
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+    script = Hanging()
+
+    async def cancel() -> None:
+        task = asyncio.create_task(collect(start(script)))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert script.closed
+
+
+def test_nothing_is_opened_before_the_first_chunk_is_asked_for():
+    script = Script()
+
+    async def never() -> None:
+        await start(script).aclose()
+
+    asyncio.run(never())
+    assert script.calls == []
+
+
+class Part:
+    """A drafter or a verifier that notes its calls."""
+
+    def __init__(self, name: str, log: list[str], fails: Sequence[str] = ()) -> None:
+        self._name, self._log, self._fails = name, log, fails
+
+    def _note(self, call: str) -> None:
+        self._log.append(f"{self._name} {call}")
+        if call in self._fails:
+            raise Broken
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        assert (tuple(prompt), sampling) == (PROMPT, SAMPLING)
+        self._note("open")
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        self._note("propose")
+        return Draft((1,) * k)
+
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+        self._note("verify")
+        return Verdict((*draft, 2), len(draft))
+
+    async def close(self) -> None:
+        self._note("close")
+
+
+@pytest.mark.parametrize(
+    ("drafter_fails", "verifier_fails"),
+    [("open", ()), ("propose", ()), ((), "open"), ((), "verify"), ("close", ()), (("propose", "close"), ())],
+    ids=str,
+)
+def test_drafter_and_verifier_are_both_closed_whichever_fails(drafter_fails, verifier_fails):
+    def listed(fails: str | tuple[str, ...]) -> tuple[str, ...]:
+        return (fails,) if isinstance(fails, str) else fails
+
+    log: list[str] = []
+    rounds = DraftThenVerify(Part("target", log, listed(verifier_fails)), Part("draft", log, listed(drafter_fails)))
+    with pytest.raises(Broken):
+        asyncio.run(collect(start(rounds, rules=StopRules(2))))
+    assert log[-2:] == ["draft close", "target close"]
+
+
+def test_drafter_and_verifier_take_turns():
+    log: list[str] = []
+    rounds = DraftThenVerify(Part("target", log), Part("draft", log))
+    chunks = asyncio.run(collect(start(rounds, k=1, rules=StopRules(3))))
+    assert [c.token_ids for c in chunks] == [(1, 2), (2,)]
+    # The last round has room for one token only: there is nothing to draft.
+    assert log[2:-2] == ["draft propose", "target verify", "target verify"]
+
+
+def test_the_loop_ends_with_the_reason_of_its_stop():
+    stopping = Stopping(StopRules(2), Silent())
+    script = Script(agreed([1], 1, 2))
+    asyncio.run(collect(speculate(PROMPT, SAMPLING, 3, script, stopping, SpeculationStats())))
+    assert stopping.reason is FinishReason.LENGTH

@@ -1,0 +1,286 @@
+"""Each trap of design section 3, planted in a copy, makes the checks fail. The copies differ in one place each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.speculation import laws
+from tests.speculation.laws import OURS, Implementation, mutated
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    module: str  # of Implementation; "" for the drafter's position
+    old: str
+    new: str
+    caught_by: tuple[Callable[[Implementation], None], ...]
+
+    def planted(self) -> Implementation:
+        parts = {name: getattr(OURS, name) for name in ("acceptance", "draws", "loop")}
+        if not self.module:
+            return Implementation(**parts, draft_offset=int(self.new))
+        return Implementation(**{**parts, self.module: mutated(parts[self.module], self.old, self.new)})
+
+
+LAW, SAME = laws.check_enumerated_laws, laws.check_same_outputs
+COMMITTED = "token_ids=tuple(d.token for d in drawn),"
+DRAWN = "drawn.append(target_draw(i))"
+MISMATCH = "if i == len(draft) or drawn[i].token != draft[i]:\n            break"
+KEY = "key = np.array([seed, position], dtype=np.uint64)"
+UNIFORMS = "-np.log(-np.log(uniforms))"
+CALLS = "__import__('itertools').count()"
+
+MUTANTS = [
+    # The rule
+    Mutant(
+        "the draft token is committed at the mismatch",
+        "acceptance",
+        COMMITTED,
+        "token_ids=tuple(draft[i] if i < len(draft) else d.token for i, d in enumerate(drawn)),",
+        (LAW, SAME),
+    ),
+    Mutant(
+        "the round stops before the correction",
+        "acceptance",
+        COMMITTED,
+        "token_ids=tuple(d.token for i, d in enumerate(drawn) if i == len(draft) or d.token == draft[i]),",
+        (LAW, laws.check_wrong_draft),
+    ),
+    Mutant(
+        "the round goes on past the first mismatch",
+        "acceptance",
+        "if i == len(draft) or drawn[i].token != draft[i]:",
+        "if i == len(draft):",
+        (LAW, SAME),
+    ),
+    Mutant(
+        "the correction is resampled with fresh noise",
+        "acceptance",
+        MISMATCH,
+        MISMATCH.replace(
+            "break", "drawn[i] = drawn[i] if i == len(draft) else target_draw(i, True)\n            break"
+        ),
+        (LAW,),
+    ),
+    Mutant(
+        "the bonus comes from a padded row",
+        "acceptance",
+        DRAWN,
+        "drawn.append(target_draw(i + (i == len(draft))))",
+        (LAW, SAME),
+    ),
+    Mutant(
+        "the bonus comes from the row before",
+        "acceptance",
+        DRAWN,
+        "drawn.append(target_draw(max(0, i - (i == len(draft)))))",
+        (LAW, SAME),
+    ),
+    Mutant("every row is one too far", "acceptance", DRAWN, "drawn.append(target_draw(i + 1))", (LAW, SAME)),
+    Mutant(
+        "there is no bonus after full acceptance",
+        "acceptance",
+        COMMITTED,
+        "token_ids=tuple(d.token for d in drawn)[: max(1, len(draft))],",
+        (laws.check_perfect_draft,),
+    ),
+    Mutant(
+        "the bonus counts as accepted",
+        "acceptance",
+        "accepted=len(drawn) - 1",
+        "accepted=len(drawn)",
+        (laws.check_perfect_draft, laws.check_wrong_draft),
+    ),
+    # Warping
+    Mutant(
+        "temperature is dropped",
+        "draws",
+        " / params.temperature",
+        "",
+        (laws.check_draw_laws, laws.check_seeded_draws, SAME),
+    ),
+    Mutant(
+        "top-k is dropped",
+        "draws",
+        "if 0 < params.top_k < len(scores):",
+        "if False:",
+        (laws.check_draw_laws, laws.check_survivors, laws.check_seeded_draws),
+    ),
+    Mutant(
+        "top-p is dropped",
+        "draws",
+        "if params.top_p < 1:",
+        "if False:",
+        (laws.check_draw_laws, laws.check_survivors, laws.check_seeded_draws),
+    ),
+    Mutant(
+        "min-p is dropped",
+        "draws",
+        "if params.min_p > 0:",
+        "if False:",
+        (laws.check_draw_laws, laws.check_survivors, laws.check_seeded_draws),
+    ),
+    Mutant(
+        "top-p forgets that top-k came first",
+        "draws",
+        "total = np.exp(pool - top).sum()",
+        "total = np.exp(scores - top).sum()",
+        (laws.check_survivors,),
+    ),
+    Mutant(
+        "top-p keeps one token too few",
+        "draws",
+        "return head[: enough + 1]",
+        "return head[: max(1, enough)]",
+        (laws.check_draw_laws, laws.check_survivors),
+    ),
+    Mutant(
+        "top-k takes the higher id among equals",
+        "draws",
+        "level = np.flatnonzero(scores == threshold)[: k - len(above)]",
+        "level = np.flatnonzero(scores == threshold)[::-1][: k - len(above)]",
+        (laws.check_survivors,),
+    ),
+    # Noise
+    Mutant(
+        "a retry re-rolls",
+        "draws",
+        KEY,
+        f"key = np.array([seed ^ next(words.__dict__.setdefault('calls', {CALLS})), position], dtype=np.uint64)",
+        (laws.check_draws_repeat, SAME),
+    ),
+    Mutant(
+        "every position has the same noise",
+        "draws",
+        KEY,
+        "key = np.array([seed, 0], dtype=np.uint64)",
+        (laws.check_draw_laws, laws.check_seeded_draws, SAME),
+    ),
+    Mutant(
+        "every seed has the same noise",
+        "draws",
+        KEY,
+        "key = np.array([0, position], dtype=np.uint64)",
+        (laws.check_draw_laws, laws.check_seeded_draws, SAME),
+    ),
+    Mutant(
+        "seed and position are added up",
+        "draws",
+        KEY,
+        "key = np.array([seed + position, 0], dtype=np.uint64)",
+        (laws.check_seeded_draws, SAME),
+    ),
+    Mutant(
+        "the noise has the wrong sign",
+        "draws",
+        UNIFORMS,
+        "np.log(-np.log(uniforms))",
+        (laws.check_draw_laws, laws.check_seeded_draws),
+    ),
+    Mutant(
+        "uniforms have 32 bits",
+        "draws",
+        "uniforms = (",
+        "raw = (raw >> np.uint64(32)) << np.uint64(32)\n    uniforms = (",
+        (laws.check_noise_resolution,),
+    ),
+    Mutant(
+        "candidates share the noise of the first ids",
+        "draws",
+        "gumbel(raw[candidates])",
+        "gumbel(raw[: len(candidates)])",
+        (laws.check_pruning, laws.check_seeded_draws),
+    ),
+    Mutant(
+        "the vocabulary is pruned without regard to noise",
+        "draws",
+        "return np.union1d(head, rest)",
+        "return np.sort(head)",
+        (laws.check_pruning,),
+    ),
+    Mutant(
+        "the pruning keeps the winner but loses the runner-up",
+        "draws",
+        "bound = np.partition(scores[head] + gumbel(raw[head]), -2)[-2]",
+        "bound = np.partition(scores[head] + gumbel(raw[head]), -1)[-1]",
+        (laws.check_pruning,),
+    ),
+    Mutant(
+        "the draft's noise is one position behind", "", "", "-1", (laws.check_acceptances, laws.check_perfect_draft)
+    ),
+    Mutant("the draft's noise is one position ahead", "", "", "1", (laws.check_acceptances, laws.check_perfect_draft)),
+    # The loop
+    Mutant(
+        "drafts are verified without the last committed token",
+        "loop",
+        "await self.verifier.verify(tokens, draft.token_ids)",
+        "await self.verifier.verify(tokens[:-1], draft.token_ids)",
+        (LAW, SAME),
+    ),
+    Mutant(
+        "drafts are made without the last committed token",
+        "loop",
+        "await self.drafter.propose(tokens, k)",
+        "await self.drafter.propose(tokens[:-1], k)",
+        (laws.check_perfect_draft,),
+    ),
+    Mutant(
+        "the loop forgets the last token that a round committed",
+        "loop",
+        "tokens += verdict.token_ids",
+        "tokens += verdict.token_ids[:-1]",
+        (LAW, SAME),
+    ),
+    Mutant(
+        "the loop keeps what was drafted instead of what was committed",
+        "loop",
+        "tokens += verdict.token_ids",
+        "tokens += (*draft.token_ids, verdict.token_ids[-1])",
+        (LAW, SAME),
+    ),
+    Mutant(
+        "drafts reach past max_new_tokens",
+        "loop",
+        "min(k, stopping.remaining - 1)",
+        "k",
+        (laws.check_nothing_drafted_past_the_end,),
+    ),
+]
+
+
+CASES = [pytest.param(m, check, id=f"{m.name}: {check.__name__}") for m in MUTANTS for check in m.caught_by]
+
+
+@pytest.mark.parametrize(("mutant", "check"), CASES)
+def test_the_planted_trap_is_caught(mutant, check):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a mutant may divide by zero on its way to being caught
+        with pytest.raises(AssertionError):
+            check(mutant.planted())
+
+
+@pytest.mark.parametrize(
+    "check", list(dict.fromkeys(c for m in MUTANTS for c in m.caught_by)), ids=lambda c: c.__name__
+)
+def test_the_check_passes_without_a_trap(check):
+    check(OURS)
+
+
+def test_a_copy_without_a_trap_passes_too():
+    check = laws.check_same_outputs
+    copies = {
+        "acceptance": mutated(OURS.acceptance, COMMITTED, COMMITTED),
+        "draws": mutated(OURS.draws, KEY, KEY),
+        "loop": mutated(OURS.loop, "tokens += verdict.token_ids", "tokens += verdict.token_ids"),
+    }
+    check(Implementation(**copies))
+
+
+def test_a_mutant_whose_place_is_gone_says_so():
+    with pytest.raises(AssertionError, match="adapt the mutant"):
+        mutated(OURS.draws, "no such text", "")

@@ -1,0 +1,228 @@
+"""Where a generation ends: nothing past a stop, and no difference how the tokens came in rounds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculation.stopping import Stopping, StopRules
+from speculation.types import Chunk, FinishReason
+from tests.speculation import laws
+
+EOS, STOP = 0, 1
+PIECES = {EOS: "", STOP: "<stop>", 2: "a", 3: "b", 4: "ab", 5: "aab", 6: "x", 7: "é", 8: "axb", 9: " "}
+
+
+class Pieces:
+    """Each token has a text of its own. Token 10 is the first half of a character, completed by any other."""
+
+    HALF = 10
+
+    def __init__(self) -> None:
+        self._half = False
+
+    def push(self, token: int) -> str:
+        before = "\N{CAT}" if self._half else ""
+        self._half = token == self.HALF
+        return before + PIECES.get(token, "")
+
+    def flush(self) -> str:
+        half, self._half = self._half, False
+        return "\N{REPLACEMENT CHARACTER}" if half else ""
+
+
+def stopping(max_new_tokens: int = 100, strings: Sequence[str] = ()) -> Stopping:
+    rules = StopRules(max_new_tokens, frozenset({EOS}), frozenset({STOP}), tuple(strings))
+    return Stopping(rules, Pieces())
+
+
+def texts(stop: Stopping, tokens: Sequence[int]) -> list[str]:
+    return [stop.push([t]).text for t in tokens]
+
+
+def test_end_of_sequence_ends_and_is_the_last_token():
+    stop = stopping()
+    assert stop.push([2, 3, EOS, 4]) == Chunk((2, 3, EOS), "ab")
+    assert (stop.reason, stop.remaining, stop.emitted) == (FinishReason.END_OF_SEQUENCE, 0, 3)
+
+
+def test_a_stop_token_ends_is_the_last_token_and_has_no_text():
+    stop = stopping()
+    assert stop.push([2, STOP, 4]) == Chunk((2, STOP), "a")
+    assert (stop.reason, stop.remaining) == (FinishReason.STOP_TOKEN, 0)
+
+
+def test_end_of_sequence_goes_before_stop_token():
+    stop = Stopping(StopRules(9, frozenset({5}), frozenset({5})), Pieces())
+    stop.push([5])
+    assert stop.reason is FinishReason.END_OF_SEQUENCE
+
+
+def test_max_new_tokens_ends_and_lets_no_token_past():
+    stop = stopping(3)
+    assert stop.remaining == 3
+    assert stop.push([2, 3]).text == "ab"
+    assert stop.remaining == 1
+    assert stop.push([4, 6, 6]) == Chunk((4,), "ab")
+    assert (stop.reason, stop.remaining, stop.emitted) == (FinishReason.LENGTH, 0, 3)
+
+
+def test_a_stop_on_the_last_token_is_named_before_the_length():
+    for last, strings, reason in (
+        (EOS, (), FinishReason.END_OF_SEQUENCE),
+        (STOP, (), FinishReason.STOP_TOKEN),
+        (3, ("b",), FinishReason.STOP_STRING),
+    ):
+        stop = stopping(2, strings)
+        stop.push([2, last])
+        assert stop.reason is reason
+
+
+def test_nothing_comes_after_an_end():
+    stop = stopping()
+    stop.push([EOS])
+    assert stop.push([2, 3], [0.5, 0.5]) == Chunk((), "", ())
+    assert stop.emitted == 1
+
+
+def test_a_stop_string_inside_one_token_cuts_the_text_and_keeps_the_token():
+    stop = stopping(strings=["x"])
+    assert stop.push([2, 8, 3]) == Chunk((2, 8), "aa")
+    assert stop.reason is FinishReason.STOP_STRING
+
+
+def test_a_stop_string_over_several_tokens_is_held_back_until_it_is_decided():
+    stop = stopping(strings=["abx"])
+    assert texts(stop, [9, 2, 3]) == [" ", "", ""]
+    assert stop.push([6, 2]) == Chunk((6,), "")
+    assert stop.reason is FinishReason.STOP_STRING
+
+
+def test_a_partial_match_goes_out_when_it_does_not_complete():
+    stop = stopping(strings=["abx"])
+    assert texts(stop, [2, 3, 9, 2]) == ["", "", "ab ", ""]
+    assert stop.push([EOS]).text == "a"
+    assert stop.reason is FinishReason.END_OF_SEQUENCE
+
+
+@pytest.mark.parametrize("end", [EOS, STOP])
+def test_a_partial_match_goes_out_at_an_end(end):
+    stop = stopping(strings=["abx"])
+    assert stop.push([2, 3, end]).text == "ab"
+
+
+def test_a_partial_match_goes_out_at_the_length():
+    stop = stopping(2, strings=["abx"])
+    assert stop.push([2, 3]).text == "ab"
+    assert stop.reason is FinishReason.LENGTH
+
+
+def test_a_match_that_begins_inside_a_failed_match_is_found():
+    stop = stopping(strings=["aab"])
+    assert texts(stop, [2, 2, 2, 3]) == ["", "", "a", ""]
+    assert stop.reason is FinishReason.STOP_STRING
+
+
+def test_of_several_stop_strings_the_one_that_begins_first_cuts():
+    stop = stopping(strings=["x", "axb"])
+    assert stop.push([9, 8]).text == " "
+    stop = stopping(strings=["axb", "x"])
+    assert texts(stop, [9, 2, 6]) == [" ", "", "a"]  # "x" completes before "axb" can
+    assert stop.reason is FinishReason.STOP_STRING
+
+
+def test_the_longest_possible_match_is_held_back():
+    stop = stopping(strings=["bx", "abx"])
+    assert texts(stop, [9, 2, 3, 9]) == [" ", "", "", "ab "]
+
+
+def test_an_incomplete_character_is_held_back_and_flushed_at_the_end():
+    stop = stopping()
+    assert texts(stop, [2, Pieces.HALF, 3]) == ["a", "", "\N{CAT}b"]
+    for end, reason in ((EOS, FinishReason.END_OF_SEQUENCE), (STOP, FinishReason.STOP_TOKEN)):
+        stop = stopping()
+        assert texts(stop, [Pieces.HALF, end]) == ["", "\N{REPLACEMENT CHARACTER}"]
+        assert stop.reason is reason
+    stop = stopping(1)
+    assert stop.push([Pieces.HALF]).text == "\N{REPLACEMENT CHARACTER}"
+
+
+def test_a_stop_string_that_the_flush_completes_is_not_shown():
+    stop = stopping(strings=["a\N{REPLACEMENT CHARACTER}"])
+    assert texts(stop, [6, 2, Pieces.HALF, EOS]) == ["x", "", "", ""]
+
+
+def test_a_character_held_back_at_a_stop_string_is_not_shown():
+    stop = stopping(strings=["b"])
+    assert texts(stop, [Pieces.HALF, 4]) == ["", "\N{CAT}a"]
+    assert stop.reason is FinishReason.STOP_STRING
+
+
+def test_margins_are_cut_with_the_tokens():
+    stop = stopping()
+    assert stop.push([2, EOS, 3], [0.5, 0.25, 0.125]) == Chunk((2, EOS), "a", (0.5, 0.25))
+    assert stopping().push([2]).margins == ()
+
+
+TOKENS = st.lists(st.sampled_from([2, 3, 4, 5, 6, 7, 8, 9, Pieces.HALF]) | st.integers(0, 10), max_size=24)
+STRINGS = st.lists(st.text("abx é", min_size=1, max_size=4), max_size=3)
+
+
+@settings(laws.repeatable, max_examples=250)
+@given(tokens=TOKENS, strings=STRINGS, length=st.integers(1, 20), cuts=st.sets(st.integers(0, 24)))
+def test_what_is_emitted_does_not_depend_on_how_rounds_are_cut(tokens, strings, length, cuts):
+    margins = [float(i) for i in range(len(tokens))]
+
+    def emitted(bounds: list[int]) -> tuple:
+        stop = stopping(length, strings)
+        chunks = [stop.push(tokens[a:b], margins[a:b]) for a, b in itertools.pairwise(bounds)]
+        return (
+            [t for c in chunks for t in c.token_ids],
+            [m for c in chunks for m in c.margins],
+            "".join(c.text for c in chunks),
+            stop.reason,
+            stop.emitted,
+            stop.remaining,
+        )
+
+    singly = emitted(list(range(len(tokens) + 1)))
+    assert emitted([0, *sorted(c for c in cuts if c < len(tokens)), len(tokens)]) == singly
+    assert emitted([0, len(tokens)]) == singly
+
+
+@settings(laws.repeatable, max_examples=250)
+@given(tokens=TOKENS, strings=STRINGS, length=st.integers(1, 20))
+def test_nothing_is_emitted_past_the_first_stop_and_nothing_before_it_is_lost(tokens, strings, length):
+    stop = stopping(length, strings)
+    chunks = [stop.push([t]) for t in tokens]
+    got, text = [t for c in chunks for t in c.token_ids], "".join(c.text for c in chunks)
+
+    # By hand: the whole text after each token, nothing held back.
+    whole, pieces, expected, reason = "", Pieces(), [], None
+    for token in tokens:
+        expected.append(token)
+        if token in (EOS, STOP):
+            reason = FinishReason.END_OF_SEQUENCE if token == EOS else FinishReason.STOP_TOKEN
+            break
+        whole += pieces.push(token)
+        if any(s in whole for s in strings):
+            reason = FinishReason.STOP_STRING
+            break
+        if len(expected) == length:
+            reason = FinishReason.LENGTH
+            break
+    if reason not in (None, FinishReason.STOP_STRING):
+        whole += pieces.flush()
+    cut = min((whole.find(s) for s in strings if s in whole), default=len(whole))
+
+    assert (got, stop.reason) == (expected, reason)
+    if reason:
+        assert text == whole[:cut]
+    else:  # what is held back may yet become a stop string, and nothing else is
+        assert whole.startswith(text)
+        held = whole[len(text) :]
+        assert not held or any(s.startswith(held) for s in strings)
