@@ -20,9 +20,7 @@ def certify(model: TorchModel, limits: Limits, widths: tuple[int, ...], batches:
     """Runs one sequence through every shape. Returns all shapes where they agree, else the one all must use."""
     probe = _Probe(model, limits, widths[-1])
     reference = probe.stepwise(widths[-1], batches[-1])
-    agreeing = [
-        (width, batch) for batch in batches for width in widths if probe.agrees(reference, width, batch)
-    ]
+    agreeing = [(width, batch) for batch in batches for width in widths if probe.agrees(reference, width, batch)]
     rebuilt = torch.equal(probe.after_prefill(widths[-1], batches[-1]), reference[-1])
     if rebuilt and len(agreeing) == len(widths) * len(batches):
         return StepShapes(widths, batches, bit_exact=True)

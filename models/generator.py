@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from models.tokenizers import Tokenizer
@@ -30,15 +31,16 @@ class Generator:
     make_rounds: MakeRounds
     speculates: bool = True
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Chunk | Completion]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk | Completion, None]:
         """Chunks as rounds commit them, then the completion. Raises InvalidField or TooLong before any work."""
         prompt = self.prompt_tokens(request)
         stats = SpeculationStats()
         stopping = Stopping(self._rules(request, len(prompt)), self.tokenizer.stream())
         k = self._speculation_length(request)
         rounds = self.make_rounds(request, stats)
-        async for chunk in speculate(prompt, request.sampling, k, rounds, stopping, stats):
-            yield chunk
+        async with contextlib.aclosing(speculate(prompt, request.sampling, k, rounds, stopping, stats)) as chunks:
+            async for chunk in chunks:
+                yield chunk
         assert stopping.reason is not None
         yield Completion(stopping.reason, len(prompt), stopping.emitted, stats)
 
@@ -63,7 +65,9 @@ class Generator:
             raise TooLong(f"max_total_tokens: {total} is above the sequence length {limit}")
         room = total - prompt_length
         if room < 1:
-            raise TooLong(f"the prompt has {prompt_length} tokens and the sequence length is {total}: no room to generate")
+            raise TooLong(
+                f"the prompt has {prompt_length} tokens and the sequence length is {total}: no room to generate"
+            )
         if request.max_new_tokens is not None and request.max_new_tokens > room:
             raise TooLong(
                 f"the prompt has {prompt_length} tokens and max_new_tokens is {request.max_new_tokens}: "

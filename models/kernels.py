@@ -41,7 +41,11 @@ class PackedLinear(nn.Module):
 
 def can_pack(device: str, dtype: torch.dtype) -> bool:
     """Whether oneDNN has packed inner products for this device and dtype here."""
-    if device != "cpu" or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if (
+        device != "cpu"
+        or not torch.backends.mkldnn.is_available()
+        or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    ):
         return False
     if dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()

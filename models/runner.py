@@ -144,7 +144,7 @@ class Runner(Protocol):
     def warm_up(self) -> None:
         """Compiles and runs every step once and settles `shapes`."""
 
-    def prefill(self, rows: Sequence[PrefillRow]) -> list[None | RowFailed]: ...
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]: ...
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]: ...
 
@@ -159,7 +159,9 @@ def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[
     return [_fused_result(p, v, known) for p, v in zip(proposals, verdicts, strict=True)]
 
 
-def _fused_result(proposal: Proposal | RowFailed, verdict: Verdict | RowFailed, vocab_size: int) -> FusedResult | RowFailed:
+def _fused_result(
+    proposal: Proposal | RowFailed, verdict: Verdict | RowFailed, vocab_size: int
+) -> FusedResult | RowFailed:
     if isinstance(verdict, RowFailed):
         return verdict
     if isinstance(proposal, RowFailed):

@@ -88,8 +88,12 @@ def _check(config: object, max_length: int) -> None:
         raise UnsupportedModel(f"sequence_length: {max_length} is above the model's {positions} positions")
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
-    if kinds - {"full_attention"} and not (kinds <= {"full_attention", "sliding_attention"} and window and window >= max_length):
-        raise UnsupportedModel(f"attention of kind {', '.join(sorted(kinds))} does not fit a slot cache of {max_length} tokens")
+    if kinds - {"full_attention"} and not (
+        kinds <= {"full_attention", "sliding_attention"} and window and window >= max_length
+    ):
+        raise UnsupportedModel(
+            f"attention of kind {', '.join(sorted(kinds))} does not fit a slot cache of {max_length} tokens"
+        )
     for name in ("attn_logit_softcapping", "attention_chunk_size"):
         if getattr(config, name, None):
             raise UnsupportedModel(f"models with {name} are not supported")

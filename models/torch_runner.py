@@ -57,13 +57,11 @@ class TorchRunner:
         for batch in batches:
             self.propose([ProposeRow(s, 0, (0,), 2, SamplingParams()) for s in range(batch)])
 
-    def prefill(self, rows: Sequence[PrefillRow]) -> list[None | RowFailed]:
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         """One chunk of each row, at the one prefill shape: [1, chunk]."""
         for row in rows:
             padded = row.tokens + (0,) * (self.limits.chunk - len(row.tokens))
-            self.model.forward(
-                [row.slot], self.model.tensor([padded]), self.model.tensor([row.start]), head=False
-            )
+            self.model.forward([row.slot], self.model.tensor([padded]), self.model.tensor([row.start]), head=False)
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
@@ -86,13 +84,17 @@ class TorchRunner:
         if not any(row.k for row in rows):
             return [Proposal(())] * len(rows)
         slots = [row.slot for row in rows]
-        first = self._forward(slots, [_padded(row.tail, 2) for row in rows], [row.position + 1 - len(row.tail) for row in rows])
+        first = self._forward(
+            slots, [_padded(row.tail, 2) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
+        )
         columns = self.model.tensor([len(row.tail) - 1 for row in rows])
         logits = first[torch.arange(len(rows), device=first.device), columns]
         drafts: list[list[int]] = [[] for _ in rows]
         for i in range(max(row.k for row in rows)):
             if i:
-                logits = self._forward(slots, [[d[-1]] for d in drafts], [row.position + i for row in rows])[: len(rows), 0]
+                logits = self._forward(slots, [[d[-1]] for d in drafts], [row.position + i for row in rows])[
+                    : len(rows), 0
+                ]
             for draft, token in zip(drafts, _draw_each(rows, logits, i), strict=True):
                 draft.append(token)
         seconds = time.perf_counter() - started

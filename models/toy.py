@@ -65,7 +65,7 @@ class ToyRunner:
     def warm_up(self) -> None:
         """Nothing to compile."""
 
-    def prefill(self, rows: Sequence[PrefillRow]) -> list[None | RowFailed]:
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self._work()
         for row in rows:
             self._write(row.slot, row.start, row.tokens)

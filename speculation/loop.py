@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,7 +66,7 @@ async def speculate(
     rounds: Rounds,
     stopping: Stopping,
     stats: SpeculationStats,
-) -> AsyncIterator[Chunk]:
+) -> AsyncGenerator[Chunk, None]:
     """Yields what each round commits, up to the stop. `stats` grows as it goes; `rounds` is closed in any case."""
     tokens = list(prompt)
     try:

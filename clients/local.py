@@ -1,0 +1,31 @@
+"""Client roles that run models themselves: the distributed draft client, and one model alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from clients.distributed import open_distributed
+from clients.terminal import ClientConfig, run_prompts
+from models.assembly import ModelConfig, load, plain_generator
+from models.batcher import Batcher
+
+
+async def run_draft(config: ClientConfig, models: ModelConfig, connect_seconds: float) -> int:
+    """--role draft: drafts here, drives OpenSession and Verify of the target itself."""
+    batcher = Batcher("draft")
+    generator, client = await open_distributed(models, config.address, connect_seconds, batcher)
+    try:
+        return await run_prompts(config, generator.generate, "distributed")
+    finally:
+        await client.close()
+        await batcher.close()
+
+
+async def run_alone(config: ClientConfig, models: ModelConfig, name: str) -> int:
+    """--role verify_target and verify_draft: one model, plain decoding, each token printed as it comes."""
+    batcher = Batcher(name)
+    try:
+        loaded = await load(models, batcher)
+        return await run_prompts(replace(config, token_by_token=True), plain_generator(loaded).generate, name)
+    finally:
+        await batcher.close()

@@ -1,0 +1,49 @@
+"""--profile: what each request cost, as performance_<name>_<time>.csv and .json."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from speculation.types import Completion
+
+
+class Profile:
+    """Collects one row per request and writes them once."""
+
+    def __init__(self, name: str, folder: Path = Path()) -> None:
+        self._name, self._folder = name, folder
+        self._rows: list[dict[str, Any]] = []
+
+    def add(self, completion: Completion, seconds: float, ttft_seconds: float | None = None) -> None:
+        """Notes a request that took `seconds` in all."""
+        stats = completion.stats
+        row: dict[str, Any] = {
+            "request": len(self._rows),
+            "prompt_tokens": completion.prompt_tokens,
+            "output_tokens": completion.output_tokens,
+            "finish_reason": completion.finish_reason.name.lower(),
+            "ttft_s": ttft_seconds,
+            "end_to_end_latency_s": seconds,
+            "tokens_per_second": completion.output_tokens / seconds if seconds else None,
+            "acceptance_rate": stats.accepted / stats.drafted if stats.drafted else None,
+            "mean_acceptance_length": (stats.accepted + stats.rounds) / stats.rounds if stats.rounds else None,
+        }
+        self._rows.append(row | asdict(stats))
+
+    def write(self) -> list[Path]:
+        """Writes both files into the folder; none where nothing was served."""
+        if not self._rows:
+            return []
+        stem = self._folder / f"performance_{self._name}_{time.strftime('%Y%m%d_%H%M%S')}"
+        table, document = stem.with_suffix(".csv"), stem.with_suffix(".json")
+        with table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(self._rows[0]))
+            writer.writeheader()
+            writer.writerows(self._rows)
+        document.write_text(json.dumps(self._rows, indent=2) + "\n")
+        return [table, document]

@@ -1,0 +1,118 @@
+"""The target a network away: speculation's Verifier over OpenSession, Verify and CloseSession."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from clients import wire
+from clients.channel import TARGET, open_channel, stub
+from clients.errors import TandemError, from_rpc
+from clients.generation import GenerationClient
+from speculation.types import ModelInfo, SamplingParams, SpeculationStats, Verdict
+from tandem.v1 import target_verifier_pb2 as pb
+
+_RETRY_SECONDS = 0.2  # where a server refuses for lack of slots without saying for how long
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds for each call; `admission` is how long a full server is asked again."""
+
+    open: float = 120.0
+    verify: float = 30.0
+    close: float = 2.0
+    admission: float = 600.0
+
+
+class VerifierClient:
+    """A channel to one TargetVerifier, shared by the requests of a process."""
+
+    def __init__(self, address: str, tokenizer_sha256: str, deadlines: Deadlines | None = None) -> None:
+        self.address, self.tokenizer_sha256 = address, tokenizer_sha256
+        self.deadlines = deadlines or Deadlines()
+        self.channel = open_channel(address)
+        self.stub: Any = stub(self.channel, TARGET)
+
+    async def model_info(self, timeout: float = 30.0) -> ModelInfo:
+        """What the verifier runs; waits up to `timeout` seconds for it. Raises TandemError."""
+        try:
+            return await GenerationClient(self.channel, TARGET).model_info(timeout)
+        except TandemError as error:
+            raise TandemError(error.code, f"no TargetVerifier at {self.address}: {error.message}") from None
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+
+class RemoteVerifier:
+    """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`."""
+
+    def __init__(self, client: VerifierClient, stats: SpeculationStats, margins: bool = False) -> None:
+        self._client, self._stats, self._margins = client, stats, margins
+        self._session_id = ""
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._session_id = uuid.uuid4().hex
+        request = pb.OpenSessionRequest(
+            session_id=self._session_id,
+            prefix=prompt,
+            prompt_length=len(prompt),
+            sampling=wire.sampling_to_wire(sampling),
+            tokenizer_sha256=self._client.tokenizer_sha256,
+        )
+        give_up = time.monotonic() + self._client.deadlines.admission
+        while True:
+            try:
+                await self._call(self._client.stub.OpenSession, request, self._client.deadlines.open)
+                return
+            except TandemError as error:
+                wait = error.retry_seconds or _RETRY_SECONDS
+                if error.code != "RESOURCE_EXHAUSTED" or time.monotonic() + wait > give_up:
+                    raise
+                await asyncio.sleep(wait)
+
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+        request = pb.VerifyRequest(
+            session_id=self._session_id,
+            base_length=len(tokens),
+            last_token=tokens[-1],
+            draft_tokens=draft,
+            report_margins=self._margins,
+        )
+        sent = time.perf_counter()
+        reply = await self._call(self._client.stub.Verify, request, self._client.deadlines.verify)
+        self._stats.network_seconds += max(0.0, time.perf_counter() - sent - reply.server_seconds)
+        if reply.stale:
+            raise TandemError(
+                "ABORTED", f"round at {len(tokens)} is stale: the verifier holds {reply.committed_length} tokens"
+            )
+        return Verdict(
+            tuple(reply.token_ids), reply.accepted, reply.queue_seconds, reply.compute_seconds, tuple(reply.margins)
+        )
+
+    async def close(self) -> None:
+        """Frees the slot, also while this task is being cancelled; the lease frees it if the call fails."""
+        if not self._session_id:
+            return
+        request = pb.CloseSessionRequest(session_id=self._session_id)
+        self._session_id = ""
+        call = self._call(self._client.stub.CloseSession, request, self._client.deadlines.close)
+        with contextlib.suppress(TandemError):
+            await asyncio.shield(asyncio.ensure_future(call))
+
+    async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout: float) -> Any:
+        self._stats.bytes_up += request.ByteSize()
+        try:
+            reply = await method(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        self._stats.bytes_down += reply.ByteSize()
+        return reply

@@ -1,0 +1,172 @@
+"""The client roles at a terminal: prompts run concurrently, outputs stream as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clients.channel import DRAFT, FUSED, TARGET
+from clients.profile import Profile
+from speculation.types import Chunk, Completion, GenerationRequest
+
+Events = AsyncGenerator[Chunk | Completion, None]
+Generate = Callable[[GenerationRequest], Events]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig:
+    """What to ask, whom, and what to show."""
+
+    address: str
+    prompts: tuple[str, ...]
+    request: GenerationRequest
+    profile: bool = False
+    token_by_token: bool = False
+    timeout: float | None = None
+
+
+def read_prompts(file: str) -> tuple[str, ...]:
+    """The non-empty lines of a file, one prompt each. Raises ValueError naming the file."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ValueError(f"prompt_text: {file}: {reason}") from None
+    prompts = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if not prompts:
+        raise ValueError(f"prompt_text: {file}: no prompt in it (every non-empty line is one)")
+    return prompts
+
+
+async def run_client(config: ClientConfig, service: str | None) -> int:
+    """--role client and fused_client. `service` None finds out which of the three answers."""
+    from clients.generation import GenerationClient
+
+    service = service or await which_service(config.address)
+    async with GenerationClient.connect(config.address, service) as client:
+        return await run_prompts(config, lambda request: client.generate(request, config.timeout), service)
+
+
+async def which_service(address: str) -> str:
+    """The Tandem service that answers at `address`. Raises TandemError."""
+    from clients.errors import TandemError
+    from clients.generation import GenerationClient
+
+    for service in (TARGET, FUSED, DRAFT):
+        async with GenerationClient.connect(address, service) as client:
+            try:
+                await client.model_info()
+            except TandemError as error:
+                if error.code == "UNIMPLEMENTED":
+                    continue
+                raise TandemError(error.code, f"no server at {address}: {error.message}") from None
+            return service
+    raise TandemError("UNIMPLEMENTED", f"the server at {address} has none of Tandem's services")
+
+
+async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> int:
+    """Runs every prompt at once and prints what comes. Returns the exit code: 1 if any prompt failed."""
+    profile = Profile(name.lower()) if config.profile else None
+    alone = len(config.prompts) == 1
+    tasks = [
+        _run_prompt(
+            _Screen(None if alone else i, config.token_by_token), generate, replace(config.request, text=prompt)
+        )
+        for i, prompt in enumerate(config.prompts)
+    ]
+    outcomes = await asyncio.gather(*tasks)
+    if not alone:
+        _print_final(outcomes)
+    for outcome in outcomes:
+        if profile and outcome.completion:
+            profile.add(outcome.completion, outcome.seconds, outcome.ttft_seconds)
+    for path in profile.write() if profile else ():
+        print(f"performance metrics saved to {path}", file=sys.stderr)
+    return int(any(outcome.error for outcome in outcomes))
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One prompt's result as the client saw it."""
+
+    text: str = ""
+    completion: Completion | None = None
+    seconds: float = 0.0
+    ttft_seconds: float | None = None
+    error: str = ""
+
+
+class _Screen:
+    """Prints one prompt's output: as it comes when alone, else line by line with the prompt's number."""
+
+    def __init__(self, number: int | None, token_by_token: bool) -> None:
+        self._number, self._token_by_token = number, token_by_token
+        self._line = ""
+
+    def show(self, chunk: Chunk) -> None:
+        if self._token_by_token:
+            for i, token in enumerate(chunk.token_ids):
+                label = "" if self._number is None else f"[{self._number}] "
+                print(f"{label}token {token}: {chunk.text if i == len(chunk.token_ids) - 1 else ''!r}", flush=True)
+        elif self._number is None:
+            print(chunk.text, end="", flush=True)
+        else:
+            *lines, self._line = (self._line + chunk.text).split("\n")
+            for line in lines:
+                print(f"[{self._number}] {line}", flush=True)
+
+    def end(self, outcome: Outcome) -> None:
+        if self._number is None:
+            print(f"\n\n{outcome.text}" if self._token_by_token else "", flush=True)
+        elif self._line:
+            print(f"[{self._number}] {self._line}", flush=True)
+        label = "" if self._number is None else f"[prompt {self._number}] "
+        print(f"{label}{_summary(outcome)}", file=sys.stderr, flush=True)
+
+
+async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest) -> Outcome:
+    from clients.errors import TandemError
+    from speculation.types import InvalidField, TooLong
+
+    outcome, started = Outcome(), time.perf_counter()
+    try:
+        async with contextlib.aclosing(generate(request)) as events:
+            async for event in events:
+                if isinstance(event, Completion):
+                    outcome.completion = event
+                    continue
+                if outcome.ttft_seconds is None:
+                    outcome.ttft_seconds = time.perf_counter() - started
+                outcome.text += event.text
+                screen.show(event)
+    except (TandemError, InvalidField, TooLong) as error:
+        outcome.error = str(error)
+    outcome.seconds = time.perf_counter() - started
+    screen.end(outcome)
+    return outcome
+
+
+def _summary(outcome: Outcome) -> str:
+    if outcome.error or not outcome.completion:
+        return f"failed: {outcome.error or 'the stream ended without a completion'}"
+    done, stats = outcome.completion, outcome.completion.stats
+    line = (
+        f"{done.output_tokens} tokens in {outcome.seconds:.2f} s, {done.output_tokens / outcome.seconds:.1f} tokens/s"
+    )
+    if outcome.ttft_seconds is not None:
+        line += f", first after {outcome.ttft_seconds * 1000:.0f} ms"
+    if stats.drafted:
+        line += f"; {stats.rounds} rounds, {stats.accepted} of {stats.drafted} draft tokens accepted"
+        line += f" ({100 * stats.accepted / stats.drafted:.1f} %)"
+    return f"{line}; ended by {done.finish_reason.name.lower().replace('_', ' ')}"
+
+
+def _print_final(outcomes: list[Outcome]) -> None:
+    print("\n=== Final outputs ===")
+    for i, outcome in enumerate(outcomes):
+        print(f"[Prompt {i} output]:\n{outcome.text if not outcome.error else 'failed: ' + outcome.error}\n")

@@ -1,0 +1,148 @@
+"""Domain data to protobuf and back: the only file that knows both."""
+
+from __future__ import annotations
+
+from speculation.types import (
+    Chunk,
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    InvalidField,
+    ModelInfo,
+    SamplingParams,
+    SpeculationStats,
+)
+from tandem.v1 import generation_pb2 as pb
+
+KNOWN_RULES = (pb.VERIFICATION_RULE_UNSPECIFIED, pb.VERIFICATION_RULE_AGREEMENT)
+
+
+def sampling_to_wire(sampling: SamplingParams) -> pb.Sampling:
+    return pb.Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+    )
+
+
+def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
+    """Absent fields take the defaults. Raises InvalidField."""
+    fields = ("temperature", "top_k", "top_p", "min_p", "seed")
+    return SamplingParams(**{name: getattr(message, name) for name in fields if message.HasField(name)})
+
+
+def check_rule(rule: int) -> None:
+    if rule not in KNOWN_RULES:
+        raise InvalidField("rule", f"{rule} is not a known verification rule")
+
+
+def generation_to_wire(request: GenerationRequest) -> pb.Generation:
+    message = pb.Generation(
+        chat=request.chat,
+        sampling=sampling_to_wire(request.sampling),
+        max_new_tokens=request.max_new_tokens,
+        speculation_length=request.speculation_length,
+        stop_token_ids=request.stop_token_ids,
+        stop_strings=request.stop_strings,
+        ignore_end_of_sequence=request.ignore_end_of_sequence,
+        report_margins=request.report_margins,
+        max_total_tokens=request.max_total_tokens,
+    )
+    if request.token_ids is not None:
+        message.token_ids.ids.extend(request.token_ids)
+        message.token_ids.SetInParent()
+    else:
+        message.text = request.text or ""
+    return message
+
+
+def generation_from_wire(message: pb.Generation) -> GenerationRequest:
+    """Raises InvalidField naming the field."""
+    check_rule(message.rule)
+    kind = message.WhichOneof("prompt")
+    if kind is None:
+        raise InvalidField("prompt", "missing: give text or token_ids")
+    optional = ("max_new_tokens", "speculation_length", "max_total_tokens")
+    return GenerationRequest(
+        text=message.text if kind == "text" else None,
+        token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
+        chat=message.chat,
+        sampling=sampling_from_wire(message.sampling),
+        stop_token_ids=tuple(message.stop_token_ids),
+        stop_strings=tuple(message.stop_strings),
+        ignore_end_of_sequence=message.ignore_end_of_sequence,
+        report_margins=message.report_margins,
+        **{name: getattr(message, name) for name in optional if message.HasField(name)},
+    )
+
+
+def chunk_to_wire(chunk: Chunk) -> pb.GenerateChunk:
+    return pb.GenerateChunk(token_ids=chunk.token_ids, text=chunk.text, margins=chunk.margins)
+
+
+def chunk_from_wire(message: pb.GenerateChunk) -> Chunk:
+    return Chunk(tuple(message.token_ids), message.text, tuple(message.margins))
+
+
+def completion_to_wire(completion: Completion) -> pb.GenerateCompletion:
+    return pb.GenerateCompletion(
+        finish_reason=completion.finish_reason.value,
+        prompt_tokens=completion.prompt_tokens,
+        output_tokens=completion.output_tokens,
+        stats=_stats_to_wire(completion.stats),
+    )
+
+
+def completion_from_wire(message: pb.GenerateCompletion) -> Completion:
+    return Completion(
+        finish_reason=FinishReason(message.finish_reason),
+        prompt_tokens=message.prompt_tokens,
+        output_tokens=message.output_tokens,
+        stats=_stats_from_wire(message.stats),
+    )
+
+
+_COUNTS = ("rounds", "drafted", "accepted", "bytes_up", "bytes_down")
+_SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
+_LISTS = ("accepted_per_position", "drafted_per_position")
+
+
+def _stats_to_wire(stats: SpeculationStats) -> pb.SpeculationStats:
+    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, "wasted_drafts")}
+    return pb.SpeculationStats(**values)
+
+
+def _stats_from_wire(message: pb.SpeculationStats) -> SpeculationStats:
+    values = {name: getattr(message, name) for name in (*_COUNTS, *_SECONDS)}
+    return SpeculationStats(**values, **{name: list(getattr(message, name)) for name in _LISTS})
+
+
+_INFO = (
+    "model_name",
+    "weights_revision",
+    "tokenizer_sha256",
+    "vocab_size",
+    "max_sequence_length",
+    "max_speculation_length",
+    "kv_slots",
+    "dtype",
+    "device",
+    "backend",
+    "draft_name",
+    "default_speculation_length",
+    "plain_width",
+    "bit_exact",
+    "startup_seconds",
+)
+
+
+def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
+    values = {name: getattr(info, name) for name in _INFO}
+    return pb.ModelInfo(**values, end_of_sequence_ids=info.end_of_sequence_ids)
+
+
+def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
+    values = {name: getattr(message, name) for name in _INFO}
+    return ModelInfo(**values, end_of_sequence_ids=tuple(message.end_of_sequence_ids))

@@ -1,0 +1,257 @@
+"""Launches a role: python main.py --role ROLE. Configuration is built and validated here, once."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clients.terminal import ClientConfig
+    from models.assembly import ModelConfig
+    from services.launch import RoleConfig
+
+STARTED = time.monotonic()
+Run = Coroutine[Any, Any, Any]
+DEFAULT_PORT = 50051
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every flag in both spellings, --top_p and --top-p."""
+    p = argparse.ArgumentParser(
+        prog="main.py",
+        description="Speculative decoding over gRPC: servers, clients, and single models.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="roles:\n" + "\n".join(f"  {name:14} {text}" for name, (_, text) in ROLES.items()),
+    )
+    p.add_argument("--role", required=True, choices=list(ROLES), metavar="ROLE", help="what to run, see below")
+
+    models = p.add_argument_group("models (default: the embedded SmolLM2-135M-Instruct)")
+    _flag(models, "model", help="model folder, .gguf file or hub id of the role's own model")
+    _flag(models, "target_model", help="the target, where a role has two models")
+    _flag(models, "draft_model", help="the draft model")
+    _flag(models, "draft", default="auto", help="what drafts: auto, model or ngram (prompt lookup, no weights)")
+    _flag(models, "backend", default="torch", help="torch, or toy (deterministic arithmetic, for tests)")
+    _flag(models, "device", default="auto", help="auto, cpu or cuda")
+    _flag(models, "dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    _flag(models, "threads", type=int, help="CPU threads of a model (default: torch's choice)")
+    _flag(models, "sequence_length", type=int, help="tokens per sequence, prompt included (servers: 512)")
+    _flag(models, "batch", type=int, default=4, help="KV slots: sequences held at once (default 4)")
+    _flag(
+        models, "speculation_length", "gamma", type=int, help="draft tokens per round; a server's maximum (default 5)"
+    )
+    _flag(models, "tp_degree", type=int, default=1, help="tensor parallel degree")
+
+    network = p.add_argument_group("network")
+    _flag(
+        network, "host", default="127.0.0.1", help="address a server listens on (default 127.0.0.1: this machine only)"
+    )
+    _flag(
+        network,
+        "port",
+        type=int,
+        default=DEFAULT_PORT,
+        help="port a server listens on, or a client asks; 0: a free one",
+    )
+    _flag(network, "target_host", default="127.0.0.1", help="where the server is, HOST or HOST:PORT")
+    _flag(network, "target_port", type=int, default=DEFAULT_PORT, help="draft_worker: port of its TargetVerifier")
+    _flag(network, "ready_file", help="write address and process id here once ready")
+    _flag(network, "drain_seconds", type=float, default=30.0, help="how long running requests may finish after SIGTERM")
+    _flag(network, "lease_seconds", type=float, default=60.0, help="how long a session lives without a Verify")
+    _flag(network, "connect_seconds", type=float, default=120.0, help="how long to wait for the TargetVerifier")
+    _flag(network, "timeout", type=float, help="deadline of a request in seconds (default: none)")
+
+    asking = p.add_argument_group("requests (client roles)")
+    _flag(asking, "prompt", action="append", help="a prompt; may be repeated")
+    _flag(asking, "prompt_text", "prompt_file", help="a file with one prompt per line")
+    _flag(asking, "chat", action="store_true", help="put each prompt into the model's chat template")
+    _flag(asking, "max_new_tokens", type=int, help="most tokens to produce (default: up to the sequence length)")
+    _flag(asking, "temperature", type=float, default=0.0, help="0 is greedy (default)")
+    _flag(asking, "top_k", type=int, default=0, help="keep the k most likely tokens; 0 keeps all (default)")
+    _flag(asking, "top_p", type=float, default=1.0, help="keep the likeliest tokens up to this probability (default 1)")
+    _flag(asking, "min_p", type=float, default=0.0, help="drop tokens below this share of the likeliest (default 0)")
+    _flag(asking, "seed", type=int, default=0, help="seed of the draws (default 0)")
+    _flag(asking, "stop", action="append", default=[], help="a string that ends the output; may be repeated")
+    _flag(asking, "ignore_eos", action="store_true", help="go on past the end-of-sequence token")
+    _flag(
+        asking,
+        "service",
+        help="client: TargetVerifier, FusedSpeculativeServer or DraftWorker (default: whichever answers)",
+    )
+
+    p.add_argument("--profile", action="store_true", help="write performance_*.csv and .json")
+    p.add_argument("--debug", action="store_true", help="log more, and show tracebacks")
+    return p
+
+
+def _flag(group: argparse._ArgumentGroup, *names: str, **options: Any) -> None:
+    spellings = dict.fromkeys(s for name in names for s in (f"--{name}", f"--{name.replace('_', '-')}"))
+    group.add_argument(*spellings, dest=names[0], **options)
+
+
+def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
+    """Which models, on what, in which shape."""
+    from models.assembly import DraftChoice, ModelConfig
+    from models.loading import Execution, Shape
+
+    if args.tp_degree != 1:
+        raise ValueError(
+            f"tp_degree: {args.tp_degree} is not available on cpu and cuda, which run one model on one device"
+        )
+    k = 5 if args.speculation_length is None else args.speculation_length
+    return ModelConfig(
+        execution=Execution(args.device, args.dtype, args.threads),
+        shape=Shape(args.batch, args.sequence_length or 512, k),
+        model=model,
+        draft=DraftChoice(args.draft, args.draft_model),
+        backend=args.backend,
+        default_k=k,
+    )
+
+
+def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
+    """A server's whole configuration."""
+    from services.launch import RoleConfig
+    from services.server import ServeConfig
+
+    return RoleConfig(
+        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, STARTED),
+        models=model_config(args, model),
+        target_address=_address(args.target_host, args.target_port),
+        connect_seconds=args.connect_seconds,
+        lease_seconds=args.lease_seconds,
+        profile=args.profile,
+    )
+
+
+def client_config(args: argparse.Namespace) -> ClientConfig:
+    """What to ask and whom."""
+    from clients.terminal import ClientConfig, read_prompts
+    from speculation.types import GenerationRequest, SamplingParams
+
+    prompts = (*(args.prompt or ()), *(read_prompts(args.prompt_text) if args.prompt_text else ()))
+    if not prompts:
+        raise ValueError("prompt: give --prompt TEXT or --prompt_text FILE")
+    request = GenerationRequest(
+        text="",
+        chat=args.chat,
+        sampling=SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.seed),
+        max_new_tokens=args.max_new_tokens,
+        max_total_tokens=args.sequence_length,
+        speculation_length=args.speculation_length,
+        stop_strings=tuple(args.stop),
+        ignore_end_of_sequence=args.ignore_eos,
+    )
+    address = _address(args.target_host, args.port)
+    return ClientConfig(address, prompts, request, profile=args.profile, timeout=args.timeout)
+
+
+def _address(host: str, port: int) -> str:
+    return host if ":" in host else f"{host}:{port}"
+
+
+def _target(args: argparse.Namespace) -> Run:
+    from services.launch import run_target
+
+    return run_target(role_config(args, args.model or args.target_model))
+
+
+def _fused_target(args: argparse.Namespace) -> Run:
+    from services.launch import run_fused
+
+    return run_fused(role_config(args, args.target_model or args.model))
+
+
+def _draft_worker(args: argparse.Namespace) -> Run:
+    from services.launch import run_draft_worker
+
+    args.draft_model = args.draft_model or _own_draft(args)
+    return run_draft_worker(role_config(args, args.target_model or args.model))
+
+
+def _draft(args: argparse.Namespace) -> Run:
+    from clients.local import run_draft
+
+    args.draft_model = args.draft_model or _own_draft(args)
+    return run_draft(client_config(args), model_config(args, args.target_model or args.model), args.connect_seconds)
+
+
+def _own_draft(args: argparse.Namespace) -> str | None:
+    """A draft role's --model is its draft, unless n-gram lookup drafts: then only its tokenizer is used."""
+    return None if args.draft == "ngram" else args.model
+
+
+def _client(args: argparse.Namespace) -> Run:
+    from clients.terminal import run_client
+
+    return run_client(client_config(args), args.service)
+
+
+def _fused_client(args: argparse.Namespace) -> Run:
+    from clients.channel import FUSED
+    from clients.terminal import run_client
+
+    return run_client(client_config(args), FUSED)
+
+
+def _verify_target(args: argparse.Namespace) -> Run:
+    from clients.local import run_alone
+
+    return run_alone(client_config(args), model_config(args, args.model or args.target_model), "target_only")
+
+
+def _verify_draft(args: argparse.Namespace) -> Run:
+    from clients.local import run_alone
+    from models.checkpoints import embedded_draft
+
+    model = args.model or args.draft_model or embedded_draft()
+    if model is None:
+        raise ValueError("model: no draft model is shipped; name one with --model")
+    return run_alone(client_config(args), model_config(args, model), "draft_only")
+
+
+ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
+    "target": (_target, "server: TargetVerifier, verifies drafts and decodes plainly"),
+    "fused_target": (_fused_target, "server: FusedSpeculativeServer, draft and target side by side"),
+    "draft_worker": (_draft_worker, "server: DraftWorker, drafts here and verifies at --target_host"),
+    "client": (_client, "asks any of the three servers"),
+    "fused_client": (_fused_client, "asks a FusedSpeculativeServer"),
+    "draft": (_draft, "drafts here for its own prompts and verifies at --target_host"),
+    "verify_target": (_verify_target, "runs the target alone, without a server, token by token"),
+    "verify_draft": (_verify_draft, "runs the draft alone, without a server, token by token"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a role. Exit codes: 0 done, 1 failed, 2 cannot start (one line on stderr says why)."""
+    args = parser().parse_args(argv)
+    logging.basicConfig(
+        level=logging.DEBUG if args.debug else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    try:
+        return asyncio.run(ROLES[args.role][0](args)) or 0
+    except KeyboardInterrupt:
+        return 130
+    except ValueError as error:
+        return _refuse(args, error, 2)
+    except Exception as error:
+        if type(error).__name__ != "TandemError":
+            raise
+        return _refuse(args, error, 1)
+
+
+def _refuse(args: argparse.Namespace, error: Exception, code: int) -> int:
+    if args.debug:
+        logging.getLogger("tandem").debug("cannot go on", exc_info=error)
+    print(f"main.py: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

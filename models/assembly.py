@@ -1,0 +1,197 @@
+"""Puts a role's models together: checkpoints, tokenizers, engines on their device threads, and what drafts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from models.batcher import Batcher
+from models.checkpoints import Checkpoint, CheckpointError, embedded_draft, find
+from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDrafter
+from models.generator import Generator
+from models.loading import CHUNK, Execution, Shape, load_runner, transformers_logging
+from models.runner import Limits, Runner
+from models.tokenizers import HuggingFaceTokenizer, Tokenizer
+from models.toy import ToyConfig, ToyRunner, ToyTokenizer
+from speculation.drafters import Drafter, NgramDrafter
+from speculation.loop import DraftThenVerify, Rounds
+from speculation.types import GenerationRequest, ModelInfo, SpeculationStats
+
+BACKENDS = ("torch", "toy")
+DRAFTS = ("auto", "model", "ngram")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftChoice:
+    """What drafts: "model" (`model` names it), "ngram", or "auto": a named or shipped model, else n-gram lookup."""
+
+    kind: str = "auto"
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in DRAFTS:
+            raise ValueError(f"draft: {self.kind!r} is not one of {', '.join(DRAFTS)}")
+        if self.kind == "ngram" and self.model:
+            raise ValueError("draft: ngram needs no draft_model; leave one of the two out")
+
+    def resolve(self) -> str | None:
+        """The draft model's checkpoint, or None for n-gram lookup. Raises CheckpointError."""
+        if self.kind == "ngram":
+            return None
+        model = self.model or embedded_draft()
+        if model is None and self.kind == "model":
+            raise CheckpointError("draft: no draft model is shipped; name one with --draft_model, or use --draft ngram")
+        return model
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which models a role runs, on what, in which shape; `default_k` draft tokens where a request does not say."""
+
+    execution: Execution = Execution()
+    shape: Shape = Shape()
+    model: str | None = None
+    draft: DraftChoice = DraftChoice()
+    backend: str = "torch"
+    default_k: int = 5
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ValueError(f"backend: {self.backend!r} is not one of {', '.join(BACKENDS)}")
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model's checkpoint, or None where n-gram lookup drafts."""
+        return self.draft.model if self.backend == "toy" else self.draft.resolve()
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to run, with its tokenizer."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+
+    @property
+    def runner(self) -> Runner:
+        return self.engine.runner
+
+
+async def load(config: ModelConfig, batcher: Batcher) -> Loaded:
+    """Loads and warms up the target on `batcher`'s device thread. Raises ValueErrors of one line."""
+    return await _load(config, config.model, batcher, verifies=True)
+
+
+async def load_draft(config: ModelConfig, batcher: Batcher) -> Loaded | None:
+    """Loads the draft model likewise, or None where n-gram lookup drafts."""
+    model = config.draft_model
+    return None if model is None else await _load(config, model, batcher, verifies=False)
+
+
+async def _load(config: ModelConfig, model: str | None, batcher: Batcher, verifies: bool) -> Loaded:
+    if config.backend == "toy":
+        return Loaded(Engine(_toy(model, config.shape), batcher), ToyTokenizer())
+    checkpoint = find(model)
+    tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
+    runner = await batcher.on_device(_load_warm, checkpoint, config.execution, config.shape, verifies)
+    return Loaded(Engine(runner, batcher), tokenizer)
+
+
+async def own_tokenizer(config: ModelConfig) -> Tokenizer:
+    """The target's tokenizer without its weights: all that n-gram drafting needs."""
+    if config.backend == "toy":
+        return ToyTokenizer()
+    return await asyncio.to_thread(load_tokenizer, find(config.model))
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> HuggingFaceTokenizer:
+    transformers_logging()
+    return HuggingFaceTokenizer(checkpoint)
+
+
+def _load_warm(checkpoint: Checkpoint, execution: Execution, shape: Shape, verifies: bool) -> Runner:
+    runner = load_runner(checkpoint, execution, shape, verifies)
+    runner.warm_up()
+    return runner
+
+
+def _toy(model: str | None, shape: Shape) -> ToyRunner:
+    """`model` may say "miss=0.3,step=0.01,salt=1"."""
+    values = dict(part.split("=") for part in (model or "").split(",") if part)
+    config = ToyConfig(int(values.get("salt", 0)), float(values.get("miss", 0)), float(values.get("step", 0)))
+    return ToyRunner(Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, 258), config)
+
+
+def target_info(loaded: Loaded, default_k: int, draft: str = "") -> ModelInfo:
+    """GetModelInfo's answer for a loaded target."""
+    identity, limits, shapes = loaded.runner.identity, loaded.runner.limits, loaded.runner.shapes
+    ends = {*identity.end_of_sequence_ids, *loaded.tokenizer.end_of_sequence_ids}
+    return ModelInfo(
+        model_name=identity.model_name,
+        weights_revision=identity.weights_revision,
+        tokenizer_sha256=loaded.tokenizer.sha256,
+        vocab_size=limits.vocab_size,
+        max_sequence_length=limits.max_length,
+        max_speculation_length=limits.max_draft,
+        kv_slots=limits.slots,
+        dtype=identity.dtype,
+        device=identity.device,
+        backend=identity.backend,
+        draft_name=draft,
+        default_speculation_length=min(default_k, limits.max_draft),
+        plain_width=shapes.width(1),
+        bit_exact=shapes.bit_exact,
+        end_of_sequence_ids=tuple(sorted(ends)),
+    )
+
+
+def plain_generator(loaded: Loaded) -> Generator:
+    """The target alone: plain decoding."""
+
+    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+        return DraftThenVerify(LocalVerifier(loaded.engine, request.report_margins))
+
+    return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
+
+
+def draft_name(draft: Loaded | None) -> str:
+    return draft.runner.identity.model_name if draft else "ngram"
+
+
+def fused_generator(target: Loaded, draft: Loaded | None, default_k: int) -> Generator:
+    """Draft beside the target: a model in the same step, or n-gram lookup before it. Raises ValueError."""
+    if draft is not None:
+        same_tokens(draft.tokenizer, target.tokenizer.sha256)
+
+    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+        if draft is not None:
+            return FusedRounds(FusedPair(target.engine, draft.engine), request.report_margins)
+        return DraftThenVerify(LocalVerifier(target.engine, request.report_margins), NgramDrafter())
+
+    return Generator(target_info(target, default_k, draft_name(draft)), target.tokenizer, rounds)
+
+
+def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
+    """Raises ValueError unless draft and target speak of the same ids."""
+    if draft.sha256 != target_sha256:
+        raise ValueError(
+            f"draft_model: its tokenizer ({draft.sha256[:12]}) is not the target's ({target_sha256[:12]}); "
+            "draft and target must share a vocabulary"
+        )
+
+
+def make_drafter(draft: Loaded | None, target_vocab_size: int) -> Drafter:
+    """A drafter for one request."""
+    return NgramDrafter() if draft is None else ModelDrafter(draft.engine, target_vocab_size)
+
+
+def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) -> ModelInfo:
+    """What a DraftWorker says: the target's facts, limited by the draft's."""
+    longest = min(target.max_sequence_length, draft.runner.limits.max_length if draft else target.max_sequence_length)
+    return replace(
+        target,
+        draft_name=draft_name(draft),
+        default_speculation_length=min(config.default_k, target.max_speculation_length),
+        max_sequence_length=longest,
+        kv_slots=config.shape.slots,
+    )

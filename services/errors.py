@@ -1,0 +1,124 @@
+"""Domain errors to gRPC status, in one table, applied by one interceptor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from clients.errors import TandemError
+from models.batcher import DeviceLost
+from models.runner import RowFailed
+from models.slots import NoFreeSlot
+from services.sessions import SessionConflict, SessionNotFound
+from speculation.types import InvalidField, TooLong
+
+log = logging.getLogger("tandem.rpc")
+
+DOMAIN = "tandem.v1"
+RETRY_SECONDS = 0.1
+
+
+class Mismatch(ValueError):
+    """Draft and target do not speak of the same token ids."""
+
+
+class NotAccepting(RuntimeError):
+    """The server is stopping and takes no new work."""
+
+
+# (exception, status code, reason)
+_TABLE: tuple[tuple[type[Exception], int, str], ...] = (
+    (InvalidField, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
+    (TooLong, code_pb2.OUT_OF_RANGE, "SEQUENCE_TOO_LONG"),
+    (NoFreeSlot, code_pb2.RESOURCE_EXHAUSTED, "NO_SLOT"),
+    (SessionNotFound, code_pb2.NOT_FOUND, "SESSION_NOT_FOUND"),
+    (SessionConflict, code_pb2.ALREADY_EXISTS, "SESSION_CONFLICT"),
+    (Mismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
+    (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
+    (RowFailed, code_pb2.INTERNAL, "ROW_FAILED"),
+    (DeviceLost, code_pb2.UNAVAILABLE, "ENGINE_LOST"),
+)
+
+
+def to_status(error: Exception) -> status_pb2.Status:
+    """google.rpc.Status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
+    if isinstance(error, TandemError):
+        return status_pb2.Status(code=code_pb2.Code.Value(error.code), message=error.message)
+    for kind, code, reason in _TABLE:
+        if isinstance(error, kind):
+            return status_pb2.Status(code=code, message=str(error), details=_details(error, reason))
+    log.error("unexpected error", exc_info=error)
+    return status_pb2.Status(code=code_pb2.INTERNAL, message=f"internal error: {type(error).__name__}")
+
+
+def _details(error: Exception, reason: str) -> list[any_pb2.Any]:
+    messages: list[Any] = [error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)]
+    if isinstance(error, InvalidField):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        messages.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, NoFreeSlot):
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(int(RETRY_SECONDS * 1000))
+        messages.append(retry)
+    packed = [any_pb2.Any() for _ in messages]
+    for any_message, message in zip(packed, messages, strict=True):
+        any_message.Pack(message)
+    return packed
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
+    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
+    """Turns what a Tandem method raises into a status. Other services pass untouched."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith("/tandem.v1."):
+            return handler
+        coders = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.unary_unary:
+            return grpc.unary_unary_rpc_method_handler(_guard_unary(handler.unary_unary), **coders)
+        return grpc.unary_stream_rpc_method_handler(_guard_stream(handler.unary_stream), **coders)
+
+
+def _guard_unary(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        try:
+            return await method(request, context)
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            await _abort(context, error)
+
+    return guarded
+
+
+def _guard_stream(method: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
+        try:
+            async with contextlib.aclosing(method(request, context)) as replies:
+                async for reply in replies:
+                    yield reply
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            await _abort(context, error)
+
+    return guarded

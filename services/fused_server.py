@@ -1,0 +1,33 @@
+"""FusedSpeculativeServer: draft and target side by side, behind one call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+
+import grpc
+
+from clients import wire
+from services.generation import GenerateMethod
+from speculation.types import ModelInfo
+from tandem.v1 import fused_speculative_server_pb2 as pb
+from tandem.v1 import fused_speculative_server_pb2_grpc
+
+
+class FusedSpeculativeServerService(fused_speculative_server_pb2_grpc.FusedSpeculativeServerServicer):
+    """Thin: everything happens in the generator."""
+
+    def __init__(self, info: ModelInfo, generate: GenerateMethod) -> None:
+        self._info, self._generate = info, generate
+
+    async def GetModelInfo(
+        self, request: pb.FusedSpeculativeServerGetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> pb.FusedSpeculativeServerGetModelInfoResponse:
+        return pb.FusedSpeculativeServerGetModelInfoResponse(model=wire.info_to_wire(self._info))
+
+    async def Generate(
+        self, request: pb.FusedSpeculativeServerGenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[pb.FusedSpeculativeServerGenerateResponse, None]:
+        async with contextlib.aclosing(self._generate.stream(request)) as replies:
+            async for reply in replies:
+                yield reply

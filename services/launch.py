@@ -1,0 +1,149 @@
+"""The server roles: what each loads and which service it hosts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+
+from clients.distributed import open_distributed
+from clients.profile import Profile
+from models.assembly import Loaded, ModelConfig, fused_generator, load, load_draft, plain_generator
+from models.batcher import Batcher
+from models.generator import Generator
+from services.draft_worker import DraftWorkerService
+from services.fused_server import FusedSpeculativeServerService
+from services.generation import GenerateMethod
+from services.lifecycle import Lifecycle
+from services.server import Hosted, ServeConfig, serve
+from services.target_verifier import TargetVerifierService
+from speculation.types import Completion, GenerationRequest, ModelInfo
+from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
+from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
+from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
+from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
+
+log = logging.getLogger("tandem.server")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleConfig:
+    """Everything a server role needs; built and validated in main.py."""
+
+    serve: ServeConfig
+    models: ModelConfig
+    target_address: str = "127.0.0.1:50051"
+    connect_seconds: float = 120.0
+    lease_seconds: float = 60.0
+    profile: bool = False
+
+
+async def run_target(config: RoleConfig) -> None:
+    """--role target: TargetVerifier."""
+    lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
+
+    async def build() -> Hosted:
+        loaded = await load(config.models, batcher)
+        generator = _started(plain_generator(loaded), config)
+        _log_target(loaded, generator.info)
+        reply = target_verifier_pb2.TargetVerifierGenerateResponse
+        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        service = TargetVerifierService(loaded.engine, generator.info, generate, lifecycle, config.lease_seconds)
+        return Hosted(
+            "TargetVerifier",
+            partial(add_TargetVerifierServicer_to_server, service),
+            background=[service.expire_forever],
+            busy=lambda: len(service.sessions),
+            close=batcher.close,
+        )
+
+    await serve(config.serve, lifecycle, build)
+    profile.write()
+
+
+async def run_fused(config: RoleConfig) -> None:
+    """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
+    lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
+
+    async def build() -> Hosted:
+        target = await load(config.models, batcher)
+        draft = await load_draft(config.models, batcher)
+        generator = fused_generator(target, draft, config.models.default_k)
+        generator = _started(generator, config)
+        _log_target(target, generator.info)
+        reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
+        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        service = FusedSpeculativeServerService(generator.info, generate)
+        register = partial(add_FusedSpeculativeServerServicer_to_server, service)
+        return Hosted("FusedSpeculativeServer", register, close=batcher.close)
+
+    await serve(config.serve, lifecycle, build)
+    profile.write()
+
+
+async def run_draft_worker(config: RoleConfig) -> None:
+    """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier."""
+    lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
+
+    async def build() -> Hosted:
+        generator, client = await open_distributed(
+            config.models, config.target_address, config.connect_seconds, batcher
+        )
+        generator = _started(generator, config)
+        log.info("drafts with %s for %s at %s", generator.info.draft_name, generator.info.model_name, client.address)
+        reply = draft_worker_pb2.DraftWorkerGenerateResponse
+        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        service = DraftWorkerService(generator.info, generate)
+
+        async def close() -> None:
+            await client.close()
+            await batcher.close()
+
+        return Hosted("DraftWorker", partial(add_DraftWorkerServicer_to_server, service), close=close)
+
+    await serve(config.serve, lifecycle, build)
+    profile.write()
+
+
+def _started(generator: Generator, config: RoleConfig) -> Generator:
+    info = replace(generator.info, startup_seconds=time.monotonic() - config.serve.started)
+    return replace(generator, info=info)
+
+
+def _log_target(loaded: Loaded, info: ModelInfo) -> None:
+    log.info(
+        "%s: %s on %s, %d slots of %d tokens, up to %d draft tokens by %s",
+        info.model_name,
+        info.dtype,
+        info.device,
+        info.kv_slots,
+        info.max_sequence_length,
+        info.max_speculation_length,
+        info.draft_name or "whoever asks",
+    )
+    shapes = loaded.runner.shapes
+    if shapes.bit_exact and len(shapes.widths) * len(shapes.batches) > 1:
+        log.info("bits: logits are identical in %d step shapes", len(shapes.widths) * len(shapes.batches))
+    elif shapes.bit_exact:
+        log.info(
+            "bits: shapes differ on this device; every step uses width %d, batch %d", *shapes.widths, *shapes.batches
+        )
+    else:
+        log.warning("bits: logits differ between prefill and decode on this device; outputs may differ at ties")
+
+
+class _Profiler:
+    """--profile on a server: one row per request served, written when the server stops."""
+
+    def __init__(self, config: RoleConfig, name: str) -> None:
+        self._profile = Profile(name) if config.profile else None
+
+    def observe(self, request: GenerationRequest, completion: Completion, seconds: float) -> None:
+        if self._profile:
+            self._profile.add(completion, seconds)
+
+    def write(self) -> None:
+        if self._profile:
+            for path in self._profile.write():
+                log.info("performance metrics saved to %s", path)

@@ -1,0 +1,38 @@
+"""Whether a server takes new work, and how much is under way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+
+from services.errors import NotAccepting
+
+
+class Lifecycle:
+    """Counts running work. After `drain` new work is refused while what runs goes on."""
+
+    def __init__(self) -> None:
+        self.accepting = True
+        self._running = 0
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
+        """One piece of new work. Raises NotAccepting while the server drains."""
+        self.check()
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+    def check(self) -> None:
+        if not self.accepting:
+            raise NotAccepting("the server is stopping and takes no new requests")
+
+    async def drain(self, seconds: float, others: Callable[[], int]) -> None:
+        """Refuses new work and waits, at most `seconds`, until nothing runs and `others()` is 0."""
+        self.accepting = False
+        deadline = asyncio.get_running_loop().time() + seconds
+        while (self._running or others()) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)

@@ -1,0 +1,146 @@
+"""The life of a server process: bind, load, warm up, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from services.errors import ErrorInterceptor
+from services.lifecycle import Lifecycle
+
+log = logging.getLogger("tandem.server")
+
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second server
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 30_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready."""
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    ready_file: str | None = None
+    drain_seconds: float = 30.0
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port: {self.port} is outside 0 to 65535")
+
+
+@dataclass(slots=True)
+class Hosted:
+    """What a role serves: the service's name, how to register it, and what runs beside it."""
+
+    service: str
+    register: Callable[[grpc.aio.Server], None]
+    startup_seconds: float = 0.0
+    background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    busy: Callable[[], int] = lambda: 0
+    close: Callable[[], Awaitable[None]] | None = None
+
+
+class AddressInUse(ValueError):
+    """The port cannot be bound."""
+
+
+async def serve(config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], Awaitable[Hosted]]) -> None:
+    """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once."""
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+    port = _bind(server, config)
+    stopping = _stop_signals()
+    building = asyncio.create_task(_as_task(build()))
+    await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    if not building.done():
+        return
+    hosted = building.result()
+    health = HealthServicer()
+    hosted.register(server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = (f"tandem.v1.{hosted.service}", health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+    await server.start()
+    await _set_health(health, names[0], health_pb2.HealthCheckResponse.SERVING)
+    tasks = [asyncio.create_task(_as_task(work())) for work in hosted.background]
+    _announce(config, port, hosted)
+    await stopping.wait()
+    await _set_health(health, names[0], health_pb2.HealthCheckResponse.NOT_SERVING)
+    await _shut_down(server, lifecycle, hosted, config.drain_seconds, stopping)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    if hosted.close:
+        await hosted.close()
+    log.info("stopped")
+
+
+async def _as_task(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+def _bind(server: grpc.aio.Server, config: ServeConfig) -> int:
+    address = f"{config.host}:{config.port}"
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise AddressInUse(f"port: cannot listen on {address}; is another server there?")
+    return port
+
+
+def _stop_signals() -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; the next one kills as usual."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        stopping.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    return stopping
+
+
+async def _set_health(health: HealthServicer, service: str, status: int) -> None:
+    for name in ("", service):
+        await health.set(name, status)
+
+
+def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
+    seconds = time.monotonic() - config.started
+    log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
+    if config.ready_file:
+        ready = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
+        partial = Path(f"{config.ready_file}.partial")
+        partial.write_text(json.dumps(ready))
+        partial.replace(config.ready_file)
+
+
+async def _shut_down(
+    server: grpc.aio.Server, lifecycle: Lifecycle, hosted: Hosted, seconds: float, stopping: asyncio.Event
+) -> None:
+    """New work is refused at once; what runs may finish within `seconds`."""
+    log.info("stopping: running requests may finish within %.0f s", seconds)
+    with contextlib.suppress(asyncio.CancelledError):
+        await lifecycle.drain(seconds, hosted.busy)
+    await server.stop(grace=0.5)

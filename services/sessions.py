@@ -1,0 +1,121 @@
+"""The session table: admit, fence, record, lease, expire. Pure state; the clock is an argument.
+
+A session's committed tokens grow by at least one a round, so their number (base_length) is fence and round number at
+once (design section 4, G2 to G5).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from speculation.types import SamplingParams
+
+Held = TypeVar("Held")
+Reply = TypeVar("Reply")
+
+
+class SessionNotFound(LookupError):
+    """No such session, or its lease has run out."""
+
+
+class SessionConflict(ValueError):
+    """The session exists with another prefix or other parameters."""
+
+
+class Fence(enum.Enum):
+    """What to do with a round."""
+
+    APPLY = "apply"
+    REPLAY = "replay"
+    STALE = "stale"
+
+
+@dataclass(slots=True)
+class Session(Generic[Held, Reply]):
+    """One session. `held` is what the server keeps for it (its KV slot); `recorded` the last round's reply."""
+
+    session_id: str
+    held: Held
+    sampling: SamplingParams
+    tokens: list[int]
+    max_total_tokens: int
+    expires: float
+    in_use: int = 0
+    recorded_base: int = -1
+    recorded: Reply | None = field(default=None)
+
+    def fence(self, base_length: int, last_token: int) -> Fence:
+        """Whether a round that extends `base_length` tokens, the last of them `last_token`, is due, done, or neither."""
+        if not 1 <= base_length <= len(self.tokens) or self.tokens[base_length - 1] != last_token:
+            return Fence.STALE
+        if base_length == len(self.tokens):
+            return Fence.APPLY
+        return Fence.REPLAY if base_length == self.recorded_base else Fence.STALE
+
+    def commit(self, tokens: tuple[int, ...], reply: Reply) -> None:
+        """Applies a round and records its reply."""
+        self.recorded_base, self.recorded = len(self.tokens), reply
+        self.tokens += tokens
+
+    def resume(self, prefix: list[int], sampling: SamplingParams) -> None:
+        """Goes on from `prefix`, which must agree with the tokens as far as both reach. Raises SessionConflict."""
+        common = min(len(prefix), len(self.tokens))
+        if prefix[:common] != self.tokens[:common]:
+            raise SessionConflict(f"session {self.session_id} is open with another prefix")
+        if sampling != self.sampling:
+            raise SessionConflict(f"session {self.session_id} is open with other sampling parameters")
+        if prefix != self.tokens:
+            self.tokens = list(prefix)
+            self.recorded_base, self.recorded = -1, None
+
+
+class SessionTable(Generic[Held, Reply]):
+    """Sessions by id, each with a lease of `lease_seconds` that every use renews."""
+
+    def __init__(self, clock: Callable[[], float], lease_seconds: float) -> None:
+        if lease_seconds <= 0:
+            raise ValueError(f"lease_seconds: {lease_seconds} is not above 0")
+        self._clock, self.lease_seconds = clock, lease_seconds
+        self._sessions: dict[str, Session[Held, Reply]] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session[Held, Reply]]:
+        return iter(list(self._sessions.values()))
+
+    def find(self, session_id: str) -> Session[Held, Reply] | None:
+        return self._sessions.get(session_id)
+
+    def admit(
+        self, session_id: str, held: Held, sampling: SamplingParams, tokens: list[int], max_total_tokens: int
+    ) -> Session[Held, Reply]:
+        """A new session; its id must be free."""
+        if session_id in self._sessions:
+            raise SessionConflict(f"session {session_id} is open")
+        expires = self._clock() + self.lease_seconds
+        session: Session[Held, Reply] = Session(session_id, held, sampling, list(tokens), max_total_tokens, expires)
+        self._sessions[session_id] = session
+        return session
+
+    def touch(self, session_id: str) -> Session[Held, Reply]:
+        """The session, its lease renewed. Raises SessionNotFound."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise SessionNotFound(f"no session {session_id}: never opened, closed, or its lease ran out")
+        session.expires = self._clock() + self.lease_seconds
+        return session
+
+    def drop(self, session_id: str) -> Session[Held, Reply] | None:
+        return self._sessions.pop(session_id, None)
+
+    def expire(self) -> list[Session[Held, Reply]]:
+        """Removes and returns the sessions whose lease ran out while nobody used them."""
+        now = self._clock()
+        gone = [s for s in self if s.expires < now and not s.in_use]
+        for session in gone:
+            del self._sessions[session.session_id]
+        return gone

@@ -1,0 +1,192 @@
+"""TargetVerifier: sessions that verify the drafts of others, and plain decoding."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+import grpc
+
+from clients import wire
+from models.engine import Engine, TargetSequence
+from models.generator import check_tokens
+from services.errors import Mismatch
+from services.generation import GenerateMethod
+from services.lifecycle import Lifecycle
+from services.sessions import Fence, Session, SessionTable
+from speculation.types import InvalidField, ModelInfo, SamplingParams, TooLong
+from tandem.v1 import target_verifier_pb2 as pb
+from tandem.v1 import target_verifier_pb2_grpc
+
+MAX_SESSION_ID = 128
+
+
+@dataclass(slots=True)
+class Held:
+    """A session's KV, and the lock that keeps its rounds in order."""
+
+    sequence: TargetSequence
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
+    """Each RPC: check, take the session, run the step, pack the reply."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        info: ModelInfo,
+        generate: GenerateMethod,
+        lifecycle: Lifecycle,
+        lease_seconds: float = 60.0,
+    ) -> None:
+        self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
+        self.sessions: SessionTable[Held, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
+
+    async def GetModelInfo(
+        self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
+    ) -> pb.TargetVerifierGetModelInfoResponse:
+        return pb.TargetVerifierGetModelInfoResponse(model=wire.info_to_wire(self._info))
+
+    async def Generate(
+        self, request: pb.TargetVerifierGenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[pb.TargetVerifierGenerateResponse, None]:
+        async with contextlib.aclosing(self._generate.stream(request)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def OpenSession(
+        self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
+    ) -> pb.OpenSessionResponse:
+        sampling = self._check_open(request)
+        session = self.sessions.find(request.session_id)
+        if session is None:
+            self._lifecycle.check()
+            held = Held(TargetSequence(self._engine, self._engine.slots.take()))
+            total = self._max_total(request)
+            session = self.sessions.admit(request.session_id, held, sampling, list(request.prefix), total)
+        session.in_use += 1
+        try:
+            async with session.held.lock:
+                return await self._fill(session, list(request.prefix), sampling)
+        except BaseException:
+            if not session.held.sequence.held:
+                self._free(self.sessions.drop(session.session_id))
+            raise
+        finally:
+            session.in_use -= 1
+
+    async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
+        arrived = time.perf_counter()
+        session = self.sessions.touch(request.session_id)
+        self._check_draft(session, request)
+        session.in_use += 1
+        try:
+            async with session.held.lock:
+                reply = await self._round(session, request)
+        finally:
+            session.in_use -= 1
+        reply.server_seconds = time.perf_counter() - arrived
+        return reply
+
+    async def CloseSession(
+        self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
+    ) -> pb.CloseSessionResponse:
+        session = self.sessions.drop(request.session_id)
+        self._free(session)
+        return pb.CloseSessionResponse(closed=session is not None)
+
+    async def expire_forever(self) -> None:
+        """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(min(1.0, self.sessions.lease_seconds / 4))
+            for session in self.sessions.expire():
+                self._free(session)
+
+    def _free(self, session: Session[Held, pb.VerifyResponse] | None) -> None:
+        if session is not None:
+            self._engine.slots.release(session.held.sequence.slot)
+
+    async def _fill(
+        self, session: Session[Held, pb.VerifyResponse], prefix: list[int], sampling: SamplingParams
+    ) -> pb.OpenSessionResponse:
+        session.resume(prefix, sampling)
+        sequence = session.held.sequence
+        reused = sequence.keep(prefix[:-1])
+        waited, worked = sequence.queue_seconds, sequence.compute_seconds
+        await sequence.fill(prefix[:-1])
+        self.sessions.touch(session.session_id)
+        return pb.OpenSessionResponse(
+            committed_length=len(session.tokens),
+            reused_length=reused,
+            lease_seconds=self.sessions.lease_seconds,
+            queue_seconds=sequence.queue_seconds - waited,
+            prefill_seconds=sequence.compute_seconds - worked,
+            max_speculation_length=self._info.max_speculation_length,
+        )
+
+    async def _round(self, session: Session[Held, pb.VerifyResponse], request: pb.VerifyRequest) -> pb.VerifyResponse:
+        fence = session.fence(request.base_length, request.last_token)
+        if fence is Fence.STALE:
+            return pb.VerifyResponse(stale=True, committed_length=len(session.tokens))
+        if fence is Fence.REPLAY:
+            replay = pb.VerifyResponse()
+            replay.CopyFrom(session.recorded)  # type: ignore[arg-type]
+            replay.replayed = True
+            return replay
+        verdict = await session.held.sequence.verify(
+            session.tokens, request.draft_tokens, session.sampling, request.report_margins
+        )
+        reply = pb.VerifyResponse(
+            committed_length=len(session.tokens) + len(verdict.token_ids),
+            token_ids=verdict.token_ids,
+            accepted=verdict.accepted,
+            queue_seconds=verdict.queue_seconds,
+            compute_seconds=verdict.compute_seconds,
+            margins=verdict.margins,
+        )
+        session.commit(verdict.token_ids, reply)
+        return reply
+
+    def _check_open(self, request: pb.OpenSessionRequest) -> SamplingParams:
+        if not 1 <= len(request.session_id) <= MAX_SESSION_ID:
+            raise InvalidField("session_id", f"length {len(request.session_id)} is outside 1 to {MAX_SESSION_ID}")
+        if not request.prefix:
+            raise InvalidField("prefix", "empty: at least one token is needed")
+        if not 1 <= request.prompt_length <= len(request.prefix):
+            raise InvalidField(
+                "prompt_length", f"{request.prompt_length} is outside 1 to {len(request.prefix)}, the prefix's length"
+            )
+        check_tokens("prefix", list(request.prefix), self._info.vocab_size)
+        wire.check_rule(request.rule)
+        if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:
+            raise Mismatch(
+                f"the client's tokenizer {request.tokenizer_sha256[:12]} is not the target's "
+                f"{self._info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
+            )
+        total = self._max_total(request)
+        if len(request.prefix) >= total:
+            raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")
+        return wire.sampling_from_wire(request.sampling)
+
+    def _max_total(self, request: pb.OpenSessionRequest) -> int:
+        limit = self._info.max_sequence_length
+        total = request.max_total_tokens if request.HasField("max_total_tokens") else limit
+        if total > limit:
+            raise TooLong(f"max_total_tokens: {total} is above the sequence length {limit}")
+        return total
+
+    def _check_draft(self, session: Session[Held, pb.VerifyResponse], request: pb.VerifyRequest) -> None:
+        drafted, most = len(request.draft_tokens), self._info.max_speculation_length
+        if drafted > most:
+            raise InvalidField("draft_tokens", f"{drafted} tokens are above the maximum speculation length {most}")
+        check_tokens("draft_tokens", list(request.draft_tokens), self._info.vocab_size)
+        check_tokens("last_token", [request.last_token], self._info.vocab_size)
+        if request.base_length + drafted + 1 > session.max_total_tokens:
+            raise TooLong(
+                f"base_length {request.base_length} and a round of up to {drafted + 1} tokens: "
+                f"together above the sequence length {session.max_total_tokens}"
+            )
