@@ -20,7 +20,7 @@ from comparison.deployment import Describe, Endpoint, baseline_of, deploy, incom
 from comparison.environment import these_versions, this_machine
 from comparison.identity import MarginTrace
 from comparison.progress import Progress
-from comparison.records import Record
+from comparison.records import Record, failure_of
 from comparison.report import Comparison, write_files
 from comparison.run import Contender, Generator, RequestSettings, measure_all, trace_margins, warm_up
 from comparison.servers import Fleet, Server, ServerFailed
@@ -148,8 +148,8 @@ def _describing(connect: Connect) -> Describe:
             async with connect(address, service) as client:
                 return await client.model_info()
         except Exception as error:
-            code = getattr(error, "code", type(error).__name__)
-            raise Unreachable(f"{service} at {address} does not say what it runs: {code}: {error}") from error
+            failure = failure_of(error)
+            raise Unreachable(f"{service} at {address} does not answer: {failure.code}: {failure.message}") from error
 
     return describe
 

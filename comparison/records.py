@@ -77,6 +77,12 @@ class Failure:
     message: str
 
 
+def failure_of(error: Exception) -> Failure:
+    """A client's error says its code and message apart; any other is told by its type."""
+    code = getattr(error, "code", type(error).__name__)
+    return Failure(str(code), str(getattr(error, "message", error)))
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One architecture, prompt and run: a measurement or a failure."""

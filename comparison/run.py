@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from comparison.identity import MarginTrace
-from comparison.records import Failure, Measurement, Record, attribute_seconds
+from comparison.records import Failure, Measurement, Record, attribute_seconds, failure_of
 from comparison.workloads import Prompt
 from speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
 
@@ -112,7 +112,7 @@ async def _record(contender: Contender, prompt: Prompt, run: int, settings: Requ
         measurement = await measure(contender, settings.request(prompt), settings.timeout_s)
         return replace(record, measurement=measurement)
     except Exception as error:
-        return replace(record, error=Failure(str(getattr(error, "code", type(error).__name__)), str(error)))
+        return replace(record, error=failure_of(error))
 
 
 async def measure(contender: Contender, request: GenerationRequest, timeout_s: float | None = None) -> Measurement:

@@ -60,8 +60,9 @@ class FakeGenerator:
 
 class FakeError(ValueError):
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(f"{code}: {message}")
         self.code = code
+        self.message = message
 
 
 MEASUREMENT = Measurement(

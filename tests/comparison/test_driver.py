@@ -141,7 +141,7 @@ def test_an_address_that_does_not_answer_is_one_line(
     connected = replace(config, architectures=("fused",), connect={"fused": "127.0.0.1:1004"})
     assert run_comparison(connected, network.connect) == 1
     assert capsys.readouterr().err.splitlines() == [
-        "compare_architectures.py: error: FusedSpeculativeServer at 127.0.0.1:1004 does not say what it runs:"
+        "compare_architectures.py: error: FusedSpeculativeServer at 127.0.0.1:1004 does not answer:"
         " UNAVAILABLE: connection refused"
     ]
 
