@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from speculation.types import (
     Chunk,
     Completion,
@@ -88,7 +90,7 @@ def chunk_from_wire(message: pb.GenerateChunk) -> Chunk:
 
 def completion_to_wire(completion: Completion) -> pb.GenerateCompletion:
     return pb.GenerateCompletion(
-        finish_reason=completion.finish_reason.value,
+        finish_reason=pb.FinishReason.Name(completion.finish_reason.value),
         prompt_tokens=completion.prompt_tokens,
         output_tokens=completion.output_tokens,
         stats=_stats_to_wire(completion.stats),
@@ -115,8 +117,9 @@ def _stats_to_wire(stats: SpeculationStats) -> pb.SpeculationStats:
 
 
 def _stats_from_wire(message: pb.SpeculationStats) -> SpeculationStats:
-    values = {name: getattr(message, name) for name in (*_COUNTS, *_SECONDS)}
-    return SpeculationStats(**values, **{name: list(getattr(message, name)) for name in _LISTS})
+    values: dict[str, Any] = {name: getattr(message, name) for name in (*_COUNTS, *_SECONDS)}
+    values |= {name: list(getattr(message, name)) for name in _LISTS}
+    return SpeculationStats(**values)
 
 
 _INFO = (

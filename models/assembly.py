@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from models.batcher import Batcher
 from models.checkpoints import Checkpoint, CheckpointError, embedded_draft, find
@@ -48,10 +48,10 @@ class DraftChoice:
 class ModelConfig:
     """Which models a role runs, on what, in which shape; `default_k` draft tokens where a request does not say."""
 
-    execution: Execution = Execution()
-    shape: Shape = Shape()
+    execution: Execution = field(default_factory=Execution)
+    shape: Shape = field(default_factory=Shape)
     model: str | None = None
-    draft: DraftChoice = DraftChoice()
+    draft: DraftChoice = field(default_factory=DraftChoice)
     backend: str = "torch"
     default_k: int = 5
 

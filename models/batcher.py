@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from models.runner import RowFailed
+
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 Step = Callable[[Sequence[Any]], Sequence[Any]]
@@ -58,8 +60,10 @@ class Batcher:
         """Runs `function` on the device thread, between steps."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
-    async def run(self, step: Callable[[Sequence[Row]], Sequence[Result]], row: Row, limit: int) -> Timed[Result]:
-        """Runs `row` in the next `step` that has room (at most `limit` rows). Raises what the row's result raises."""
+    async def run(
+        self, step: Callable[[Sequence[Row]], Sequence[Result | RowFailed]], row: Row, limit: int
+    ) -> Timed[Result]:
+        """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed or DeviceLost."""
         waiting = _Waiting(step, row, limit, time.perf_counter(), asyncio.get_running_loop().create_future())
         self._ready.append(waiting)
         if self._loop_task is None or self._loop_task.done():

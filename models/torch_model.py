@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,10 @@ class TorchModel:
     slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows name the spare slot.
     """
 
-    def __init__(self, module: nn.Module, slots: int, max_length: int, widest: int, device: str) -> None:
+    def __init__(self, module: Any, slots: int, max_length: int, widest: int, device: str) -> None:
         config = module.config
         _check(config, max_length)
-        self.module = module.eval()
+        self.module: Any = module.eval()
         self.dtype: torch.dtype = next(module.parameters()).dtype
         self.device = device
         if can_pack(device, self.dtype):
@@ -57,7 +58,7 @@ class TorchModel:
 
     def _mask(self, positions: Tensor) -> Tensor:
         """Each token sees positions up to its own: additive [rows, 1, attention_rows, length]."""
-        rows, width = positions.shape
+        width = positions.shape[1]
         seen = self._columns[None, None] <= positions[:, :, None]
         mask = torch.where(seen, self._shown, self._hidden).repeat(1, self.groups, 1)
         padding = attention_rows(width, self.groups) - width * self.groups
@@ -67,7 +68,7 @@ class TorchModel:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
-def load_module(source: dict[str, object], dtype: torch.dtype, device: str) -> nn.Module:
+def load_module(source: dict[str, object], dtype: torch.dtype, device: str) -> Any:
     """Loads weights with our attention. `source` are from_pretrained's own arguments."""
     from transformers import AutoModelForCausalLM
 
@@ -82,7 +83,7 @@ def load_module(source: dict[str, object], dtype: torch.dtype, device: str) -> n
     return module.to(device).requires_grad_(False)
 
 
-def _check(config: object, max_length: int) -> None:
+def _check(config: Any, max_length: int) -> None:
     positions = getattr(config, "max_position_embeddings", None)
     if positions and max_length > positions:
         raise UnsupportedModel(f"sequence_length: {max_length} is above the model's {positions} positions")

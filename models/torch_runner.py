@@ -6,10 +6,13 @@ copy a step: token ids where every row is greedy, logits where a row samples.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from models.certify import certify
@@ -69,8 +72,7 @@ class TorchRunner:
         if all(row.sampling.greedy and not row.margins for row in rows):
             return _verdicts_greedy(rows, logits)
         host = logits.float().cpu().numpy()
-        return [_verdict(row, lambda i, r=r, row=row: draw(host[r, i], row.sampling, row.position + 1 + i))  # type: ignore[misc]
-                for r, row in enumerate(rows)]  # fmt: skip
+        return [_verdict(row, _draws(row, host[r])) for r, row in enumerate(rows)]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         """The target's logits [rows or more, width, vocabulary]: column i is the prediction after draft[:i]."""
@@ -122,14 +124,19 @@ def _draw_each(rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[int]:
     return [_guess(host[r], row.sampling, row.position + 1 + i) for r, row in enumerate(rows)]
 
 
-def _guess(logits, sampling: SamplingParams, position: int) -> int:  # type: ignore[no-untyped-def]
+def _guess(logits: NDArray[np.float32], sampling: SamplingParams, position: int) -> int:
     try:
         return draw(logits, sampling, position).token
     except BadLogits:
         return 0  # a draft may be wrong about anything
 
 
-def _verdict(row: VerifyRow, target_draw) -> Verdict | RowFailed:  # type: ignore[no-untyped-def]
+def _draws(row: VerifyRow, logits: NDArray[np.float32]) -> Callable[[int], Drawn]:
+    """The target's draw i of a row, from its logits [width, vocabulary]."""
+    return lambda i: draw(logits[i], row.sampling, row.position + 1 + i)
+
+
+def _verdict(row: VerifyRow, target_draw: Callable[[int], Drawn]) -> Verdict | RowFailed:
     try:
         return agree(row.draft, target_draw, row.margins)
     except BadLogits as error:
@@ -147,7 +154,7 @@ def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict 
             raise BadLogits("no finite largest logit")
         return Drawn(ids[r][i], 0.0)
 
-    return [_verdict(row, lambda i, r=r: target_draw(r, i)) for r, row in enumerate(rows)]
+    return [_verdict(row, functools.partial(target_draw, r)) for r, row in enumerate(rows)]
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:

@@ -112,8 +112,8 @@ class ToyRunner:
 class ToyTokenizer:
     """UTF-8 bytes."""
 
-    sha256 = "toy"
-    end_of_sequence_ids = (END,)
+    sha256: str = "toy"
+    end_of_sequence_ids: tuple[int, ...] = (END,)
 
     def encode(self, text: str, chat: bool) -> list[int]:
         return list(text.encode())

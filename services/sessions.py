@@ -48,7 +48,7 @@ class Session(Generic[Held, Reply]):
     recorded: Reply | None = field(default=None)
 
     def fence(self, base_length: int, last_token: int) -> Fence:
-        """Whether a round that extends `base_length` tokens, the last of them `last_token`, is due, done, or neither."""
+        """Whether a round that extends `base_length` tokens, ending in `last_token`, is due, done, or neither."""
         if not 1 <= base_length <= len(self.tokens) or self.tokens[base_length - 1] != last_token:
             return Fence.STALE
         if base_length == len(self.tokens):

@@ -134,7 +134,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             return pb.VerifyResponse(stale=True, committed_length=len(session.tokens))
         if fence is Fence.REPLAY:
             replay = pb.VerifyResponse()
-            replay.CopyFrom(session.recorded)  # type: ignore[arg-type]
+            replay.CopyFrom(session.recorded)
             replay.replayed = True
             return replay
         verdict = await session.held.sequence.verify(

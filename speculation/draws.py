@@ -41,8 +41,8 @@ def words(seed: int, position: int, count: int) -> Words:
 
 
 def gumbel(raw: Words) -> Floats:
-    """Gumbel(0, 1) noise from uniforms of 53 bits strictly inside (0, 1)."""
-    uniforms = ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    """Gumbel(0, 1) noise from uniforms of 52 bits strictly inside (0, 1)."""
+    uniforms = ((raw >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return -np.log(-np.log(uniforms))
 
 
@@ -50,9 +50,11 @@ def draw(logits: NDArray[np.float32], params: SamplingParams, position: int) -> 
     """Draws the token at absolute `position` from `logits` [vocabulary]. Raises BadLogits."""
     if params.greedy:
         return _greedy(logits)
-    scores = logits.astype(np.float64) / params.temperature
-    if not np.isfinite(scores.max()):
+    top = float(logits.max())
+    if not np.isfinite(top):
         raise BadLogits("no finite largest logit")
+    with np.errstate(over="ignore"):  # a tiny temperature takes all but the largest to -inf, as it should
+        scores = (logits.astype(np.float64) - top) / params.temperature
     raw = words(params.seed, position, len(scores))
     candidates = surviving(scores, params)
     if candidates is None:
@@ -128,6 +130,8 @@ def _possible_winners(scores: Floats, raw: Words) -> Ids:
     if len(scores) <= 2 * _HEAD:
         return np.arange(len(scores))
     head = np.argpartition(scores, -_HEAD)[-_HEAD:]
+    if scores[head].min() == -np.inf:
+        return np.sort(head)  # every token that can be drawn is in the head
     bound = np.partition(scores[head] + gumbel(raw[head]), -2)[-2] - scores[head].min()
     threshold = np.exp(-np.exp(-bound)) - 2.0**-40
     rest = np.flatnonzero(raw >= np.uint64(max(threshold, 0.0) * 2.0**64))
