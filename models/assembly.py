@@ -9,6 +9,7 @@ from models.batcher import Batcher
 from models.checkpoints import Checkpoint, CheckpointError, embedded_draft, find
 from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDrafter
 from models.generator import Generator
+from models.gguf_cache import unpacked
 from models.loading import CHUNK, Execution, Shape, load_runner, transformers_logging
 from models.runner import Limits, Runner
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
@@ -92,8 +93,8 @@ async def _load(config: ModelConfig, model: str | None, batcher: Batcher, verifi
     if config.backend == "toy":
         return Loaded(Engine(_toy(model, config.shape), batcher), ToyTokenizer())
     checkpoint = find(model)
-    tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
     runner = await batcher.on_device(_load_warm, checkpoint, config.execution, config.shape, verifies)
+    tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
     return Loaded(Engine(runner, batcher), tokenizer)
 
 
@@ -106,7 +107,7 @@ async def own_tokenizer(config: ModelConfig) -> Tokenizer:
 
 def load_tokenizer(checkpoint: Checkpoint) -> HuggingFaceTokenizer:
     transformers_logging()
-    return HuggingFaceTokenizer(checkpoint)
+    return HuggingFaceTokenizer(unpacked(checkpoint))
 
 
 def _load_warm(checkpoint: Checkpoint, execution: Execution, shape: Shape, verifies: bool) -> Runner:

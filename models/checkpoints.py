@@ -132,3 +132,8 @@ def _hash(file: Path, whole: bool, digest: hashlib._Hash) -> None:
             digest.update(block)
             if not whole and stream.tell() < size - (1 << 24):
                 stream.seek(size - (1 << 24))
+
+
+def first_line(error: Exception) -> str:
+    """An error of somebody's library as one line."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.checkpoints import Checkpoint, CheckpointError, weights_revision
+from models.checkpoints import Checkpoint, CheckpointError, first_line, weights_revision
+from models.gguf_cache import unpacked
 from models.runner import Identity, Limits, Runner
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -47,12 +48,15 @@ def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, veri
 
     if execution.threads:
         torch.set_num_threads(execution.threads)
+    transformers_logging()
     device = _device(execution.device)
     dtype = _dtype(execution.dtype, device)
     try:
-        module = load_module(_quiet(checkpoint), dtype, device)
+        module = load_module(unpacked(checkpoint).source, dtype, device)
+    except CheckpointError:
+        raise
     except Exception as error:  # loaders of four formats raise whatever their parsers do
-        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {_first_line(error)}") from error
+        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
     widest = max(shape.max_draft + 1, CHUNK)
     model = TorchModel(module, shape.slots, shape.max_length, widest, device)
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, model.vocab_size)
@@ -65,18 +69,6 @@ def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, veri
         end_of_sequence_ids=_end_ids(module),
     )
     return TorchRunner(model, limits, identity, verifies)
-
-
-def _quiet(checkpoint: Checkpoint) -> dict[str, object]:
-    """from_pretrained's arguments; GGUF blocks are unpacked, since packed kernels would choose another arithmetic."""
-    source = checkpoint.source
-    if checkpoint.gguf:
-        import transformers
-
-        if hasattr(transformers, "GgufConfig"):
-            source["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    transformers_logging()
-    return source
 
 
 def transformers_logging() -> None:
@@ -112,7 +104,3 @@ def _end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
     if eos is None:
         eos = module.config.eos_token_id
     return () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

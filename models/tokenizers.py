@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from models.checkpoints import Checkpoint, CheckpointError
+from models.checkpoints import Checkpoint, CheckpointError, first_line
 from speculation.stopping import TextStream
 
 _INCOMPLETE = "�"
@@ -88,12 +88,8 @@ def _load(checkpoint: Checkpoint) -> Any:
     try:
         return AutoTokenizer.from_pretrained(**checkpoint.source)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {_first_line(error)}") from None
+        raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {first_line(error)}") from None
 
 
 def _end_ids(tokenizer: Any) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

@@ -1,0 +1,88 @@
+"""GGUF files unpacked once: parsing one takes transformers 15 to 20 s, loading the folder it becomes takes 1.
+
+The folder holds float32 weights (unpacking is exact in float32) and the tokenizer, keyed by the file's content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from models.checkpoints import Checkpoint, CheckpointError, first_line, weights_revision
+
+log = logging.getLogger("tandem.models")
+_LAYOUT = 1  # part of the key: raise it when the folder's content changes
+
+
+def cache_root() -> Path:
+    """$TANDEM_CACHE, or tandem/ in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("TANDEM_CACHE") or f"{base}/tandem").expanduser()
+
+
+def unpacked(checkpoint: Checkpoint) -> Checkpoint:
+    """The folder that a GGUF checkpoint unpacks to, made now if need be; other checkpoints as they are."""
+    if checkpoint.gguf is None:
+        return checkpoint
+    key = weights_revision(checkpoint).split(":")[1]
+    folder = cache_root() / f"{checkpoint.name}-{key}-v{_LAYOUT}"
+    if not folder.is_dir():
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(folder.with_suffix(".lock")):
+                if not folder.is_dir():
+                    _unpack(checkpoint, folder)
+        except OSError as error:
+            log.warning("%s cannot be kept unpacked in %s: %s", checkpoint.gguf, folder.parent, error)
+            return checkpoint
+    return Checkpoint(checkpoint.name, str(folder))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Servers that start together unpack once."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _unpack(checkpoint: Checkpoint, folder: Path) -> None:
+    log.info("unpacking %s once, into %s", checkpoint.gguf, folder)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=folder.name))
+    try:
+        _convert(checkpoint, partial)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _convert(checkpoint: Checkpoint, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        module: Any = AutoModelForCausalLM.from_pretrained(**_dense(checkpoint), dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**checkpoint.source)
+    except Exception as error:  # parsers of damaged files raise anything
+        raise CheckpointError(f"{checkpoint.folder}/{checkpoint.gguf}: cannot be read: {first_line(error)}") from error
+    module.hf_quantizer = None
+    module.config.__dict__.pop("quantization_config", None)
+    module.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _dense(checkpoint: Checkpoint) -> dict[str, object]:
+    """from_pretrained's arguments; blocks are unpacked, since packed kernels would choose another arithmetic."""
+    import transformers
+
+    source = checkpoint.source
+    if hasattr(transformers, "GgufConfig"):
+        source["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    return source
