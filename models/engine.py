@@ -66,7 +66,7 @@ class TargetSequence(KVSequence):
     ) -> Verdict:
         """One pass over [last of tokens, draft...]; what was accepted stays held."""
         position = len(tokens) - 1
-        self.keep(tokens[:position], start=position - 1)
+        self.keep(tokens[:position], start=max(0, position - 1))
         await self.fill(tokens[:position])
         row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins)
         done = await self.engine.batcher.run(self.engine.runner.verify, row, self.engine.runner.limits.slots)
