@@ -101,10 +101,10 @@ class SessionTable(Generic[Held, Reply]):
         self._sessions[session_id] = session
         return session
 
-    def touch(self, session_id: str) -> Session[Held, Reply]:
-        """The session, its lease renewed. Raises SessionNotFound."""
+    def touch(self, session_id: str, expected: Session[Held, Reply] | None = None) -> Session[Held, Reply]:
+        """The session (`expected` and no later one of that id), its lease renewed. Raises SessionNotFound."""
         session = self._sessions.get(session_id)
-        if session is None:
+        if session is None or session is not (expected or session):
             raise SessionNotFound(f"no session {session_id}: never opened, closed, or its lease ran out")
         session.expires = self._clock() + self.lease_seconds
         return session

@@ -26,10 +26,11 @@ MAX_SESSION_ID = 128
 
 @dataclass(slots=True)
 class Held:
-    """A session's KV, and the lock that keeps its rounds in order."""
+    """A session's KV, the lock that keeps its rounds in order, and whether its prefix was ever processed whole."""
 
     sequence: TargetSequence
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    opened: bool = False
 
 
 class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
@@ -68,27 +69,15 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             held = Held(TargetSequence(self._engine, self._engine.slots.take()))
             total = self._max_total(request)
             session = self.sessions.admit(request.session_id, held, sampling, list(request.prefix), total)
-        session.in_use += 1
-        try:
-            async with session.held.lock:
-                return await self._fill(session, list(request.prefix), sampling)
-        except BaseException:
-            if not session.held.sequence.held:
-                self._free(self.sessions.drop(session.session_id))
-            raise
-        finally:
-            session.in_use -= 1
+        async with self._using(session):
+            return await self._fill(session, list(request.prefix), sampling)
 
     async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
         arrived = time.perf_counter()
         session = self.sessions.touch(request.session_id)
         self._check_draft(session, request)
-        session.in_use += 1
-        try:
-            async with session.held.lock:
-                reply = await self._round(session, request)
-        finally:
-            session.in_use -= 1
+        async with self._using(session):
+            reply = await self._round(session, request)
         reply.server_seconds = time.perf_counter() - arrived
         return reply
 
@@ -96,7 +85,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.CloseSessionResponse:
         session = self.sessions.drop(request.session_id)
-        self._free(session)
+        if session is not None and not session.in_use:
+            self._free(session)
         return pb.CloseSessionResponse(closed=session is not None)
 
     async def expire_forever(self) -> None:
@@ -106,9 +96,30 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             for session in self.sessions.expire():
                 self._free(session)
 
-    def _free(self, session: Session[Held, pb.VerifyResponse] | None) -> None:
-        if session is not None:
-            self._engine.slots.release(session.held.sequence.slot)
+    @contextlib.asynccontextmanager
+    async def _using(self, session: Session[Held, pb.VerifyResponse]) -> AsyncGenerator[None, None]:
+        """The session to ourselves. Its lease is renewed at the end.
+
+        A session that was closed meanwhile, or whose first opening failed, gives its slot back with its last user.
+        """
+        session.in_use += 1
+        try:
+            async with session.held.lock:
+                self.sessions.touch(session.session_id, session)
+                yield
+                session.held.opened = True
+        finally:
+            session.in_use -= 1
+            here = self.sessions.find(session.session_id) is session
+            if here and session.held.opened:
+                self.sessions.touch(session.session_id)
+            elif not session.in_use:
+                if here:
+                    self.sessions.drop(session.session_id)
+                self._free(session)
+
+    def _free(self, session: Session[Held, pb.VerifyResponse]) -> None:
+        self._engine.slots.release(session.held.sequence.slot)
 
     async def _fill(
         self, session: Session[Held, pb.VerifyResponse], prefix: list[int], sampling: SamplingParams
@@ -118,7 +129,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         reused = sequence.keep(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         await sequence.fill(prefix[:-1])
-        self.sessions.touch(session.session_id)
         return pb.OpenSessionResponse(
             committed_length=len(session.tokens),
             reused_length=reused,
