@@ -58,14 +58,21 @@ class RemoteVerifier:
     def __init__(self, client: VerifierClient, stats: SpeculationStats, margins: bool = False) -> None:
         self._client, self._stats, self._margins = client, stats, margins
         self._session_id = ""
+        self._prompt_length = 0
+        self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._session_id = uuid.uuid4().hex
+        self._prompt_length, self._sampling = len(prompt), sampling
+        await self._open(prompt)
+
+    async def _open(self, prefix: Sequence[int]) -> None:
+        """Opens the session, or opens it again with all that is committed; asks a full server until it has a slot."""
         request = pb.OpenSessionRequest(
             session_id=self._session_id,
-            prefix=prompt,
-            prompt_length=len(prompt),
-            sampling=wire.sampling_to_wire(sampling),
+            prefix=prefix,
+            prompt_length=self._prompt_length,
+            sampling=wire.sampling_to_wire(self._sampling),
             tokenizer_sha256=self._client.tokenizer_sha256,
         )
         give_up = time.monotonic() + self._client.deadlines.admission
@@ -80,6 +87,15 @@ class RemoteVerifier:
                 await asyncio.sleep(wait)
 
     async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+        try:
+            return await self._verify(tokens, draft)
+        except TandemError as error:
+            if error.code != "NOT_FOUND":  # the lease ran out, or the server is a new one
+                raise
+        await self._open(tokens)
+        return await self._verify(tokens, draft)
+
+    async def _verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
         request = pb.VerifyRequest(
             session_id=self._session_id,
             base_length=len(tokens),
