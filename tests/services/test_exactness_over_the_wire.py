@@ -1,0 +1,147 @@
+"""G1: every architecture says, token for token, what the target alone says with that seed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from models.toy import ToyConfig
+from speculation.types import FinishReason
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    ForgetfulRunner,
+    Generate,
+    answer,
+    distributed,
+    fused_site,
+    ids,
+    oracle,
+    run,
+    target_site,
+    toy,
+    worker_site,
+)
+
+ARCHITECTURES = ("autoregressive", "fused", "draft_worker", "draft_role")
+DRAFTS = {"perfect": "salt=0", "noisy": "miss=0.3", "always wrong": "salt=9", "n-gram": None}
+PROMPT = b"abcabcabc"
+
+
+@contextlib.asynccontextmanager
+async def asking(architecture: str, draft: str | None, slots: int = 4) -> AsyncIterator[Generate]:
+    """`generate` of an architecture whose draft is of that kind."""
+    if architecture == "fused":
+        values = {} if draft is None else {"salt": int(draft == "salt=9"), "miss": 0.3 * (draft == "miss=0.3")}
+        drafter = None if draft is None else toy(ToyConfig(**values), slots)
+        async with fused_site(toy(slots=slots), drafter) as site, site.client() as client:
+            yield client.generate
+        return
+    async with target_site(toy(slots=slots)) as target:
+        if architecture == "autoregressive":
+            async with target.client() as client:
+                yield client.generate
+        elif architecture == "draft_worker":
+            async with worker_site(target.address, draft, slots) as site, site.client() as client:
+                yield client.generate
+        else:
+            async with distributed(target.address, draft, slots) as (generator, _):
+                yield generator.generate
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_speculation_length_and_sampling_gives_the_oracles_tokens(architecture: str, draft: str) -> None:
+    async def test() -> None:
+        async with asking(architecture, DRAFTS[draft]) as generate:
+            for sampling in (GREEDY, SAMPLED, replace(SAMPLED, temperature=1.5, top_k=0, top_p=1.0, min_p=0.0)):
+                expected = oracle(PROMPT, sampling, 24)
+                for k in range(6):
+                    got = await answer(generate, ids(PROMPT, 24, sampling=sampling, speculation_length=k))
+                    assert got.token_ids == expected, f"k={k}"
+                    stats = got.completion.stats
+                    speculates = architecture != "autoregressive" and k > 0
+                    assert (stats.drafted > 0) == speculates
+                    assert stats.rounds + stats.accepted >= len(expected)
+                    if speculates and draft == "perfect":
+                        assert stats.accepted == stats.drafted
+                        assert stats.rounds == -(-24 // (k + 1))
+                    if speculates and draft == "noisy" and k > 1:
+                        assert 0 < stats.accepted < stats.drafted
+
+    run(test())
+
+
+@pytest.mark.parametrize("draft", ["noisy", "n-gram"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_eight_concurrent_requests_of_different_lengths_on_three_slots_do_not_disturb_each_other(
+    architecture: str, draft: str
+) -> None:
+    requests = [
+        ids(
+            bytes(range(40 + i, 43 + 6 * i)),
+            5 + 4 * i,
+            sampling=replace(SAMPLED, seed=i) if i % 2 else GREEDY,
+            speculation_length=i % 6,
+        )
+        for i in range(8)
+    ]
+
+    async def test() -> None:
+        async with asking(architecture, DRAFTS[draft], slots=3) as generate:
+            answers = await asyncio.gather(*(answer(generate, request) for request in requests))
+        for request, got in zip(requests, answers, strict=True):
+            assert got.token_ids == oracle(request.token_ids, request.sampling, request.max_new_tokens)
+
+    run(test())
+
+
+def test_a_seed_repeats_and_another_seed_says_something_else() -> None:
+    async def test() -> None:
+        async with asking("draft_worker", "miss=0.3") as generate:
+            outputs = [
+                (await answer(generate, ids(PROMPT, 24, sampling=replace(SAMPLED, seed=seed)))).token_ids
+                for seed in (1, 1, 2, 2**64 - 1)
+            ]
+        assert outputs[0] == outputs[1]
+        assert len(set(outputs)) == 3
+
+    run(test())
+
+
+def test_ngram_drafts_that_are_accepted_leave_the_output_alone() -> None:
+    """A target that sees one token only runs into a cycle, which n-gram lookup finds."""
+
+    async def test() -> None:
+        async with fused_site(toy(kind=ForgetfulRunner)) as site, site.client() as client:
+            got = await answer(client.generate, ids(PROMPT, 100, ignore_end_of_sequence=True))
+        assert got.token_ids == oracle(PROMPT, GREEDY, 100, past_the_end=True, memory=1)
+        assert got.completion.stats.accepted > 30
+
+    run(test())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_sequence_may_be_filled_to_its_last_position(architecture: str) -> None:
+    async def test() -> None:
+        async with asking(architecture, "miss=0.3") as generate:
+            got = await answer(generate, ids(PROMPT, None, ignore_end_of_sequence=True))
+        assert len(got.token_ids) == 160 - len(PROMPT)
+        assert got.token_ids == oracle(PROMPT, GREEDY, len(got.token_ids), past_the_end=True)
+        assert got.completion.finish_reason is FinishReason.LENGTH
+
+    run(test())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_prompt_of_one_token_is_enough(architecture: str) -> None:
+    async def test() -> None:
+        async with asking(architecture, "miss=0.3") as generate:
+            got = await answer(generate, ids([65], 10, sampling=SAMPLED))
+        assert got.token_ids == oracle([65], SAMPLED, 10)
+
+    run(test())

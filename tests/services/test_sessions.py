@@ -1,0 +1,155 @@
+"""The session table alone: fence, record, lease. The clock is ours."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.sessions import Fence, Session, SessionConflict, SessionNotFound, SessionTable
+from speculation.types import SamplingParams
+
+GREEDY = SamplingParams()
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def table(lease: float = 10.0) -> tuple[SessionTable[str, str], Clock]:
+    clock = Clock()
+    return SessionTable(clock, lease), clock
+
+
+def admit(sessions: SessionTable[str, str], name: str = "a", tokens: tuple[int, ...] = (1, 2, 3)) -> Session[str, str]:
+    return sessions.admit(name, f"slot of {name}", GREEDY, list(tokens), 100)
+
+
+def test_a_round_at_the_committed_length_is_due() -> None:
+    assert admit(table()[0]).fence(3, 3) is Fence.APPLY
+
+
+def test_the_round_before_is_replayed_and_every_other_is_stale() -> None:
+    session = admit(table()[0])
+    session.commit((4, 5), "first")
+    session.commit((6,), "second")
+    assert session.fence(6, 6) is Fence.APPLY
+    assert session.fence(5, 5) is Fence.REPLAY
+    assert session.recorded == "second"
+    assert {session.fence(n, n) for n in (1, 2, 3, 4)} == {Fence.STALE}
+
+
+def test_a_wrong_last_token_is_stale_at_every_length() -> None:
+    session = admit(table()[0])
+    session.commit((4,), "first")
+    assert {session.fence(n, 99) for n in range(6)} == {Fence.STALE}
+
+
+@pytest.mark.parametrize("base", [0, 5, 2**32 - 1])
+def test_a_length_that_was_never_reached_is_stale(base: int) -> None:
+    session = admit(table()[0])
+    session.commit((4,), "first")
+    assert session.fence(base, 4) is Fence.STALE
+
+
+def test_resuming_at_the_committed_tokens_keeps_the_record() -> None:
+    session = admit(table()[0])
+    session.commit((4,), "first")
+    session.resume([1, 2, 3, 4], GREEDY)
+    assert session.fence(3, 3) is Fence.REPLAY
+
+
+@pytest.mark.parametrize("prefix", [[1], [1, 2, 3], [1, 2, 3, 4, 5, 6]])
+def test_a_shorter_or_longer_agreeing_prefix_rebuilds_and_forgets_the_record(prefix: list[int]) -> None:
+    session = admit(table()[0])
+    session.commit((4,), "first")
+    session.resume(prefix, GREEDY)
+    assert session.tokens == prefix
+    assert session.fence(len(prefix), prefix[-1]) is Fence.APPLY
+    assert session.recorded is None
+
+
+def test_another_prefix_or_other_sampling_is_a_conflict_and_changes_nothing() -> None:
+    session = admit(table()[0])
+    session.commit((4,), "first")
+    for prefix, sampling in (([1, 2, 9], GREEDY), ([9], GREEDY), ([1, 2, 3, 4], SamplingParams(seed=1))):
+        with pytest.raises(SessionConflict):
+            session.resume(prefix, sampling)
+    assert session.tokens == [1, 2, 3, 4]
+    assert session.fence(3, 3) is Fence.REPLAY
+
+
+def test_an_id_is_admitted_once() -> None:
+    sessions, _ = table()
+    admit(sessions)
+    with pytest.raises(SessionConflict):
+        admit(sessions)
+    assert len(sessions) == 1
+
+
+def test_a_lease_runs_out_only_after_its_time_and_every_use_renews_it() -> None:
+    sessions, clock = table(lease=10.0)
+    admit(sessions, "idle")
+    admit(sessions, "used")
+    clock.now += 9
+    assert sessions.touch("used").held == "slot of used"
+    clock.now += 1
+    assert sessions.expire() == []
+    clock.now += 0.001
+    assert [s.session_id for s in sessions.expire()] == ["idle"]
+    clock.now += 8.9
+    assert sessions.expire() == []
+    clock.now += 0.2
+    assert [s.session_id for s in sessions.expire()] == ["used"]
+    assert len(sessions) == 0
+    for name in ("idle", "used"):
+        with pytest.raises(SessionNotFound, match=name):
+            sessions.touch(name)
+
+
+def test_a_session_in_use_never_expires() -> None:
+    sessions, clock = table()
+    session = admit(sessions)
+    session.in_use = 1
+    clock.now += 1000
+    assert sessions.expire() == []
+    session.in_use = 0
+    assert sessions.expire() == [session]
+
+
+def test_dropping_is_idempotent() -> None:
+    sessions, _ = table()
+    session = admit(sessions)
+    assert sessions.drop("a") is session
+    assert sessions.drop("a") is None
+    assert sessions.find("a") is None
+
+
+@pytest.mark.parametrize("lease", [0, -1])
+def test_a_lease_must_last(lease: float) -> None:
+    with pytest.raises(ValueError, match="lease_seconds"):
+        table(lease)
+
+
+@settings(derandomize=True, database=None, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=30))
+def test_whatever_is_repeated_lost_or_late_the_tokens_are_those_of_one_clean_run(calls: list[tuple[int, int]]) -> None:
+    """Each call names a round by how far it lies back, and how many tokens it would commit."""
+    session = admit(table()[0], tokens=(0,))
+    bases = [1]
+    for back, count in calls:
+        base = bases[max(0, len(bases) - 1 - back)]
+        fence = session.fence(base, base - 1)
+        if base == bases[-1]:
+            assert fence is Fence.APPLY
+            session.commit(tuple(range(base, base + count)), f"round {base}")
+            bases.append(base + count)
+        elif base == bases[-2]:
+            assert fence is Fence.REPLAY
+            assert session.recorded == f"round {base}"
+        else:
+            assert fence is Fence.STALE
+        assert session.tokens == list(range(len(session.tokens)))

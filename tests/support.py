@@ -1,0 +1,304 @@
+"""What tests of services, clients and models share: the oracle, servers of the toy runner in this process, processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
+from clients.distributed import open_distributed
+from clients.generation import GenerationClient
+from clients.remote import VerifierClient
+from models.assembly import DraftChoice, Loaded, ModelConfig, fused_generator, plain_generator
+from models.batcher import Batcher
+from models.engine import Engine
+from models.generator import Generator
+from models.loading import Shape
+from models.runner import Limits
+from models.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
+from services.draft_worker import DraftWorkerService
+from services.errors import ErrorInterceptor
+from services.fused_server import FusedSpeculativeServerService
+from services.generation import GenerateMethod
+from services.lifecycle import Lifecycle
+from services.target_verifier import TargetVerifierService
+from speculation.draws import draw
+from speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
+from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
+from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
+from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
+from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=7)
+
+
+# --- the oracle ---
+
+
+def oracle(
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    count: int,
+    config: ToyConfig | None = None,
+    past_the_end: bool = False,
+    memory: int | None = None,
+) -> tuple[int, ...]:
+    """What the toy target says alone: one draw after the other. `memory` limits how many tokens it sees."""
+    tokens, end = list(prompt), len(prompt) + count
+    while len(tokens) < end:
+        seen = tokens if memory is None else tokens[-memory:]
+        tokens.append(draw(toy_logits(seen, config or ToyConfig()), sampling, len(tokens)).token)
+        if tokens[-1] == END and not past_the_end:
+            break
+    return tuple(tokens[len(prompt) :])
+
+
+# --- runners ---
+
+
+class ForgetfulRunner(ToyRunner):
+    """Sees only the last token, so that greedy output runs into a cycle and n-gram lookup has something to find."""
+
+    def _logits(self, slot: int, position: int) -> Any:
+        return toy_logits(self._cache[slot, position : position + 1].tolist(), self.config)
+
+
+def toy(
+    config: ToyConfig | None = None,
+    slots: int = 4,
+    max_length: int = 160,
+    max_draft: int = 5,
+    chunk: int = 16,
+    kind: Callable[..., ToyRunner] = ToyRunner,
+) -> ToyRunner:
+    return kind(Limits(slots, max_length, max_draft, chunk, VOCAB_SIZE), config or ToyConfig())
+
+
+# --- servers in this process ---
+
+
+@dataclass
+class Site:
+    """A service that listens here, with everything a test may want to look at."""
+
+    service: str
+    address: str
+    generator: Generator
+    engine: Engine | None
+    lifecycle: Lifecycle
+    verifier: TargetVerifierService | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def client(self) -> GenerationClient:
+        return GenerationClient.connect(self.address, self.service)
+
+    @property
+    def free(self) -> int:
+        assert self.engine
+        return self.engine.slots.free
+
+
+@contextlib.asynccontextmanager
+async def listening(register: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
+    """host:port of a server with what `register` adds."""
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    register(server)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def target_site(runner: ToyRunner | None = None, lease_seconds: float = 60.0) -> AsyncIterator[Site]:
+    """A TargetVerifier."""
+    batcher, lifecycle = Batcher("test-target"), Lifecycle()
+    engine = Engine(runner or toy(), batcher)
+    generator = plain_generator(Loaded(engine, ToyTokenizer()))
+    generate = GenerateMethod(generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None)
+    service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds)
+    expiring = asyncio.create_task(service.expire_forever())
+    try:
+        async with listening(partial(add_TargetVerifierServicer_to_server, service)) as address:
+            yield Site(TARGET, address, generator, engine, lifecycle, service)
+    finally:
+        expiring.cancel()
+        await batcher.close()
+
+
+@contextlib.asynccontextmanager
+async def fused_site(target: ToyRunner | None = None, draft: ToyRunner | None = None) -> AsyncIterator[Site]:
+    """A FusedSpeculativeServer; without a draft runner, n-gram lookup drafts."""
+    batcher, lifecycle = Batcher("test-fused"), Lifecycle()
+    engine = Engine(target or toy(), batcher)
+    drafting = Loaded(Engine(draft, batcher), ToyTokenizer()) if draft else None
+    generator = fused_generator(Loaded(engine, ToyTokenizer()), drafting, default_k=5)
+    reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
+    service = FusedSpeculativeServerService(generator.info, GenerateMethod(generator, reply, lifecycle, None))
+    try:
+        async with listening(partial(add_FusedSpeculativeServerServicer_to_server, service)) as address:
+            yield Site(FUSED, address, generator, engine, lifecycle)
+    finally:
+        await batcher.close()
+
+
+@contextlib.asynccontextmanager
+async def distributed(
+    target_address: str, draft: str | None = "", slots: int = 4, max_length: int = 160
+) -> AsyncIterator[tuple[Generator, VerifierClient]]:
+    """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
+    batcher = Batcher("test-draft")
+    choice = DraftChoice("ngram") if draft is None else DraftChoice("model", draft or "salt=0")
+    config = ModelConfig(shape=Shape(slots, max_length, 5), draft=choice, backend="toy")
+    generator, client = await open_distributed(config, target_address, 10.0, batcher)
+    try:
+        yield generator, client
+    finally:
+        await client.close()
+        await batcher.close()
+
+
+@contextlib.asynccontextmanager
+async def worker_site(
+    target_address: str, draft: str | None = "", slots: int = 4, max_length: int = 160
+) -> AsyncIterator[Site]:
+    """A DraftWorker."""
+    async with distributed(target_address, draft, slots, max_length) as (generator, client):
+        lifecycle = Lifecycle()
+        generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
+        service = DraftWorkerService(generator.info, generate)
+        loaded = inspect.getclosurevars(generator.make_rounds).nonlocals["draft"]
+        async with listening(partial(add_DraftWorkerServicer_to_server, service)) as address:
+            engine = loaded.engine if loaded else None
+            yield Site(DRAFT, address, generator, engine, lifecycle, extra={"client": client})
+
+
+@contextlib.asynccontextmanager
+async def raw_stub(address: str, service: str = TARGET) -> AsyncIterator[Any]:
+    """The generated stub, for what no client of ours would send."""
+    async with open_channel(address) as channel:
+        yield stub(channel, service)
+
+
+# --- asking ---
+
+
+@dataclass
+class Answer:
+    """Everything a stream said."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    margins: tuple[float, ...]
+    completion: Completion
+    finished: float
+
+
+Generate = Callable[[GenerationRequest], Any]
+
+
+async def answer(generate: Generate, request: GenerationRequest) -> Answer:
+    chunks: list[Chunk] = []
+    completion = None
+    async with contextlib.aclosing(generate(request)) as events:
+        async for event in events:
+            assert completion is None, "the completion is the last event"
+            if isinstance(event, Completion):
+                completion = event
+            else:
+                chunks.append(event)
+    assert completion is not None
+    tokens = tuple(t for chunk in chunks for t in chunk.token_ids)
+    assert completion.output_tokens == len(tokens)
+    margins = tuple(m for chunk in chunks for m in chunk.margins)
+    return Answer(tokens, "".join(chunk.text for chunk in chunks), margins, completion, time.perf_counter())
+
+
+def ids(prompt: Sequence[int] | bytes, count: int | None = 24, **rest: Any) -> GenerationRequest:
+    return GenerationRequest(token_ids=tuple(prompt), max_new_tokens=count, **rest)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> float:
+    """Waits for a condition; returns how long it took."""
+    began = time.perf_counter()
+    while not condition():
+        assert time.perf_counter() - began < seconds, "it did not come to pass"
+        await asyncio.sleep(0.002)
+    return time.perf_counter() - began
+
+
+def run(test: Coroutine[Any, Any, Any]) -> Any:
+    """asyncio.run under a limit of its own."""
+    return asyncio.run(asyncio.wait_for(test, 60))
+
+
+# --- processes ---
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, str(REPOSITORY / "main.py"), *arguments]
+
+
+def launch(folder: Path, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+    """Runs main.py to its end, in `folder`."""
+    return subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+class ServerProcess:
+    """A `main.py` server role on a free port."""
+
+    def __init__(self, folder: Path, *arguments: str, ready_file: str = "ready.json") -> None:
+        self.folder, self.ready_file = folder, folder / ready_file
+        self.log = folder / f"{ready_file}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command(*arguments, "--ready_file", str(self.ready_file)), cwd=folder, stdout=log, stderr=log
+            )
+
+    def wait_ready(self, seconds: float = 30.0) -> str:
+        """host:port once the ready file is there."""
+        give_up = time.monotonic() + seconds
+        while not self.ready_file.exists():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < give_up, self.log.read_text()
+            time.sleep(0.01)
+        ready = json.loads(self.ready_file.read_text())
+        assert ready["pid"] == self.process.pid
+        self.port = ready["port"]
+        return f"{ready['host']}:{ready['port']}"
+
+    def stop(self, seconds: float = 20.0) -> int:
+        """SIGTERM; the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+
+@contextlib.contextmanager
+def server_process(folder: Path, *arguments: str, ready_file: str = "ready.json") -> Iterator[ServerProcess]:
+    server = ServerProcess(folder, "--backend", "toy", "--port", "0", *arguments, ready_file=ready_file)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        if server.process.poll() is None:
+            os.kill(server.process.pid, signal.SIGKILL)
+            server.process.wait()
