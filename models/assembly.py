@@ -118,8 +118,13 @@ def _load_warm(checkpoint: Checkpoint, execution: Execution, shape: Shape, verif
 
 def _toy(model: str | None, shape: Shape) -> ToyRunner:
     """`model` may say "miss=0.3,step=0.01,salt=1"."""
-    values = dict(part.split("=") for part in (model or "").split(",") if part)
-    config = ToyConfig(int(values.get("salt", 0)), float(values.get("miss", 0)), float(values.get("step", 0)))
+    values = dict(part.partition("=")[::2] for part in (model or "").split(",") if part)
+    try:
+        config = ToyConfig(int(values.pop("salt", 0)), float(values.pop("miss", 0)), float(values.pop("step", 0)))
+    except ValueError:
+        values["unreadable"] = ""
+    if values:
+        raise ValueError(f"model: {model!r} is not a toy model; say for example miss=0.3,step=0.01,salt=1")
     return ToyRunner(Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, 258), config)
 
 
@@ -163,10 +168,11 @@ def fused_generator(target: Loaded, draft: Loaded | None, default_k: int) -> Gen
     """Draft beside the target: a model in the same step, or n-gram lookup before it. Raises ValueError."""
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
+    pair = FusedPair(target.engine, draft.engine) if draft else None  # one for all: rows share steps that are the same
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        if draft is not None:
-            return FusedRounds(FusedPair(target.engine, draft.engine), request.report_margins)
+        if pair is not None:
+            return FusedRounds(pair, request.report_margins)
         return DraftThenVerify(LocalVerifier(target.engine, request.report_margins), NgramDrafter())
 
     return Generator(target_info(target, default_k, draft_name(draft)), target.tokenizer, rounds)
