@@ -17,6 +17,8 @@ from speculation.types import Chunk, Completion, GenerationRequest
 Events = AsyncGenerator[Chunk | Completion, None]
 Generate = Callable[[GenerationRequest], Events]
 
+MAX_AT_ONCE = 64  # prompts under way; a server lets only so many requests wait
+
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
@@ -70,16 +72,17 @@ async def which_service(address: str) -> str:
 
 
 async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> int:
-    """Runs every prompt at once and prints what comes. Returns the exit code: 1 if any prompt failed."""
+    """Runs the prompts concurrently and prints what comes. Returns the exit code: 1 if any prompt failed."""
     profile = Profile(name.lower()) if config.profile else None
     alone = len(config.prompts) == 1
-    tasks = [
-        _run_prompt(
-            _Screen(None if alone else i, config.token_by_token), generate, replace(config.request, text=prompt)
-        )
-        for i, prompt in enumerate(config.prompts)
-    ]
-    outcomes = await asyncio.gather(*tasks)
+    turns = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def in_turn(number: int, prompt: str) -> Outcome:
+        screen = _Screen(None if alone else number, config.token_by_token)
+        async with turns:
+            return await _run_prompt(screen, generate, replace(config.request, text=prompt))
+
+    outcomes = await asyncio.gather(*(in_turn(i, prompt) for i, prompt in enumerate(config.prompts)))
     if not alone:
         _print_final(outcomes)
     for outcome in outcomes:
@@ -131,6 +134,8 @@ class _Screen:
 
 async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest) -> Outcome:
     from clients.errors import TandemError
+    from models.batcher import DeviceLost
+    from models.runner import RowFailed
     from speculation.types import InvalidField, TooLong
 
     outcome, started = Outcome(), time.perf_counter()
@@ -144,7 +149,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
                     outcome.ttft_seconds = time.perf_counter() - started
                 outcome.text += event.text
                 screen.show(event)
-    except (TandemError, InvalidField, TooLong) as error:
+    except (TandemError, InvalidField, TooLong, RowFailed, DeviceLost) as error:
         outcome.error = str(error)
     outcome.seconds = time.perf_counter() - started
     screen.end(outcome)
