@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -229,6 +230,8 @@ ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
 def main(argv: list[str] | None = None) -> int:
     """Runs a role. Exit codes: 0 done, 1 failed, 2 cannot start (one line on stderr says why)."""
     args = parser().parse_args(argv)
+    if not args.debug:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core writes lines of its own to stderr
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
