@@ -68,7 +68,7 @@ class Fleet:
         log_dir: Path,
         startup_timeout_s: float = 600.0,
         grace_s: float = 10.0,
-        concurrency: int = 2,
+        concurrency: int = max(1, (os.cpu_count() or 1) // 4),  # two loading at once on 2 cores take 4 times as long
         on_wait: Callable[[str, float], None] = lambda name, seconds: None,
     ) -> None:
         self._log_dir = log_dir

@@ -1,0 +1,101 @@
+"""The real pair, loaded once a test session: SmolLM2-135M-Instruct, and its first layers as a (bad) model draft."""
+
+from __future__ import annotations
+
+import functools
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from models.assembly import load_tokenizer
+from models.checkpoints import Checkpoint, find
+from models.gguf_cache import unpacked
+from models.loading import Execution, Shape, load_runner
+from models.runner import PrefillRow, Runner, VerifyRow
+from models.tokenizers import HuggingFaceTokenizer
+from models.torch_runner import TorchRunner
+from speculation.draws import draw
+from speculation.types import SamplingParams
+
+DTYPES = ("bfloat16", "float32")
+SHAPE = Shape(slots=4, max_length=256, max_draft=5)
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
+PROMPTS = (
+    "Count from 1 to 20, one number per line.",
+    "Write a Python function that returns the factorial of n.",
+    "Why is the sky blue? Answer in one sentence.",
+)
+
+
+@functools.cache
+def checkpoint() -> Checkpoint:
+    return unpacked(find(None))
+
+
+@functools.cache
+def tokenizer() -> HuggingFaceTokenizer:
+    return load_tokenizer(find(None))
+
+
+@functools.cache
+def target(dtype: str) -> TorchRunner:
+    return _load(checkpoint(), dtype, verifies=True)
+
+
+@functools.cache
+def draft(dtype: str, layers: int = 20) -> TorchRunner:
+    """The target's first `layers` layers: agrees with it now and then, which is all a test wants."""
+    return _load(_truncated(layers), dtype, verifies=False)
+
+
+@functools.cache
+def _truncated(layers: int) -> Checkpoint:
+    module = AutoModelForCausalLM.from_pretrained(checkpoint().folder, dtype=torch.bfloat16)
+    module.model.layers = module.model.layers[:layers]
+    module.config.num_hidden_layers = layers
+    module.config.layer_types = None
+    folder = tempfile.mkdtemp(prefix="tandem-draft-")
+    module.save_pretrained(folder)
+    for file in Path(checkpoint().folder).glob("tokenizer*"):
+        (Path(folder) / file.name).write_bytes(file.read_bytes())
+    return Checkpoint(f"first-{layers}-layers", folder)
+
+
+def _load(source: Checkpoint, dtype: str, verifies: bool) -> TorchRunner:
+    runner = load_runner(source, Execution("cpu", dtype, 2), SHAPE, verifies)
+    runner.warm_up()
+    assert isinstance(runner, TorchRunner)
+    return runner
+
+
+def prompt_tokens(text: str) -> list[int]:
+    return tokenizer().encode(text, chat=True)
+
+
+def fill(runner: Runner, slot: int, tokens: Sequence[int]) -> None:
+    chunk = runner.limits.chunk
+    for start in range(0, len(tokens), chunk):
+        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + chunk]))])
+
+
+def plain(
+    runner: TorchRunner, prompt: Sequence[int], count: int, sampling: SamplingParams
+) -> tuple[list[int], list[torch.Tensor]]:
+    """`count` tokens by plain decoding alone in slot 0, with the logits behind each."""
+    fill(runner, 0, prompt[:-1])
+    tokens, behind = list(prompt), []
+    for _ in range(count):
+        logits = runner.verify_logits([VerifyRow(0, len(tokens) - 1, tokens[-1], (), sampling)])[0, 0].clone()
+        behind.append(logits)
+        tokens.append(draw(logits.float().numpy(), sampling, len(tokens)).token)
+    return tokens[len(prompt) :], behind
+
+
+def planted_draft(truth: Sequence[int], k: int, random_: random.Random) -> tuple[int, ...]:
+    """The next `k` true tokens, some of them spoilt."""
+    return tuple(t if random_.random() < 0.6 else random_.randrange(1000, 40000) for t in truth[:k])
