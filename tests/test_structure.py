@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "clients": {"speculation", "models", "tandem"},
     "services": {"speculation", "models", "tandem", "clients"},  # the DraftWorker calls a verifier
     "comparison": {"speculation", "clients"},
+    "draft_training": {"speculation", "models"},
 }
 OURS = {*MAY_IMPORT, *LAUNCHERS, "tandem", "proto", "benchmarks", "tests"}
 WIRE = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "tandem"}

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
+from draft_training.first_layers import write_first_layers
 from models.assembly import load_tokenizer
 from models.checkpoints import Checkpoint, find
 from models.gguf_cache import unpacked
@@ -55,15 +55,7 @@ def draft(dtype: str, layers: int = 20) -> TorchRunner:
 
 @functools.cache
 def _truncated(layers: int) -> Checkpoint:
-    module = AutoModelForCausalLM.from_pretrained(checkpoint().folder, dtype=torch.bfloat16)
-    module.model.layers = module.model.layers[:layers]
-    module.config.num_hidden_layers = layers
-    module.config.layer_types = None
-    folder = tempfile.mkdtemp(prefix="tandem-draft-")
-    module.save_pretrained(folder)
-    for file in Path(checkpoint().folder).glob("tokenizer*"):
-        (Path(folder) / file.name).write_bytes(file.read_bytes())
-    return Checkpoint(f"first-{layers}-layers", folder)
+    return write_first_layers(None, layers, Path(tempfile.mkdtemp(prefix="tandem-draft-")))
 
 
 def _load(source: Checkpoint, dtype: str, verifies: bool) -> TorchRunner:
