@@ -49,6 +49,8 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
     """--role client and fused_client. `service` None finds out which of the three answers."""
     from clients.generation import GenerationClient
 
+    if service not in (None, TARGET, FUSED, DRAFT):
+        raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
     service = service or await which_service(config.address)
     async with GenerationClient.connect(config.address, service) as client:
         return await run_prompts(config, lambda request: client.generate(request, config.timeout), service)
