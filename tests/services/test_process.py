@@ -1,0 +1,219 @@
+"""The life of a server process: readiness, reflection, SIGTERM, a port that is taken (G11)."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from clients.channel import DRAFT, FUSED, TARGET, open_channel
+from clients.errors import TandemError
+from clients.generation import GenerationClient
+from clients.profile import Profile
+from models.assembly import ModelConfig
+from models.loading import Shape
+from models.toy import ToyRunner
+from services.launch import RoleConfig, run_target
+from services.server import ServeConfig
+from speculation.types import Completion, FinishReason, SpeculationStats
+from tests.support import GREEDY, answer, ids, launch, oracle, raw_stub, run, server_process, until
+
+
+async def health(address: str, service: str = "") -> int:
+    async with open_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        return reply.status
+
+
+async def services(address: str) -> set[str]:
+    """What reflection lists."""
+    async with open_channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        async for reply in call:
+            return {service.name for service in reply.list_services_response.service}
+    return set()
+
+
+def test_a_target_process_from_readiness_to_the_end(tmp_path: Path) -> None:
+    """Ready, listed, refusing a second server on its port; then SIGTERM under a running stream."""
+
+    async def talk(address: str) -> None:
+        serving = health_pb2.HealthCheckResponse.SERVING
+        assert await health(address) == await health(address, "tandem.v1.TargetVerifier") == serving
+        with pytest.raises(grpc.RpcError) as caught:
+            await health(address, "tandem.v1.DraftWorker")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        assert {"tandem.v1.TargetVerifier", "grpc.health.v1.Health"} <= await services(address)
+
+    async def stop_under_load(address: str, pid: int) -> None:
+        async with GenerationClient.connect(address, TARGET) as client:
+            running = asyncio.create_task(answer(client.generate, ids(b"abc", 60, ignore_end_of_sequence=True)))
+            async with raw_stub(address) as target, open_channel(address) as channel:
+                watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=""))
+                assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+                await asyncio.sleep(0.1)
+                os.kill(pid, signal.SIGTERM)
+                assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+                with pytest.raises(TandemError, match="stopping") as caught:
+                    await answer(client.generate, ids(b"new"))
+                assert caught.value.code == "UNAVAILABLE"
+                assert not running.done()
+                assert target
+                watch.cancel()
+            got = await running
+            assert got.token_ids == oracle(b"abc", GREEDY, 60, past_the_end=True)
+
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.01", "--sequence_length", "128") as server:
+        address = server.wait_ready()
+        ready = json.loads(server.ready_file.read_text())
+        assert ready["startup_seconds"] > 0
+        run(talk(address))
+
+        second = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", str(server.port))
+        assert second.returncode == 2
+        (line,) = second.stderr.splitlines()
+        assert address in line
+
+        began = time.monotonic()
+        run(stop_under_load(address, server.process.pid))
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - began < 8
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_sigterm_waits_for_a_session_no_longer_than_the_drain_seconds(tmp_path: Path) -> None:
+    async def open_session(address: str) -> None:
+        from tandem.v1 import target_verifier_pb2 as pb
+
+        async with raw_stub(address) as target:
+            await target.OpenSession(pb.OpenSessionRequest(session_id="s", prefix=[1, 2], prompt_length=2))
+
+    with server_process(tmp_path, "--role", "target", "--drain_seconds", "0.3") as server:
+        run(open_session(server.wait_ready()))
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert 0.25 < time.monotonic() - began < 5
+
+
+def test_a_second_signal_ends_a_draining_server_at_once(tmp_path: Path) -> None:
+    async def stop_twice(address: str, pid: int) -> None:
+        async with GenerationClient.connect(address, TARGET) as client:
+            stream = client.generate(ids(b"abc", 100, ignore_end_of_sequence=True))
+            await anext(stream)
+            os.kill(pid, signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            os.kill(pid, signal.SIGTERM)
+            await stream.aclose()
+
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.05") as server:
+        run(stop_twice(server.wait_ready(), server.process.pid))
+        assert server.process.wait(5) == -signal.SIGTERM
+
+
+def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the ready file is there nor a call answered while the model still warms up."""
+    ready_file = tmp_path / "ready.json"
+    seen: list[bool] = []
+
+    async def slow_load(*_: object) -> object:
+        from models.assembly import Loaded
+        from models.engine import Engine
+        from models.toy import ToyTokenizer
+        from tests.support import toy
+
+        batcher = _[1]
+        runner: ToyRunner = toy()
+        await batcher.on_device(time.sleep, 0.3)
+        seen.append(ready_file.exists())
+        return Loaded(Engine(runner, batcher), ToyTokenizer())
+
+    monkeypatch.setattr("services.launch.load", slow_load)
+
+    async def test() -> None:
+        serve = ServeConfig(port=0, ready_file=str(ready_file))
+        config = RoleConfig(serve, ModelConfig(shape=Shape(4, 128, 5), backend="toy"))
+        server = asyncio.create_task(run_target(config))
+        took = await until(ready_file.exists)
+        assert took >= 0.3
+        ready = json.loads(ready_file.read_text())
+        assert await health(f"127.0.0.1:{ready['port']}") == health_pb2.HealthCheckResponse.SERVING
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(server, 5)
+
+    run(test())
+    assert seen == [False]
+
+
+def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def load_forever(*_: object) -> object:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    monkeypatch.setattr("services.launch.load", load_forever)
+
+    async def test() -> None:
+        server = asyncio.create_task(run_target(RoleConfig(ServeConfig(port=0), ModelConfig(backend="toy"))))
+        await asyncio.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(server, 5)
+
+    run(test())
+
+
+@pytest.mark.parametrize(("role", "service"), [("fused_target", FUSED), ("draft_worker", DRAFT)])
+def test_the_other_servers_are_ready_listed_and_stop_too(tmp_path: Path, role: str, service: str) -> None:
+    async def talk(address: str) -> None:
+        assert await health(address, f"tandem.v1.{service}") == health_pb2.HealthCheckResponse.SERVING
+        assert f"tandem.v1.{service}" in await services(address)
+        async with GenerationClient.connect(address, service) as client:
+            info = await client.model_info()
+            assert (info.backend, info.vocab_size, info.kv_slots) == ("toy", 258, 2)
+            assert info.startup_seconds > 0
+            requests = [ids([65 + i], 12, ignore_end_of_sequence=True) for i in range(3)]
+            answers = await asyncio.gather(*(answer(client.generate, request) for request in requests))
+        assert [a.token_ids for a in answers] == [oracle([65 + i], GREEDY, 12, past_the_end=True) for i in range(3)]
+
+    drafting = ("--role", role, "--draft_model", "miss=0.3", "--batch", "2", "--profile")
+    with server_process(tmp_path, "--role", "target", "--batch", "2", ready_file="target.json") as target:
+        host = ("--target_host", target.wait_ready()) if role == "draft_worker" else ()
+        with server_process(tmp_path, *drafting, *host) as server:
+            run(talk(server.wait_ready()))
+            assert server.stop() == 0
+            assert "Traceback" not in server.log.read_text()
+    (table,) = tmp_path.glob("performance_*.csv")
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(json.loads(table.with_suffix(".json").read_text())) == 3
+    assert all(int(row["drafted"]) > 0 for row in rows)
+
+
+def test_a_profile_has_the_columns_that_people_read(tmp_path: Path) -> None:
+    profile = Profile("test", tmp_path)
+    stats = SpeculationStats(rounds=4, drafted=10, accepted=6, accepted_per_position=[4, 2], bytes_up=99)
+    profile.add(Completion(FinishReason.LENGTH, 5, 10, stats), 2.0, 0.5)
+    profile.add(Completion(FinishReason.STOP_STRING, 5, 1, SpeculationStats(rounds=1)), 1.0)
+    table, document = profile.write()
+    first, second = json.loads(document.read_text())
+    assert first["acceptance_rate"] == 0.6
+    assert first["mean_acceptance_length"] == 2.5
+    assert (first["tokens_per_second"], first["ttft_s"], first["end_to_end_latency_s"]) == (5.0, 0.5, 2.0)
+    assert (first["finish_reason"], first["prompt_tokens"], first["output_tokens"]) == ("length", 5, 10)
+    assert second["acceptance_rate"] is None and second["ttft_s"] is None
+    with table.open() as file:
+        assert list(csv.DictReader(file).fieldnames or ()) == list(first)
+
+
+def test_a_profile_of_nothing_writes_nothing(tmp_path: Path) -> None:
+    assert Profile("test", tmp_path).write() == []
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,353 @@
+"""The command line: the seed project's commands, both spellings, roles, and refusals of one line."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import main
+from tests.support import GREEDY, REPOSITORY, ServerProcess, launch, oracle, server_process
+
+SEED_COMMANDS = [
+    "--role target --model DIR --port 50051 --sequence_length 128 --batch 2 --profile --top_p 1.0",
+    "--role draft --model DIR --target_host HOST --port 50051 --prompt_text prompt.txt --sequence_length 128 --profile "
+    "--top_p 1.0 --temperature 0.9",
+    "--role fused_target --draft_model DIR --target_model DIR --port 50051 --sequence_length 128 --batch 2 "
+    "--tp_degree 1 --speculation_length 5",
+    "--role fused_client --target_host HOST --port 50051 --prompt_text prompt.txt --temperature 0.9 --top_p 1.0 "
+    "--speculation_length 5 --profile",
+    "--role verify_target --model DIR --prompt_text prompt.txt --sequence_length 128 --profile",
+    "--role verify_draft --model DIR --prompt_text prompt.txt --sequence_length 128 --profile",
+]
+PROMPTS = ("the first prompt", "the second")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "prompt.txt").write_text("\n".join(["", PROMPTS[0], "   ", PROMPTS[1], ""]))
+    return tmp_path
+
+
+def seed(number: int, port: int = 0, model: str = "salt=0", backend: bool = True) -> list[str]:
+    """A seed command line with our host, port and model."""
+    words = ["--backend", "toy"] if backend else []
+    for word in SEED_COMMANDS[number].split():
+        words.append({"DIR": model, "HOST": "127.0.0.1", "50051": str(port)}.get(word, word))
+    return words
+
+
+@contextlib.contextmanager
+def started(folder: Path, *arguments: str) -> Iterator[ServerProcess]:
+    server = ServerProcess(folder, *arguments)
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def latin(prompt: str, count: int) -> str:
+    """The toy target's greedy text."""
+    tokens = oracle(prompt.encode(), GREEDY, count)
+    return "".join(bytes([t]).decode("latin-1") for t in tokens if t < 256)
+
+
+def profile_rows(folder: Path) -> list[dict[str, str]]:
+    (table,) = folder.glob("performance_*.csv")
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    written = json.loads(table.with_suffix(".json").read_text())
+    assert [row["output_tokens"] for row in written] == [int(row["output_tokens"]) for row in rows]
+    return rows
+
+
+# --- parsing ---
+
+
+@pytest.mark.parametrize("line", SEED_COMMANDS, ids=[line.split()[1] for line in SEED_COMMANDS])
+def test_the_seeds_command_lines_parse(line: str) -> None:
+    args = main.parser().parse_args(line.split())
+    assert args.role == line.split()[1]
+
+
+def test_hyphens_and_underscores_mean_the_same() -> None:
+    words = (
+        "--role client --target_host h --prompt_text f --max_new_tokens 7 --sequence_length 9 --top_k 3 --top_p 0.5 "
+        "--min_p 0.1 --speculation_length 2 --tp_degree 1 --draft_model d --target_model t --ready_file r "
+        "--drain_seconds 1 --lease_seconds 2 --connect_seconds 3 --target_port 4 --ignore_eos"
+    ).split()
+    hyphens = [w.replace("_", "-") if w.startswith("--") else w for w in words]
+    assert main.parser().parse_args(words) == main.parser().parse_args(hyphens)
+
+
+def test_gamma_and_prompt_file_are_other_names() -> None:
+    args = main.parser().parse_args(["--role", "client", "--gamma", "3", "--prompt-file", "f"])
+    assert (args.speculation_length, args.prompt_text) == (3, "f")
+
+
+def test_help_names_every_role_and_imports_nothing_heavy(tmp_path: Path) -> None:
+    script = (
+        "import runpy, sys\n"
+        f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
+        "sys.argv = ['main.py', '--role', 'client', '--help']\n"
+        "try:\n"
+        f"    runpy.run_path({str(REPOSITORY / 'main.py')!r}, run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code\n"
+        "heavy = {'torch', 'grpc', 'transformers', 'numpy', 'google.protobuf'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for role in main.ROLES:
+        assert role in done.stdout
+
+
+def test_a_client_never_imports_torch(folder: Path) -> None:
+    with server_process(folder, "--role", "target") as server:
+        script = (
+            "import sys\n"
+            f"sys.path.insert(0, {str(REPOSITORY)!r})\n"
+            "import main\n"
+            f"code = main.main('--role client --port {server.port} --prompt x --max_new_tokens 2'.split())\n"
+            "heavy = {'torch', 'transformers'} & sys.modules.keys()\n"
+            "assert not code and not heavy, heavy\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- the seed's roles, run ---
+
+
+def test_the_seeds_target_and_draft_run(folder: Path) -> None:
+    with started(folder, *seed(0)) as target:
+        done = launch(folder, *seed(1, target.port, "miss=0.3"))
+        assert done.returncode == 0, done.stderr
+        assert "=== Final outputs ===" in done.stdout
+        rows = profile_rows(folder)
+    assert len(rows) == 2
+    assert all(int(row["drafted"]) > int(row["accepted"]) > 0 for row in rows)
+    assert {int(row["prompt_tokens"]) for row in rows} == {len(p) for p in PROMPTS}
+    assert all(int(row["prompt_tokens"]) + int(row["output_tokens"]) <= 128 for row in rows)
+    assert all(float(row["network_seconds"]) > 0 and int(row["bytes_up"]) > 0 for row in rows)
+
+
+def test_the_seeds_fused_target_and_client_run(folder: Path) -> None:
+    with started(folder, *seed(2)) as target:
+        done = launch(folder, *seed(3, target.port, backend=False))
+        assert done.returncode == 0, done.stderr
+        rows = profile_rows(folder)
+    assert "[Prompt 0 output]:" in done.stdout and "[Prompt 1 output]:" in done.stdout
+    assert all(float(row["acceptance_rate"]) == 1 for row in rows)
+
+
+@pytest.mark.parametrize("number", [4, 5], ids=["verify_target", "verify_draft"])
+def test_the_seeds_single_model_roles_print_each_token_and_then_the_text(folder: Path, number: int) -> None:
+    done = launch(folder, *seed(number), "--max_new_tokens", "6")
+    assert done.returncode == 0, done.stderr
+    for i, prompt in enumerate(PROMPTS):
+        for token in oracle(prompt.encode(), GREEDY, 6):
+            assert f"[{i}] token {token}: " in done.stdout
+        assert f"[Prompt {i} output]:\n{latin(prompt, 6)}\n" in done.stdout
+    assert len(profile_rows(folder)) == 2
+
+
+# --- clients ---
+
+
+def test_a_client_finds_out_which_service_answers_and_all_say_the_same(folder: Path) -> None:
+    ask = ("--role", "client", "--prompt_text", "prompt.txt", "--max_new_tokens", "12")
+    with server_process(folder, "--role", "target", "--model", "step=0.002", ready_file="target.json") as target:
+        address = target.wait_ready()
+        with (
+            server_process(folder, "--role", "fused_target", "--draft_model", "miss=0.4", ready_file="f.json") as fused,
+            server_process(folder, "--role", "draft_worker", "--target_host", address, ready_file="d.json") as draft,
+        ):
+            outputs = [launch(folder, *ask, "--port", str(s.port)) for s in (target, fused, draft)]
+            wrong = launch(folder, *ask, "--port", str(target.port), "--service", "DraftWorker")
+    for done in outputs:
+        assert done.returncode == 0, done.stderr
+        final = done.stdout.split("=== Final outputs ===")[1]
+        assert final == "".join(
+            f"{'' if i else chr(10)}[Prompt {i} output]:\n{latin(prompt, 12)}\n\n" for i, prompt in enumerate(PROMPTS)
+        )
+    assert wrong.returncode == 1
+    assert "UNIMPLEMENTED" in wrong.stderr and "Traceback" not in wrong.stderr
+
+
+def test_one_prompt_streams_as_it_comes_and_a_refused_one_is_exit_code_1(folder: Path) -> None:
+    with server_process(folder, "--role", "target", "--sequence_length", "32") as server:
+        ask = ("--role", "client", "--port", str(server.port), "--prompt", "hi", "--max_new_tokens")
+        done = launch(folder, *ask, "8")
+        refused = launch(folder, *ask, "50")
+    assert (done.returncode, done.stdout) == (0, latin("hi", 8) + "\n")
+    assert "8 tokens in" in done.stderr
+    assert refused.returncode == 1
+    assert "OUT_OF_RANGE" in refused.stderr and "50" in refused.stderr and "32" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_prompts_of_a_file_run_side_by_side(folder: Path) -> None:
+    """Four prompts of 20 steps of 20 ms each would take 1.6 s in turn."""
+    (folder / "four.txt").write_text("one\ntwo\nthree\nfour\n")
+    with server_process(folder, "--role", "target", "--model", "step=0.02") as server:
+        ask = ("--role", "client", "--port", str(server.port), "--prompt_text", "four.txt")
+        done = launch(folder, *ask, "--max_new_tokens", "20", "--ignore_eos", "--profile")
+    assert done.returncode == 0, done.stderr
+    latencies = [float(row["end_to_end_latency_s"]) for row in profile_rows(folder)]
+    assert max(latencies) < 1.2
+
+
+def test_more_prompts_than_a_server_lets_wait_all_get_their_turn(folder: Path) -> None:
+    (folder / "many.txt").write_text("\n".join(f"prompt {i}" for i in range(300)))
+    alone = ("--role", "verify_target", "--backend", "toy", "--prompt_text", "many.txt", "--max_new_tokens", "1")
+    done = launch(folder, *alone)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert done.stdout.count("output]:\n") == 300
+
+
+# --- refusals ---
+
+
+def write_folder(path: Path, **files: str) -> str:
+    path.mkdir()
+    for name, content in files.items():
+        (path / name.replace("__", ".")).write_text(content)
+    return str(path)
+
+
+def no_folder(tmp: Path) -> str:
+    return str(tmp / "nowhere")
+
+
+def no_config(tmp: Path) -> str:
+    return write_folder(tmp / "m", tokenizer__json="{}")
+
+
+def bad_config(tmp: Path) -> str:
+    return write_folder(tmp / "m", config__json="{not json", model__safetensors="")
+
+
+def no_weights(tmp: Path) -> str:
+    return write_folder(tmp / "m", config__json="{}")
+
+
+def missing_shard(tmp: Path) -> str:
+    folder = write_folder(tmp / "m", config__json="{}")
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    index = {"weight_map": dict(zip("ab", names, strict=True))}
+    (Path(folder) / "model.safetensors.index.json").write_text(json.dumps(index))
+    (Path(folder) / names[0]).write_text("")
+    return folder
+
+
+def not_gguf(tmp: Path) -> str:
+    (tmp / "m.gguf").write_bytes(b"not a model at all")
+    return str(tmp / "m.gguf")
+
+
+def no_gguf(tmp: Path) -> str:
+    return str(tmp / "gone.gguf")
+
+
+def a_file(tmp: Path) -> str:
+    (tmp / "m.bin").write_bytes(b"x")
+    return str(tmp / "m.bin")
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (no_folder, "nowhere"),
+        (no_config, "config.json"),
+        (bad_config, "config.json"),
+        (no_weights, "no weights"),
+        (missing_shard, "model-00002-of-00002.safetensors"),
+        (not_gguf, "m.gguf"),
+        (no_gguf, "gone.gguf"),
+        (a_file, "m.bin"),
+    ],
+)
+@pytest.mark.parametrize("role", ["target", "verify_target"])
+def test_an_unusable_model_is_exit_code_2_and_one_line_that_names_the_file(
+    role: str, make: Callable[[Path], str], names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make(tmp_path)
+    assert main.main(["--role", role, "--model", model, "--port", "0", "--prompt", "x"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert names in line and str(tmp_path) in line
+
+
+def test_a_truncated_gguf_is_exit_code_2_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 5, 9) + b"\x07")
+    assert main.main(["--role", "target", "--model", str(file), "--port", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cut.gguf" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ("--role target --dtype float8", "dtype"),
+        ("--role target --device tpu", "device"),
+        ("--role target --threads 0", "threads"),
+        ("--role target --tp_degree 2", "tp_degree: 2"),
+        ("--role fused_target --tp-degree 2", "tp_degree: 2"),
+        ("--role target --backend jax", "backend"),
+        ("--role target --backend toy --port 70000", "port: 70000"),
+        ("--role target --backend toy --port 0 --batch 0", "batch: 0"),
+        ("--role target --backend toy --port 0 --sequence_length 1", "sequence_length: 1"),
+        ("--role target --backend toy --port 0 --speculation_length -1", "speculation_length: -1"),
+        ("--role target --backend toy --port 0 --sequence_length 8 --gamma 8", "speculation_length: 8"),
+        ("--role target --backend toy --port 0 --lease_seconds 0", "lease_seconds"),
+        ("--role target --backend toy --port 0 --host 256.0.0.1", "256.0.0.1"),
+        ("--role target --backend toy --port 0 --model DIR", "DIR"),
+        ("--role fused_target --draft ngrams", "draft"),
+        ("--role fused_target --draft ngram --draft_model x", "draft"),
+        ("--role client", "prompt"),
+        ("--role client --prompt_text EMPTY", "EMPTY"),
+        ("--role client --prompt_text missing.txt", "missing.txt"),
+        ("--role client --prompt_text .", "prompt_text"),
+        ("--role client --prompt_text LATIN", "UTF-8"),
+        ("--role client --prompt x --temperature -1", "temperature: -1"),
+        ("--role client --prompt x --temperature nan", "temperature: nan"),
+        ("--role client --prompt x --top_p 0", "top_p: 0"),
+        ("--role client --prompt x --min_p 2", "min_p: 2"),
+        ("--role client --prompt x --top_k -1", "top_k: -1"),
+        ("--role client --prompt x --seed -1", "seed: -1"),
+        ("--role client --prompt x --max_new_tokens 0", "max_new_tokens: 0"),
+        ("--role client --prompt x --speculation_length -1", "speculation_length: -1"),
+        ("--role client --prompt x --service Nobody", "Nobody"),
+        ("--role draft --backend toy --prompt x --port 1 --connect_seconds 0.2", "127.0.0.1:1"),
+    ],
+)
+def test_a_bad_argument_is_exit_code_2_and_one_line_that_names_it(
+    arguments: str, names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "EMPTY").write_text(" \n\n")
+    (tmp_path / "LATIN").write_bytes(b"\xff\xfe prompt")
+    assert main.main(arguments.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("main.py: ") and names in line
+
+
+def test_a_refusal_of_a_real_process_has_no_traceback(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--role", "target", "--tp_degree", "2", "--backend", "toy")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "tp_degree" in line
