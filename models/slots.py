@@ -43,6 +43,8 @@ class SlotPool:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.release(turn.result())
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
             raise
 
     def release(self, slot: int) -> None:
