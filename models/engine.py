@@ -168,7 +168,8 @@ class FusedRounds:
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
         assert self._target and self._draft, "open comes first"
         self._draft.keep(tokens)
-        await self._draft.fill(tokens[:-2])
+        if k:
+            await self._draft.fill(tokens[:-2])
         propose = ProposeRow(self._target.slot, len(tokens) - 1, tuple(tokens[-2:]), k, self._sampling)
         limit = self._pair.target.runner.limits.slots
         done = await self._pair.target.batcher.run(self._pair.step, FusedRow(propose, self._margins), limit)
