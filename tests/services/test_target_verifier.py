@@ -25,9 +25,7 @@ def opening(name: str = "s", prefix: Sequence[int] = PROMPT, sampling: SamplingP
 
 
 def verifying(tokens: Sequence[int], draft: Sequence[int] = (), name: str = "s", **rest: Any) -> Any:
-    return pb.VerifyRequest(
-        session_id=name, base_length=len(tokens), last_token=tokens[-1], draft_tokens=draft, **rest
-    )
+    return pb.VerifyRequest(session_id=name, base_length=len(tokens), last_token=tokens[-1], draft_tokens=draft, **rest)
 
 
 async def code(call: Any) -> str:

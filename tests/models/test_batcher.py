@@ -1,0 +1,190 @@
+"""The batcher: who goes together, in which order, and what one failure does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from models.batcher import Batcher, DeviceLost
+from models.runner import RowFailed
+from tests.support import run
+
+
+class Recorder:
+    """Steps that note their rows; the first of all holds the device until released."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, list[Any]]] = []
+        self.threads: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def a(self, rows: Sequence[Any]) -> list[Any]:
+        return self._step("a", rows)
+
+    def b(self, rows: Sequence[Any]) -> list[Any]:
+        return self._step("b", rows)
+
+    def _step(self, name: str, rows: Sequence[Any]) -> list[Any]:
+        self.steps.append((name, list(rows)))
+        self.threads.add(threading.current_thread().name)
+        assert self.gate.wait(5)
+        if "break" in rows:
+            raise RuntimeError("the device is gone")
+        return [RowFailed("bad row") if row == "bad" else f"{name}{row}" for row in rows]
+
+
+async def opened() -> tuple[Batcher, Recorder, asyncio.Task[Any]]:
+    """A batcher whose device is busy with a first row, so that what follows gathers."""
+    batcher, recorder = Batcher("test"), Recorder()
+    recorder.gate.clear()
+    first = asyncio.create_task(batcher.run(recorder.a, "first", 4))
+    while not recorder.steps:
+        await asyncio.sleep(0.001)
+    return batcher, recorder, first
+
+
+async def gather(*tasks: asyncio.Task[Any]) -> list[Any]:
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    return [r if isinstance(r, BaseException) else r.value for r in results]
+
+
+def queue(batcher: Batcher, step: Any, rows: Sequence[Any], limit: int = 4) -> list[asyncio.Task[Any]]:
+    return [asyncio.create_task(batcher.run(step, row, limit)) for row in rows]
+
+
+def test_rows_of_one_step_go_together_oldest_step_first_in_order() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        tasks = [first]
+        for step, row in ((recorder.b, 1), (recorder.a, 2), (recorder.b, 3), (recorder.a, 4)):
+            tasks += queue(batcher, step, [row])
+        await asyncio.sleep(0)
+        recorder.gate.set()
+        assert await gather(*tasks) == ["afirst", "b1", "a2", "b3", "a4"]
+        assert recorder.steps == [("a", ["first"]), ("b", [1, 3]), ("a", [2, 4])]
+        assert (batcher.steps, batcher.rows) == (3, 5)
+        await batcher.close()
+
+    run(test())
+
+
+def test_no_step_is_larger_than_its_limit_and_none_waits_forever() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        tasks = queue(batcher, recorder.a, range(7), limit=3)
+        await asyncio.sleep(0)
+        recorder.gate.set()
+        assert await gather(first, *tasks) == ["afirst", *(f"a{i}" for i in range(7))]
+        assert [rows for _, rows in recorder.steps] == [["first"], [0, 1, 2], [3, 4, 5], [6]]
+        await batcher.close()
+
+    run(test())
+
+
+def test_cancelled_rows_never_reach_the_device() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        tasks = queue(batcher, recorder.a, range(4))
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        tasks[3].cancel()
+        await asyncio.sleep(0)
+        recorder.gate.set()
+        results = await gather(first, *tasks)
+        assert recorder.steps[1:] == [("a", [0, 2])]
+        assert [type(r).__name__ for r in results] == ["str", "str", "CancelledError", "str", "CancelledError"]
+        await batcher.close()
+
+    run(test())
+
+
+def test_a_row_cancelled_while_its_step_runs_leaves_the_others_their_results() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        first.cancel()
+        tasks = queue(batcher, recorder.a, [1])
+        recorder.gate.set()
+        assert await gather(*tasks) == ["a1"]
+        await batcher.close()
+
+    run(test())
+
+
+def test_a_failed_row_fails_alone() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        tasks = queue(batcher, recorder.a, [1, "bad", 3])
+        recorder.gate.set()
+        one, bad, three = await gather(*tasks)
+        assert (one, three) == ("a1", "a3")
+        assert isinstance(bad, RowFailed) and str(bad) == "bad row"
+        await gather(first)
+        await batcher.close()
+
+    run(test())
+
+
+def test_a_broken_step_fails_its_rows_and_the_next_one_runs() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        broken = queue(batcher, recorder.a, [1, "break"])
+        sound = queue(batcher, recorder.b, [2])
+        recorder.gate.set()
+        for lost in await gather(*broken):
+            assert isinstance(lost, DeviceLost) and "the device is gone" in str(lost)
+        assert await gather(first, *sound) == ["afirst", "b2"]
+        assert await gather(*queue(batcher, recorder.a, [5])) == ["a5"]
+        await batcher.close()
+
+    run(test())
+
+
+def test_everything_runs_on_one_thread_that_is_not_the_event_loops() -> None:
+    async def test() -> None:
+        batcher, recorder = Batcher("mine"), Recorder()
+        await gather(*queue(batcher, recorder.a, range(3)), *queue(batcher, recorder.b, range(3)))
+        name = await batcher.on_device(lambda: threading.current_thread().name)
+        assert recorder.threads == {name}
+        assert name.startswith("device-mine") and name != threading.current_thread().name
+        await batcher.close()
+
+    run(test())
+
+
+def test_a_row_says_how_long_it_waited_and_how_long_its_step_took() -> None:
+    def slow(rows: Sequence[int]) -> list[int]:
+        time.sleep(0.05)
+        return list(rows)
+
+    async def test() -> None:
+        batcher = Batcher("test")
+        first = asyncio.create_task(batcher.run(slow, 1, 1))
+        second = asyncio.create_task(batcher.run(slow, 2, 1))
+        one, two = await first, await second
+        assert one.queue_seconds < 0.04 < two.queue_seconds
+        assert one.compute_seconds == pytest.approx(0.05, abs=0.03)
+        await batcher.close()
+
+    run(test())
+
+
+def test_closing_cancels_what_waits_and_ends_the_thread() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        waiting = queue(batcher, recorder.a, [1])
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(batcher.close())
+        await asyncio.sleep(0.01)
+        recorder.gate.set()
+        await closing
+        assert waiting[0].cancelled()
+        first.cancel()
+        assert not any(t.name.startswith("device-test") for t in threading.enumerate() if t.is_alive())
+
+    run(test())
