@@ -99,9 +99,9 @@ def _check_index(path: Path) -> None:
     for index in (*path.glob("*.safetensors.index.json"), *path.glob("*.bin.index.json")):
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError) as error:
+            missing = sorted(s for s in shards if not (path / s).is_file())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{index}: not a valid weight index: {error!r}") from None
-        missing = sorted(s for s in shards if not (path / s).is_file())
         if missing:
             raise CheckpointError(f"{path / missing[0]}: missing, but {index.name} names it")
 
