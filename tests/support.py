@@ -1,4 +1,4 @@
-"""What tests of services, clients and models share: the oracle, servers of the toy runner in this process, processes."""
+"""What tests of services, clients and models share: the oracle, servers of the toy runner here, and processes."""
 
 from __future__ import annotations
 

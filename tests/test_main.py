@@ -80,11 +80,12 @@ def test_the_seeds_command_lines_parse(line: str) -> None:
 
 
 def test_hyphens_and_underscores_mean_the_same() -> None:
-    words = (
+    line = (
         "--role client --target_host h --prompt_text f --max_new_tokens 7 --sequence_length 9 --top_k 3 --top_p 0.5 "
         "--min_p 0.1 --speculation_length 2 --tp_degree 1 --draft_model d --target_model t --ready_file r "
         "--drain_seconds 1 --lease_seconds 2 --connect_seconds 3 --target_port 4 --ignore_eos"
-    ).split()
+    )
+    words = line.split()
     hyphens = [w.replace("_", "-") if w.startswith("--") else w for w in words]
     assert main.parser().parse_args(words) == main.parser().parse_args(hyphens)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.runner import PrefillRow, ProposeRow, RowFailed, VerifyRow, fused_step
 from models.runner import FusedRow as Fused
+from models.runner import PrefillRow, ProposeRow, RowFailed, VerifyRow, fused_step
 from models.toy import END, ToyConfig, ToyTokenizer, toy_logits
 from speculation.types import Verdict
 from tests.support import GREEDY, SAMPLED, oracle, toy
