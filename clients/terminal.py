@@ -151,6 +151,8 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
                     outcome.ttft_seconds = time.perf_counter() - started
                 outcome.text += event.text
                 screen.show(event)
+        if not outcome.completion:
+            outcome.error = "the stream ended without a completion"
     except (TandemError, InvalidField, TooLong, RowFailed, DeviceLost) as error:
         outcome.error = str(error)
     outcome.seconds = time.perf_counter() - started
@@ -160,7 +162,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
 
 def _summary(outcome: Outcome) -> str:
     if outcome.error or not outcome.completion:
-        return f"failed: {outcome.error or 'the stream ended without a completion'}"
+        return f"failed: {outcome.error}"
     done, stats = outcome.completion, outcome.completion.stats
     line = (
         f"{done.output_tokens} tokens in {outcome.seconds:.2f} s, {done.output_tokens / outcome.seconds:.1f} tokens/s"
