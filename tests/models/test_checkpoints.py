@@ -106,9 +106,7 @@ def test_a_damaged_embedded_model_is_named(tmp_path: Path, monkeypatch: pytest.M
     assert find(None) == Checkpoint("SmolLM2-135M-Instruct", str(tmp_path), checkpoints.EMBEDDED_FILE)
 
 
-def test_a_draft_that_is_put_into_the_repository_is_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draft_put_into_the_repository_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints, "EMBEDDED_DRAFT", tmp_path / "draft")
     assert checkpoints.embedded_draft() is None
     model_folder(tmp_path / "draft")

@@ -88,14 +88,14 @@ def test_a_chat_without_a_template_names_the_field() -> None:
             raise ValueError("chat: this model has no chat template")
 
     generator = replace(plain(), tokenizer=Plain())
-    with pytest.raises(InvalidField, match="^chat: this model has no chat template$") as caught:
+    with pytest.raises(InvalidField, match=r"^chat: this model has no chat template$") as caught:
         run(answer(generator.generate, GenerationRequest(text="hi", chat=True)))
     assert caught.value.field == "chat"
 
 
 def test_the_first_unknown_token_is_named() -> None:
     check_tokens("prompt", [0, 257], 258)
-    with pytest.raises(InvalidField, match="token id 300 .* 258"):
+    with pytest.raises(InvalidField, match=r"token id 300 .* 258"):
         check_tokens("prompt", [1, 300, 400], 258)
 
 
@@ -181,9 +181,9 @@ def test_a_server_says_what_it_runs() -> None:
             assert (info.model_name, info.backend, info.tokenizer_sha256, info.vocab_size) == ("toy", "toy", "toy", 258)
             assert (info.kv_slots, info.max_sequence_length, info.max_speculation_length) == (4, 160, 5)
             assert (info.draft_name, info.end_of_sequence_ids) == ("", (END,))
-            async with worker_site(target.address, "miss=0.2", slots=2, max_length=100) as site:
-                async with site.client() as other:
-                    worker = await other.model_info()
+            small = worker_site(target.address, "miss=0.2", slots=2, max_length=100)
+            async with small as site, site.client() as other:
+                worker = await other.model_info()
             assert (worker.draft_name, worker.kv_slots, worker.max_sequence_length) == ("toy", 2, 100)
             assert worker.default_speculation_length == 5
             assert worker.weights_revision == info.weights_revision
