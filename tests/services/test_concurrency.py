@@ -93,8 +93,10 @@ def test_a_cancelled_stream_frees_its_slot_within_one_step(architecture: str) ->
             stream = client.generate(LONG)
             await anext(stream)
             assert not all_free(sites, 4)
+            before = [site.engine.batcher.steps for site in sites]
             await stream.aclose()
-            assert await until(lambda: all_free(sites, 4)) < 0.1
+            await until(lambda: all_free(sites, 4), 1.0)
+            assert all(site.engine.batcher.steps - steps <= 2 for site, steps in zip(sites, before, strict=True))
             assert sites[0].lifecycle._running == 0
             assert (await answer(client.generate, ids(b"x", 3))).token_ids == oracle(b"x", GREEDY, 3)
 
@@ -110,7 +112,7 @@ def test_a_request_cancelled_while_it_prefills_frees_its_slot(architecture: str)
             await asyncio.sleep(0.06)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            assert await until(lambda: all_free(sites, 4)) < 0.15
+            await until(lambda: all_free(sites, 4), 1.0)
             assert sites[-1].engine.batcher.steps <= 4
 
     run(test())
