@@ -1,0 +1,130 @@
+"""Samples to medians, and medians to ratios. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One request, answered by one contender. `first_seconds`: until its first `first_tokens` tokens had come."""
+
+    contender: str
+    prompt: str
+    kind: str
+    run: int
+    token_ids: tuple[int, ...]
+    seconds: float
+    first_seconds: float = 0.0
+    first_tokens: int = 0
+
+    @property
+    def ms_per_token(self) -> float:
+        """End to end, prompt processing included: the part that no side can leave out."""
+        return 1000 * self.seconds / len(self.token_ids)
+
+    @property
+    def ms_per_later_token(self) -> float | None:
+        """Decoding alone: from the first tokens to the end."""
+        later = len(self.token_ids) - self.first_tokens
+        return 1000 * (self.seconds - self.first_seconds) / later if later else None
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """What is to be compared. `kinds` None is every kind of prompt. `ours` should be the faster."""
+
+    title: str
+    ours: str
+    theirs: str
+    kinds: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A pairing's outcome. `speedup`: median ms per token of theirs over ours, above 1 where ours is faster.
+
+    `faster` counts the requests (prompt and run) in which ours took less time, `total` those that both answered.
+    """
+
+    pairing: Pairing
+    ours_ms: float
+    theirs_ms: float
+    faster: int
+    total: int
+
+    @property
+    def speedup(self) -> float:
+        return self.theirs_ms / self.ours_ms
+
+
+def ratios(samples: Iterable[Sample], pairings: Iterable[Pairing]) -> list[Ratio]:
+    """A ratio for every pairing of which both sides answered something; medians over the requests they share."""
+    by_contender: dict[str, dict[tuple[str, int], Sample]] = {}
+    for sample in samples:
+        by_contender.setdefault(sample.contender, {})[sample.prompt, sample.run] = sample
+    found = (
+        _ratio(pairing, by_contender.get(pairing.ours, {}), by_contender.get(pairing.theirs, {}))
+        for pairing in pairings
+    )
+    return [ratio for ratio in found if ratio]
+
+
+def _ratio(
+    pairing: Pairing, ours: dict[tuple[str, int], Sample], theirs: dict[tuple[str, int], Sample]
+) -> Ratio | None:
+    pairs = [
+        (sample.ms_per_token, theirs[request].ms_per_token)
+        for request, sample in ours.items()
+        if request in theirs and (pairing.kinds is None or sample.kind in pairing.kinds)
+    ]
+    if not pairs:
+        return None
+    return Ratio(
+        pairing,
+        statistics.median(mine for mine, _ in pairs),
+        statistics.median(other for _, other in pairs),
+        sum(mine < other for mine, other in pairs),
+        len(pairs),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Of `total` requests that both answered, `count` have the same tokens; `parted` names the others."""
+
+    count: int
+    total: int
+    parted: tuple[str, ...]
+
+
+def agreement(samples: Iterable[Sample], contender: str, reference: str) -> Agreement:
+    """Whether a contender's tokens are the reference's."""
+    samples = list(samples)
+    expected = {(s.prompt, s.run): s.token_ids for s in samples if s.contender == reference}
+    compared = [s for s in samples if s.contender == contender and (s.prompt, s.run) in expected]
+    parted = tuple(
+        f"{s.prompt} at token {_parting(s.token_ids, expected[s.prompt, s.run])}"
+        for s in compared
+        if s.token_ids != expected[s.prompt, s.run]
+    )
+    return Agreement(len(compared) - len(parted), len(compared), parted)
+
+
+def _parting(left: Sequence[int], right: Sequence[int]) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
+
+
+def quantile(values: Iterable[float], q: float) -> float:
+    """Linear between neighbours, as numpy's default. Raises ValueError where there is no value."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("no values")
+    at = q * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

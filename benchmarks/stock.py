@@ -1,0 +1,73 @@
+"""The other side: transformers as it comes, in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from models.checkpoints import Checkpoint
+from models.loading import transformers_logging
+
+
+class FirstTokens:
+    """A transformers streamer that only notes when the first new tokens came, and how many."""
+
+    def __init__(self) -> None:
+        self._prompt_seen = False
+        self.came = 0.0
+        self.count = 0
+
+    def put(self, ids: torch.Tensor) -> None:
+        if self._prompt_seen and not self.count:
+            self.came, self.count = time.perf_counter(), ids.numel()
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        """Nothing is held back."""
+
+
+class StockModel:
+    """A model with transformers' own attention and cache. Greedy; the end-of-sequence token ends nothing."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str, threads: int | None) -> None:
+        transformers_logging()
+        if threads:
+            torch.set_num_threads(threads)
+        self.module: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=getattr(torch, dtype)).eval()
+        # No end: neither here nor in the model's configuration, which generate would fall back to.
+        self.module.generation_config = GenerationConfig(pad_token_id=0)
+        self.module.config.eos_token_id = None
+
+    @property
+    def attention(self) -> str:
+        return str(self.module.config._attn_implementation)
+
+    @property
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    @torch.inference_mode()
+    def generate(
+        self, prompt: Sequence[int], max_new_tokens: int, **assistance: Any
+    ) -> tuple[tuple[int, ...], FirstTokens]:
+        """New token ids, and when the first came. `assistance` turns generate into assisted generation."""
+        ids, first = torch.tensor([prompt]), FirstTokens()
+        out = self.module.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            streamer=first,
+            **assistance,
+        )
+        return tuple(out[0, len(prompt) :].tolist()), first
+
+    def as_assistant(self, k: int) -> Any:
+        """This model's module as an `assistant_model` that drafts up to `k` tokens a round, every round."""
+        config = self.module.generation_config
+        config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
+        return self.module
