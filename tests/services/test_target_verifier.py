@@ -232,6 +232,21 @@ async def open_when_free(target: Any, request: Any) -> Any:
             await asyncio.sleep(0.005)
 
 
+def test_a_round_that_waited_for_a_session_that_was_closed_meanwhile_is_not_found() -> None:
+    async def test() -> None:
+        async with target_site(toy(ToyConfig(step_seconds=0.03))) as site, raw_stub(site.address) as target:
+            first = asyncio.ensure_future(target.OpenSession(opening()))
+            await until(lambda: site.free == 3)
+            waiting = asyncio.ensure_future(target.Verify(verifying(PROMPT)))
+            await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
+            await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
+            assert await code(waiting) == "NOT_FOUND"
+            await asyncio.gather(first, return_exceptions=True)
+            await until(lambda: site.free == 4)
+
+    run(test())
+
+
 def test_a_second_open_outlives_the_cancelled_first_one() -> None:
     """A client that gave up and asks again under the same id gets a session with a slot of its own."""
 
