@@ -72,12 +72,7 @@ class Batcher:
 
     async def _steps(self) -> None:
         while rows := await self._gather():
-            began = time.perf_counter()
-            try:
-                results = await self.on_device(rows[0].step, [r.row for r in rows])
-            except Exception as error:
-                results = [DeviceLost(f"{type(error).__name__}: {error}")] * len(rows)
-            self._hand_out(rows, results, began)
+            self._hand_out(rows, await self.on_device(_run, rows))
 
     async def _gather(self) -> list[_Waiting]:
         """Rows of the step whose row has waited longest, oldest first; cancelled ones are dropped."""
@@ -91,17 +86,17 @@ class Batcher:
         self._ready = [r for r in self._ready if r not in chosen]
         return chosen
 
-    def _hand_out(self, rows: list[_Waiting], results: Sequence[Any], began: float) -> None:
-        seconds = time.perf_counter() - began
+    def _hand_out(self, rows: list[_Waiting], ran: Timed[Sequence[Any]]) -> None:
         self.steps += 1
         self.rows += len(rows)
-        for waiting, result in zip(rows, results, strict=True):
+        for waiting, result in zip(rows, ran.value, strict=True):
             if waiting.done.done():
                 continue
             if isinstance(result, Exception):
                 waiting.done.set_exception(result)
             else:
-                waiting.done.set_result(Timed(result, began - waiting.since, seconds))
+                queued = ran.queue_seconds + rows[0].since - waiting.since
+                waiting.done.set_result(Timed(result, queued, ran.compute_seconds))
 
     async def close(self) -> None:
         """Waits for the running step and ends the thread."""
@@ -111,3 +106,13 @@ class Batcher:
         for waiting in self._ready:
             waiting.done.cancel()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+
+
+def _run(rows: list[_Waiting]) -> Timed[Sequence[Any]]:
+    """Runs the rows' step, on the device thread; times are those of the first row."""
+    began = time.perf_counter()
+    try:
+        results = rows[0].step([r.row for r in rows])
+    except Exception as error:
+        results = [DeviceLost(f"{type(error).__name__}: {error}")] * len(rows)
+    return Timed(results, began - rows[0].since, time.perf_counter() - began)

@@ -4,7 +4,7 @@ Tandem's promise is that a token's logits are bit-identical whether it was decod
 row, beside any neighbours, and after its prefix was rebuilt by prefill. Kernels choose their order of summation by
 shape, not by data, so a shape that gives the same bits on one sequence for every column, row and 30 layers of sums
 gives them on all. Where some shape differs (cuBLAS, float16), only one remains in use: the widest window at the full
-batch; and the result says whether even that one agrees with prefill.
+batch over the whole cache; and the result says whether even that one agrees with prefill.
 """
 
 from __future__ import annotations
@@ -16,16 +16,28 @@ from models.runner import Limits, StepShapes
 from models.torch_model import TorchModel
 
 
-def certify(model: TorchModel, limits: Limits, widths: tuple[int, ...], batches: tuple[int, ...]) -> StepShapes:
-    """Runs one sequence through every shape. Returns all shapes where they agree, else the one all must use."""
+def certify(
+    model: TorchModel,
+    limits: Limits,
+    widths: tuple[int, ...],
+    batches: tuple[int, ...],
+    lengths: tuple[int, ...] = (),
+    chunks: tuple[int, ...] = (),
+) -> StepShapes:
+    """Runs one sequence through the shapes. Returns those that agree, or else the one that all steps must take."""
     probe = _Probe(model, limits, widths[-1])
     reference = probe.stepwise(widths[-1], batches[-1])
     agreeing = [(width, batch) for batch in batches for width in widths if probe.agrees(reference, width, batch)]
-    rebuilt = torch.equal(probe.after_prefill(widths[-1], batches[-1]), reference[-1])
-    if rebuilt and len(agreeing) == len(widths) * len(batches):
-        return StepShapes(widths, batches, bit_exact=True)
-    only = (widths[-1], batches[-1])
-    return StepShapes((only[0],), (only[1],), bit_exact=rebuilt and only in agreeing)
+    rebuilt = probe.rebuilt(limits.chunk, reference, widths[-1], batches[-1])
+    if not rebuilt or len(agreeing) < len(widths) * len(batches):
+        only = (widths[-1], batches[-1])
+        return StepShapes((only[0],), (only[1],), rebuilt and only in agreeing, chunks=(limits.chunk,))
+    good_chunks = [c for c in chunks if c < limits.chunk and probe.rebuilt(c, reference, widths[-1], batches[-1])]
+    windows = [(w, b) for w in (widths[0], widths[-1]) for b in (batches[0], batches[-1])]
+    prefills = [(c, 1) for c in (*good_chunks, limits.chunk)]
+    good_lengths = tuple(n for n in lengths if probe.same_at_length(n, windows))
+    prefill_lengths = tuple(n for n in lengths if probe.same_at_length(n, prefills))
+    return StepShapes(widths, batches, True, good_lengths, (*sorted(good_chunks), limits.chunk), prefill_lengths)
 
 
 class _Probe:
@@ -36,39 +48,46 @@ class _Probe:
         self.count = min(widest + 1, limits.max_length // 2)
         self.start = min(limits.chunk, limits.max_length - self.count)
         generator = torch.Generator().manual_seed(0)
-        self.tokens = torch.randint(0, model.vocab_size, (self.start + self.count,), generator=generator)
-        self.noise = torch.randint(0, model.vocab_size, (self.start,), generator=generator)
+        self.tokens = torch.randint(0, model.vocab_size, (limits.max_length + widest,), generator=generator)
+        self.noise = torch.randint(0, model.vocab_size, (max(widest, limits.chunk),), generator=generator)
         for slot in range(limits.slots):
-            self._prefill(slot, self.start)
+            self._prefill(slot, 0, self.start, limits.chunk)
 
     def stepwise(self, width: int, batch: int) -> Tensor:
         """Logits [count, vocabulary] of plain decoding at one shape: each token in turn in column 0, of row 0."""
-        return torch.stack([self._window(i, 1, width, batch)[0, 0] for i in range(self.count)])
+        return torch.stack([self._window(self.start + i, 1, width, batch)[0, 0] for i in range(self.count)])
 
     def agrees(self, reference: Tensor, width: int, batch: int) -> bool:
         """Whether a window over the tokens gives the reference's bits in every column of every row."""
         used = min(width, self.count)
-        logits = self._window(0, used, width, batch)
+        logits = self._window(self.start, used, width, batch)
         return all(torch.equal(row[:used], reference[:used]) for row in logits)
 
-    def after_prefill(self, width: int, batch: int) -> Tensor:
-        """Logits of the last token when everything before it came through prefill."""
-        for slot in range(self.limits.slots):
-            self._prefill(slot, self.start + self.count - 1)
-        return self._window(self.count - 1, 1, width, batch)[0, 0]
+    def rebuilt(self, chunk: int, reference: Tensor, width: int, batch: int) -> bool:
+        """Whether the last token has the reference's bits when everything before it came in chunks of this size."""
+        last = self.start + self.count - 1
+        self._prefill(self.limits.slots - 1, 0, last, chunk)
+        return torch.equal(self._window(last, 1, width, batch)[0, 0], reference[-1])
 
-    def _window(self, offset: int, used: int, width: int, batch: int) -> Tensor:
-        """Feeds tokens[offset : offset + used] padded to `width` in `batch` rows, last slot first."""
-        window = self.tokens[self.start + offset :][:used]
-        padded = torch.cat([window, self.noise.repeat(width)[: width - used]])
+    def same_at_length(self, length: int, shapes: list[tuple[int, int]]) -> bool:
+        """Whether reading only `length` positions changes nothing for windows (width, batch) that end just there."""
+        slot = self.limits.slots - 1
+        self._prefill(slot, 0, length, self.limits.chunk)
+        for width, batch in shapes:
+            whole, part = (self._window(length - width, width, width, batch, n)[0] for n in (None, length))
+            if not torch.equal(whole, part):
+                return False
+        return True
+
+    def _window(self, start: int, used: int, width: int, batch: int, length: int | None = None) -> Tensor:
+        """Feeds tokens[start : start + used] padded to `width` in `batch` rows, last slot first."""
+        padded = torch.cat([self.tokens[start : start + used], self.noise[: width - used]])
         rows = padded.repeat(batch, 1).to(self.model.device)
         slots = list(range(self.limits.slots))[::-1][:batch]
-        starts = self.model.tensor([self.start + offset] * batch)
-        return self.model.forward(slots, rows, starts)
+        return self.model.forward(slots, rows, self.model.tensor([start] * batch), length)
 
-    def _prefill(self, slot: int, count: int) -> None:
-        chunk = self.limits.chunk
-        for start in range(0, count, chunk):
-            part = self.tokens[start : min(start + chunk, count)]
-            padded = torch.cat([part, self.noise.repeat(chunk)[: chunk - len(part)]])
-            self.model.forward([slot], padded[None].to(self.model.device), self.model.tensor([start]), head=False)
+    def _prefill(self, slot: int, start: int, end: int, chunk: int) -> None:
+        for at in range(start, end, chunk):
+            part = self.tokens[at : min(at + chunk, end)]
+            padded = torch.cat([part, self.noise[: chunk - len(part)]])
+            self.model.forward([slot], padded[None].to(self.model.device), self.model.tensor([at]), head=False)

@@ -34,7 +34,7 @@ class PackedLinear(nn.Module):
         single = x.numel() == self.in_features
         rows = x.reshape(-1, self.in_features)
         if single:
-            rows = rows.repeat(2, 1)
+            rows = torch.cat((rows, rows))
         out = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
         return (out[:1] if single else out).view(*x.shape[:-1], self.out_features)
 

@@ -100,17 +100,39 @@ class FusedResult:
 
 @dataclass(frozen=True, slots=True)
 class StepShapes:
-    """Step shapes in use. `bit_exact`: all of them gave bit-identical logits for the same token on this device."""
+    """Step shapes in use. `bit_exact`: all of them gave bit-identical logits for the same token on this device.
+
+    widths: tokens per row. batches: rows. lengths: cache positions that attention reads (empty: always all).
+    chunks: tokens of a prefill step, and prefill_lengths what it reads.
+    """
 
     widths: tuple[int, ...]
     batches: tuple[int, ...]
     bit_exact: bool
+    lengths: tuple[int, ...] = ()
+    chunks: tuple[int, ...] = ()
+    prefill_lengths: tuple[int, ...] = ()
 
     def width(self, needed: int) -> int:
         return next(w for w in self.widths if w >= needed)
 
     def batch(self, rows: int) -> int:
         return next(b for b in self.batches if b >= rows)
+
+    def length(self, end: int) -> int | None:
+        """Positions to read for tokens before position `end`; None is the whole cache."""
+        return next((n for n in self.lengths if n >= end), None)
+
+    def prefill_length(self, end: int) -> int | None:
+        return next((n for n in self.prefill_lengths if n >= end), None)
+
+    def chunk(self, tokens: int) -> int:
+        return next(c for c in self.chunks if c >= tokens)
+
+    @property
+    def count(self) -> int:
+        """How many shapes a verification can take."""
+        return len(self.widths) * len(self.batches) * (len(self.lengths) + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,14 @@ class StepPlan:
     """Where a step's rows write and read. Built once a step, used by every layer.
 
     write: [1, rows * width, 1] int64, flat cache positions. slots: [rows] int64. first: the first slot if `slots` are
-    neighbours in order (then reading is a view), else None.
+    neighbours in order (then reading is a view), else None. length: cache positions that attention reads.
     """
 
     write: Tensor
     slots: Tensor
     first: int | None
     rows: int
+    length: int
 
 
 class SlotLayer(CacheLayerMixin):
@@ -54,11 +55,11 @@ class SlotLayer(CacheLayerMixin):
     def _write_read(self, buffer: Tensor, new: Tensor) -> Tensor:
         plan, (rows, heads, width, dim) = self.plan, new.shape
         flat = new.transpose(0, 1).reshape(heads, rows * width, dim)
-        buffer.scatter_(1, plan.write.expand(heads, -1, dim), flat)  # type: ignore[union-attr]
+        _as_integers(buffer).scatter_(1, plan.write.expand(heads, -1, dim), _as_integers(flat))  # type: ignore[union-attr]
         return self._read(buffer, plan).transpose(0, 1)  # type: ignore[arg-type]
 
     def _read(self, buffer: Tensor, plan: StepPlan) -> Tensor:
-        by_slot = buffer.view(buffer.shape[0], self.slots, self.length, buffer.shape[2])
+        by_slot = buffer.view(buffer.shape[0], self.slots, self.length, buffer.shape[2])[:, :, : plan.length]
         if plan.first is not None:
             return by_slot.narrow(1, plan.first, plan.rows)
         return by_slot.index_select(1, plan.slots)
@@ -74,6 +75,11 @@ class SlotLayer(CacheLayerMixin):
 
     def get_mask_sizes(self, query_length: object) -> tuple[int, int]:
         return self.length, 0
+
+
+def _as_integers(values: Tensor) -> Tensor:
+    """The same bits as int16: scatter_ moves those 20 times as fast on the CPU as 16-bit floats."""
+    return values.view(torch.int16) if values.device.type == "cpu" and values.itemsize == 2 else values
 
 
 class SlotCache:
@@ -93,14 +99,15 @@ class SlotCache:
         ]
         self.cache = Cache(layers=self.layers)
 
-    def plan(self, slots: list[int], positions: Tensor) -> None:
-        """Points every layer at `slots` and the rows' `positions` [rows, width]."""
+    def plan(self, slots: list[int], positions: Tensor, length: int) -> None:
+        """Points every layer at `slots` and the rows' `positions` [rows, width], to attend to the first `length`."""
         which = torch.tensor(slots, device=positions.device)
         plan = StepPlan(
             write=(which[:, None] * self.length + positions).reshape(1, -1, 1),
             slots=which,
             first=slots[0] if slots == list(range(slots[0], slots[0] + len(slots))) else None,
             rows=len(slots),
+            length=length,
         )
         for layer in self.layers:
             layer.plan = plan

@@ -42,24 +42,30 @@ class TorchModel:
         self._shown = torch.tensor(0.0, dtype=self.dtype, device=device)
 
     @torch.inference_mode()
-    def forward(self, slots: Sequence[int], tokens: Tensor, starts: Tensor, head: bool = True) -> Tensor:
-        """Logits [rows, width, vocabulary]; with head=False only writes the cache and returns hidden states."""
+    def forward(
+        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
+    ) -> Tensor:
+        """Logits [rows, width, vocabulary]; with head=False only writes the cache and returns hidden states.
+
+        Attention reads the first `length` positions (default: all); no row that matters may stand beyond them.
+        """
+        length = length or self.slots.length
         positions = starts[:, None] + self._columns[: tokens.shape[1]][None]
-        self.slots.plan(list(slots), positions)
+        self.slots.plan(list(slots), positions, length)
         run = self.module if head else self.module.base_model
         out = run(
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=self._mask(positions),
+            attention_mask=self._mask(positions, length),
             past_key_values=self.slots.cache,
             use_cache=True,
         )
         return out.logits if head else out.last_hidden_state
 
-    def _mask(self, positions: Tensor) -> Tensor:
+    def _mask(self, positions: Tensor, length: int) -> Tensor:
         """Each token sees positions up to its own: additive [rows, 1, attention_rows, length]."""
         width = positions.shape[1]
-        seen = self._columns[None, None] <= positions[:, :, None]
+        seen = self._columns[None, None, :length] <= positions[:, :, None]
         mask = torch.where(seen, self._shown, self._hidden).repeat(1, self.groups, 1)
         padding = attention_rows(width, self.groups) - width * self.groups
         return nn.functional.pad(mask, (0, 0, 0, padding))[:, None]

@@ -37,7 +37,7 @@ class TorchRunner:
 
     def __init__(self, model: TorchModel, limits: Limits, identity: Identity, verifies: bool = True) -> None:
         self.model, self._limits, self._identity, self._verifies = model, limits, identity, verifies
-        self._shapes = StepShapes((limits.max_draft + 1,), (limits.slots,), bit_exact=False)
+        self._shapes = StepShapes((limits.max_draft + 1,), (limits.slots,), bit_exact=False, chunks=(limits.chunk,))
 
     @property
     def limits(self) -> Limits:
@@ -52,19 +52,21 @@ class TorchRunner:
         return self._shapes
 
     def warm_up(self) -> None:
-        batches = batch_buckets(self.limits.slots)
+        batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
+        widths, chunks = width_buckets(self.limits.max_draft), chunk_buckets(self.limits.chunk)
         if self._verifies:
-            self._shapes = certify(self.model, self.limits, width_buckets(self.limits.max_draft), batches)
+            self._shapes = certify(self.model, self.limits, widths, batches, lengths, chunks)
             return
-        self._shapes = StepShapes((1, 2), batches, bit_exact=False)
+        self._shapes = StepShapes((1, 2), batches, False, lengths, chunks, lengths)
         for batch in batches:
             self.propose([ProposeRow(s, 0, (0,), 2, SamplingParams()) for s in range(batch)])
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        """One chunk of each row, at the one prefill shape: [1, chunk]."""
+        """One chunk of each row, one row at a time."""
         for row in rows:
-            padded = row.tokens + (0,) * (self.limits.chunk - len(row.tokens))
-            self.model.forward([row.slot], self.model.tensor([padded]), self.model.tensor([row.start]), head=False)
+            tokens = self.model.tensor([_padded(row.tokens, self.shapes.chunk(len(row.tokens)))])
+            length = self.shapes.prefill_length(row.start + len(row.tokens))
+            self.model.forward([row.slot], tokens, self.model.tensor([row.start]), length, head=False)
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
@@ -109,6 +111,7 @@ class TorchRunner:
             slots + [self.model.spare] * missing,
             self.model.tensor([*tokens, *[tokens[0]] * missing]),
             self.model.tensor(starts + [0] * missing),
+            self.shapes.length(max(starts) + len(tokens[0])),
         )
 
 
@@ -169,3 +172,13 @@ def batch_buckets(slots: int) -> tuple[int, ...]:
     """Rows per step: 1, 2, 3, 4, 6, 8, 12, 16, ... up to all slots."""
     sizes = sorted({2**i for i in range(20)} | {3 * 2**i for i in range(20)})
     return (*(s for s in sizes if s < slots), slots)
+
+
+def length_buckets(limits: Limits) -> tuple[int, ...]:
+    """Cache positions that attention reads while sequences are short; beyond the last, the whole cache."""
+    return tuple(n for n in (128, 256, 512, 1024) if limits.max_draft < limits.chunk <= n < limits.max_length)
+
+
+def chunk_buckets(chunk: int) -> tuple[int, ...]:
+    """Tokens of a prefill step, in quarters of the largest."""
+    return tuple(sorted({max(1, chunk * i // 4) for i in (1, 2, 3, 4)}))

@@ -123,8 +123,8 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
         info.draft_name or "whoever asks",
     )
     shapes = loaded.runner.shapes
-    if shapes.bit_exact and len(shapes.widths) * len(shapes.batches) > 1:
-        log.info("bits: logits are identical in %d step shapes", len(shapes.widths) * len(shapes.batches))
+    if shapes.bit_exact and shapes.count > 1:
+        log.info("bits: logits are identical in %d step shapes", shapes.count)
     elif shapes.bit_exact:
         log.info(
             "bits: shapes differ on this device; every step uses width %d, batch %d", *shapes.widths, *shapes.batches

@@ -28,7 +28,7 @@ class NgramDrafter:
     period of any length continues.
     """
 
-    def __init__(self, longest: int = 5, shortest: int = 2) -> None:
+    def __init__(self, longest: int = 5, shortest: int = 1) -> None:
         if not 1 <= shortest <= longest:
             raise ValueError(f"n-gram sizes: need 1 <= shortest <= longest, not {shortest} and {longest}")
         self._sizes = range(longest, shortest - 1, -1)

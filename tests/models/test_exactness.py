@@ -115,7 +115,7 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
         engine, drafting = Engine(real.target(dtype), batcher), Engine(real.draft(dtype), batcher)
         kinds = [
             lambda: DraftThenVerify(LocalVerifier(engine)),
-            lambda: DraftThenVerify(LocalVerifier(engine), NgramDrafter(shortest=1)),
+            lambda: DraftThenVerify(LocalVerifier(engine), NgramDrafter()),
             lambda: DraftThenVerify(LocalVerifier(engine), ModelDrafter(drafting, 49152)),
         ]
         fused = [lambda: FusedRounds(FusedPair(engine, drafting))]
@@ -237,14 +237,16 @@ class Perturbed:
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)
 
-    def forward(self, slots, tokens, starts, head=True):  # type: ignore[no-untyped-def]
-        out = self._model.forward(slots, tokens, starts, head).clone()
+    def forward(self, slots, tokens, starts, length=None, head=True):  # type: ignore[no-untyped-def]
+        out = self._model.forward(slots, tokens, starts, length, head).clone()
         if head and self._fault == "width" and tokens.shape[1] == 3:
             out[..., 17] += 1e-4
         if head and self._fault == "column":
             out[:, 4:, 17] += 1e-4
         if head and self._fault == "batch" and len(slots) == 2:
             out[1] += 1e-4
+        if head and self._fault == "length" and length == 128 and tokens.shape[1] == 16:
+            out[0, 3, 17] += 1e-4
         return out
 
 
@@ -253,3 +255,10 @@ def test_certification_sees_a_planted_dependence_on_shape(fault: str, exact: boo
     shapes = certify(Perturbed(fault), real.target("float32").limits, (1, 3, 6), (1, 2, 4))  # type: ignore[arg-type]
     assert (shapes.widths, shapes.batches) == ((6,), (4,))
     assert shapes.bit_exact is exact
+
+
+@pytest.mark.parametrize(("fault", "lengths"), [("none", (128,)), ("length", ())])
+def test_a_cache_length_that_changes_bits_is_not_used(fault: str, lengths: tuple[int, ...]) -> None:
+    shapes = certify(Perturbed(fault), real.target("float32").limits, (1, 6), (1,), (128,), (16, 64))  # type: ignore[arg-type]
+    assert shapes.bit_exact
+    assert (shapes.lengths, shapes.prefill_lengths, shapes.chunks) == ((128,), lengths, (16, 64))
