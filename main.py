@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,7 +31,15 @@ def parser() -> argparse.ArgumentParser:
         epilog="roles:\n" + "\n".join(f"  {name:14} {text}" for name, (_, text) in ROLES.items()),
     )
     p.add_argument("--role", required=True, choices=list(ROLES), metavar="ROLE", help="what to run, see below")
+    _model_flags(p)
+    _network_flags(p)
+    _request_flags(p)
+    p.add_argument("--profile", action="store_true", help="write performance_*.csv and .json")
+    p.add_argument("--debug", action="store_true", help="log more, and show tracebacks")
+    return p
 
+
+def _model_flags(p: argparse.ArgumentParser) -> None:
     models = p.add_argument_group("models (default: the embedded SmolLM2-135M-Instruct)")
     _flag(models, "model", help="model folder, .gguf file or hub id of the role's own model")
     _flag(models, "target_model", help="the target, where a role has two models")
@@ -47,6 +56,8 @@ def parser() -> argparse.ArgumentParser:
     )
     _flag(models, "tp_degree", type=int, default=1, help="tensor parallel degree")
 
+
+def _network_flags(p: argparse.ArgumentParser) -> None:
     network = p.add_argument_group("network")
     _flag(
         network, "host", default="127.0.0.1", help="address a server listens on (default 127.0.0.1: this machine only)"
@@ -66,6 +77,8 @@ def parser() -> argparse.ArgumentParser:
     _flag(network, "connect_seconds", type=float, default=120.0, help="how long to wait for the TargetVerifier")
     _flag(network, "timeout", type=float, help="deadline of a request in seconds (default: none)")
 
+
+def _request_flags(p: argparse.ArgumentParser) -> None:
     asking = p.add_argument_group("requests (client roles)")
     _flag(asking, "prompt", action="append", help="a prompt; may be repeated")
     _flag(asking, "prompt_text", "prompt_file", help="a file with one prompt per line")
@@ -83,10 +96,6 @@ def parser() -> argparse.ArgumentParser:
         "service",
         help="client: TargetVerifier, FusedSpeculativeServer or DraftWorker (default: whichever answers)",
     )
-
-    p.add_argument("--profile", action="store_true", help="write performance_*.csv and .json")
-    p.add_argument("--debug", action="store_true", help="log more, and show tracebacks")
-    return p
 
 
 def _flag(group: argparse._ArgumentGroup, *names: str, **options: Any) -> None:
@@ -131,10 +140,10 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
 
 def client_config(args: argparse.Namespace) -> ClientConfig:
     """What to ask and whom."""
-    from clients.terminal import ClientConfig, read_prompts
+    from clients.terminal import ClientConfig
     from speculation.types import GenerationRequest, SamplingParams
 
-    prompts = (*(args.prompt or ()), *(read_prompts(args.prompt_text) if args.prompt_text else ()))
+    prompts = (*(args.prompt or ()), *_file_prompts(args.prompt_text))
     if not prompts:
         raise ValueError("prompt: give --prompt TEXT or --prompt_text FILE")
     request = GenerationRequest(
@@ -149,6 +158,17 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
     )
     address = _address(args.target_host, args.port)
     return ClientConfig(address, prompts, request, profile=args.profile, timeout=args.timeout)
+
+
+def _file_prompts(file: str | None) -> tuple[str, ...]:
+    from clients.prompts import read_prompts
+
+    if file is None:
+        return ()
+    try:
+        return tuple(text for _, text in read_prompts(Path(file)))
+    except ValueError as error:
+        raise ValueError(f"prompt_text: {error}") from None
 
 
 def _address(host: str, port: int) -> str:

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from clients.channel import DRAFT, FUSED, TARGET
 from clients.profile import Profile
@@ -30,19 +29,6 @@ class ClientConfig:
     profile: bool = False
     token_by_token: bool = False
     timeout: float | None = None
-
-
-def read_prompts(file: str) -> tuple[str, ...]:
-    """The non-empty lines of a file, one prompt each. Raises ValueError naming the file."""
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ValueError(f"prompt_text: {file}: {reason}") from None
-    prompts = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if not prompts:
-        raise ValueError(f"prompt_text: {file}: no prompt in it (every non-empty line is one)")
-    return prompts
 
 
 async def run_client(config: ClientConfig, service: str | None) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clients.prompts import read_prompts
 from comparison import prompts
 
 BUILT_IN: Mapping[str, tuple[tuple[str, bool, str], ...]] = {
@@ -43,23 +44,8 @@ def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int |
 
 
 def read_prompt_file(path: Path, chat: bool = False) -> tuple[Prompt, ...]:
-    """Every non-empty line is a prompt, as in the seed project."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except FileNotFoundError:
-        raise ValueError(f"prompt file {path} does not exist") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"prompt file {path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-    except OSError as error:
-        raise ValueError(f"prompt file {path} cannot be read: {error.strerror}") from None
-    found = tuple(
-        Prompt(f"{path.name}:{number}", "file", line.strip(), chat)
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    )
-    if not found:
-        raise ValueError(f"prompt file {path} is empty: write one prompt per line")
-    return found
+    """A file's prompts, named by its lines."""
+    return tuple(Prompt(f"{path.name}:{number}", "file", text, chat) for number, text in read_prompts(path))
 
 
 def given_prompts(texts: Sequence[str], chat: bool = False) -> tuple[Prompt, ...]:

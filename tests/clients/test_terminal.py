@@ -11,7 +11,7 @@ import pytest
 
 from clients.channel import TARGET
 from clients.errors import TandemError
-from clients.terminal import MAX_AT_ONCE, ClientConfig, read_prompts, run_prompts, which_service
+from clients.terminal import MAX_AT_ONCE, ClientConfig, run_prompts, which_service
 from models.batcher import DeviceLost
 from models.runner import RowFailed
 from speculation.types import Chunk, Completion, FinishReason, GenerationRequest, SpeculationStats
@@ -118,23 +118,6 @@ def test_a_profile_is_written_where_the_client_runs(
     show("a b", profile=True)
     assert sorted(p.suffix for p in tmp_path.glob("performance_test_*")) == [".csv", ".json"]
     assert capsys.readouterr().err.count("performance metrics saved to") == 2
-
-
-def test_every_line_of_a_prompt_file_that_says_something_is_a_prompt(tmp_path: Path) -> None:
-    file = tmp_path / "p.txt"
-    file.write_text("\n  one \r\n\n\ttwo\nthree", encoding="utf-8")
-    assert read_prompts(str(file)) == ("one", "two", "three")
-
-
-@pytest.mark.parametrize(("content", "reason"), [(b"", "no prompt"), (b" \n\t\n", "no prompt"), (b"\xff", "not UTF-8")])
-def test_a_prompt_file_without_prompts_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
-    file = tmp_path / "p.txt"
-    file.write_bytes(content)
-    with pytest.raises(ValueError, match=reason) as caught:
-        read_prompts(str(file))
-    assert str(file) in str(caught.value)
-    with pytest.raises(ValueError, match="No such file"):
-        read_prompts(str(tmp_path / "gone.txt"))
 
 
 def test_the_service_that_answers_is_found() -> None:
