@@ -15,6 +15,8 @@ from torch import Tensor
 from models.runner import Limits, StepShapes
 from models.torch_model import TorchModel
 
+DEEPEST = 1024  # positions to which longer caches are filled for the check
+
 
 def certify(
     model: TorchModel,
@@ -29,14 +31,15 @@ def certify(
     reference = probe.stepwise(widths[-1], batches[-1])
     agreeing = [(width, batch) for batch in batches for width in widths if probe.agrees(reference, width, batch)]
     rebuilt = probe.rebuilt(limits.chunk, reference, widths[-1], batches[-1])
-    if not rebuilt or len(agreeing) < len(widths) * len(batches):
-        only = (widths[-1], batches[-1])
-        return StepShapes((only[0],), (only[1],), rebuilt and only in agreeing, chunks=(limits.chunk,))
-    good_chunks = [c for c in chunks if c < limits.chunk and probe.rebuilt(c, reference, widths[-1], batches[-1])]
-    windows = [(w, b) for w in (widths[0], widths[-1]) for b in (batches[0], batches[-1])]
+    windows = [(width, batch) for batch in batches for width in widths]
+    end, only, prefill = min(limits.max_length, DEEPEST), (widths[-1], batches[-1]), (limits.chunk, 1)
+    if not rebuilt or len(agreeing) < len(windows) or not probe.same_at(end, None, [*windows, prefill]):
+        exact = rebuilt and only in agreeing and probe.same_at(end, None, [only, prefill])
+        return StepShapes((only[0],), (only[1],), exact, chunks=(limits.chunk,))
+    good_chunks = [c for c in chunks if c < limits.chunk and probe.rebuilt(c, reference, *only)]
     prefills = [(c, 1) for c in (*good_chunks, limits.chunk)]
-    good_lengths = tuple(n for n in lengths if probe.same_at_length(n, windows))
-    prefill_lengths = tuple(n for n in lengths if probe.same_at_length(n, prefills))
+    good_lengths = tuple(n for n in lengths if probe.same_at(n, n, windows))
+    prefill_lengths = tuple(n for n in lengths if probe.same_at(n, n, prefills))
     return StepShapes(widths, batches, True, good_lengths, (*sorted(good_chunks), limits.chunk), prefill_lengths)
 
 
@@ -69,15 +72,18 @@ class _Probe:
         self._prefill(self.limits.slots - 1, 0, last, chunk)
         return torch.equal(self._window(last, 1, width, batch)[0, 0], reference[-1])
 
-    def same_at_length(self, length: int, shapes: list[tuple[int, int]]) -> bool:
-        """Whether reading only `length` positions changes nothing for windows (width, batch) that end just there."""
-        slot = self.limits.slots - 1
-        self._prefill(slot, 0, length, self.limits.chunk)
-        for width, batch in shapes:
-            whole, part = (self._window(length - width, width, width, batch, n)[0] for n in (None, length))
-            if not torch.equal(whole, part):
-                return False
-        return True
+    def same_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
+        """Whether windows of all (width, batch) that end at position `end` agree while reading `length` positions.
+
+        They are compared with the widest of them reading the whole cache.
+        """
+        self._prefill(self.limits.slots - 1, 0, end, self.limits.chunk)
+        widest = max(width for width, _ in shapes)
+        whole = self._window(end - widest, widest, widest, 1)[0]
+        return all(
+            torch.equal(self._window(end - width, width, width, batch, length)[0], whole[widest - width :])
+            for width, batch in shapes
+        )
 
     def _window(self, start: int, used: int, width: int, batch: int, length: int | None = None) -> Tensor:
         """Feeds tokens[start : start + used] padded to `width` in `batch` rows, last slot first."""

@@ -57,9 +57,10 @@ def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, veri
         raise
     except Exception as error:  # loaders of four formats raise whatever their parsers do
         raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
-    widest = max(shape.max_draft + 1, CHUNK)
+    chunk = min(CHUNK, shape.max_length)
+    widest = max(shape.max_draft + 1, chunk)
     model = TorchModel(module, shape.slots, shape.max_length, widest, device)
-    limits = Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, model.vocab_size)
+    limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, model.vocab_size)
     identity = Identity(
         model_name=checkpoint.name,
         weights_revision=weights_revision(checkpoint),

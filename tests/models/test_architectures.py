@@ -84,6 +84,16 @@ def test_other_dtypes_decode_alike_in_every_slot(dtype: str, tmp_path: Path) -> 
     assert decode(runner, 0, 20) == decode(runner, 2, 20)
 
 
+@pytest.mark.parametrize(("length", "most"), [(12, 3), (17, 16), (64, 0)])
+def test_short_sequences_and_long_drafts_can_be_served(length: int, most: int, tmp_path: Path) -> None:
+    module = made("llama", tmp_path)
+    runner = load_runner(find(str(tmp_path)), Execution("cpu", "float32"), Shape(2, length, most))
+    runner.warm_up()
+    runner.prefill([PrefillRow(1, 0, tuple(PROMPT[:-1]))])
+    (verdict,) = runner.verify([VerifyRow(1, len(PROMPT) - 1, PROMPT[-1], (), SamplingParams())])
+    assert runner.shapes.bit_exact and list(verdict.token_ids) == home(module, 1)
+
+
 def test_sharded_safetensors_load(tmp_path: Path) -> None:
     module = made("llama", tmp_path, max_shard_size="40KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
