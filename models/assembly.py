@@ -92,7 +92,7 @@ async def load_draft(config: ModelConfig, batcher: Batcher) -> Loaded | None:
 async def _load(config: ModelConfig, model: str | None, batcher: Batcher, verifies: bool) -> Loaded:
     if config.backend == "toy":
         return Loaded(Engine(_toy(model, config.shape), batcher), ToyTokenizer())
-    checkpoint = find(model)
+    checkpoint = await asyncio.to_thread(unpacked, find(model))
     runner = await batcher.on_device(_load_warm, checkpoint, config.execution, config.shape, verifies)
     tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
     return Loaded(Engine(runner, batcher), tokenizer)

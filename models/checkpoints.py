@@ -22,11 +22,15 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a model is. `folder` may be a hub id; `gguf` names a file inside `folder`."""
+    """Where a model is. `folder` may be a hub id; `gguf` names a file inside `folder`.
+
+    `revision` is that of the weights where it is known already (an unpacked GGUF keeps its file's).
+    """
 
     name: str
     folder: str
     gguf: str | None = None
+    revision: str | None = None
 
     @property
     def source(self) -> dict[str, object]:
@@ -113,6 +117,8 @@ def _weight_files(path: Path) -> Iterator[Path]:
 
 def weights_revision(checkpoint: Checkpoint) -> str:
     """Hash of the weights. Above 2 GiB of files only their sizes, heads and tails count, and the name says so."""
+    if checkpoint.revision:
+        return checkpoint.revision
     folder = Path(checkpoint.folder)
     if not folder.is_dir():
         return f"hub:{checkpoint.folder}"

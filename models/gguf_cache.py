@@ -31,7 +31,8 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
     """The folder that a GGUF checkpoint unpacks to, made now if need be; other checkpoints as they are."""
     if checkpoint.gguf is None:
         return checkpoint
-    key = weights_revision(checkpoint).split(":")[1]
+    revision = weights_revision(checkpoint)
+    key = revision.split(":")[1]
     folder = cache_root() / f"{checkpoint.name}-{key}-v{_LAYOUT}"
     if not folder.is_dir():
         try:
@@ -42,7 +43,7 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
         except OSError as error:
             log.warning("%s cannot be kept unpacked in %s: %s", checkpoint.gguf, folder.parent, error)
             return checkpoint
-    return Checkpoint(checkpoint.name, str(folder))
+    return Checkpoint(checkpoint.name, str(folder), revision=revision)
 
 
 @contextlib.contextmanager

@@ -51,8 +51,9 @@ def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, veri
     transformers_logging()
     device = _device(execution.device)
     dtype = _dtype(execution.dtype, device)
+    checkpoint = unpacked(checkpoint)
     try:
-        module = load_module(unpacked(checkpoint).source, dtype, device)
+        module = load_module(checkpoint.source, dtype, device)
     except CheckpointError:
         raise
     except Exception as error:  # loaders of four formats raise whatever their parsers do

@@ -51,7 +51,6 @@ class Hosted:
 
     service: str
     register: Callable[[grpc.aio.Server], None]
-    startup_seconds: float = 0.0
     background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     busy: Callable[[], int] = lambda: 0
     close: Callable[[], Awaitable[None]] | None = None
