@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from acceptance.measure import AcceptConfig
     from clients.terminal import ClientConfig
     from models.assembly import ModelConfig
     from services.launch import RoleConfig
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 STARTED = time.monotonic()
 Run = Coroutine[Any, Any, Any]
 DEFAULT_PORT = 50051
+DRAFT_HELP = "hybrid (prompt lookup, else the draft model), model, or ngram (lookup alone); auto: hybrid if it can"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,7 +46,7 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
     _flag(models, "model", help="model folder, .gguf file or hub id of the role's own model")
     _flag(models, "target_model", help="the target, where a role has two models")
     _flag(models, "draft_model", help="the draft model")
-    _flag(models, "draft", default="auto", help="what drafts: auto, model or ngram (prompt lookup, no weights)")
+    _flag(models, "draft", default="auto", help=DRAFT_HELP)
     _flag(models, "backend", default="torch", help="torch, or toy (deterministic arithmetic, for tests)")
     _flag(models, "device", default="auto", help="auto, cpu or cuda")
     _flag(models, "dtype", default="auto", help="auto, float32, bfloat16 or float16")
@@ -90,6 +92,7 @@ def _request_flags(p: argparse.ArgumentParser) -> None:
     _flag(asking, "min_p", type=float, default=0.0, help="drop tokens below this share of the likeliest (default 0)")
     _flag(asking, "seed", type=int, default=0, help="seed of the draws (default 0)")
     _flag(asking, "stop", action="append", default=[], help="a string that ends the output; may be repeated")
+    _flag(asking, "output", help="accept: write the figures here as JSON")
     _flag(asking, "ignore_eos", action="store_true", help="go on past the end-of-sequence token")
     _flag(
         asking,
@@ -158,6 +161,25 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
     )
     address = _address(args.target_host, args.port)
     return ClientConfig(address, prompts, request, profile=args.profile, timeout=args.timeout)
+
+
+def accept_config(args: argparse.Namespace) -> AcceptConfig:
+    """Which pair to measure, on what. The rounds go up to the speculation length asked for."""
+    from acceptance.measure import AcceptConfig
+    from comparison.workloads import built_in_prompts, given_prompts, read_prompt_file
+    from speculation.types import SamplingParams
+
+    prompts = given_prompts(args.prompt or (), args.chat)
+    prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()
+    longest = 8 if args.speculation_length is None else args.speculation_length
+    args.speculation_length = max(1, longest)
+    return AcceptConfig(
+        models=model_config(args, args.target_model or args.model),
+        prompts=prompts or built_in_prompts(),
+        sampling=SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.seed),
+        max_new_tokens=64 if args.max_new_tokens is None else args.max_new_tokens,
+        longest=longest,
+    )
 
 
 def _file_prompts(file: str | None) -> tuple[str, ...]:
@@ -235,6 +257,12 @@ def _verify_draft(args: argparse.Namespace) -> Run:
     return run_alone(client_config(args), model_config(args, model), "draft_only")
 
 
+def _accept(args: argparse.Namespace) -> Run:
+    from acceptance.run import run_accept
+
+    return run_accept(accept_config(args), Path(args.output) if args.output else None)
+
+
 ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "target": (_target, "server: TargetVerifier, verifies drafts and decodes plainly"),
     "fused_target": (_fused_target, "server: FusedSpeculativeServer, draft and target side by side"),
@@ -243,6 +271,7 @@ ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "fused_client": (_fused_client, "asks a FusedSpeculativeServer"),
     "draft": (_draft, "drafts here for its own prompts and verifies at --target_host"),
     "verify_target": (_verify_target, "runs the target alone, without a server, token by token"),
+    "accept": (_accept, "measures a draft against a target: acceptance, costs, best speculation length"),
     "verify_draft": (_verify_draft, "runs the draft alone, without a server, token by token"),
 }
 

@@ -30,6 +30,6 @@ async def open_distributed(
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         verifier = RemoteVerifier(client, stats, request.report_margins)
-        return DraftThenVerify(verifier, make_drafter(draft, target.vocab_size))
+        return DraftThenVerify(verifier, make_drafter(draft, target.vocab_size, config.draft))
 
     return Generator(worker_info(target, draft, config), tokenizer, rounds), client

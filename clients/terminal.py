@@ -158,6 +158,9 @@ def _summary(outcome: Outcome) -> str:
     if stats.drafted:
         line += f"; {stats.rounds} rounds, {stats.accepted} of {stats.drafted} draft tokens accepted"
         line += f" ({100 * stats.accepted / stats.drafted:.1f} %)"
+    if len(stats.drafted_by) > 1:
+        each = (f"{who} {stats.accepted_by.get(who, 0)} of {n}" for who, n in sorted(stats.drafted_by.items()))
+        line += f": {', '.join(each)}"
     return f"{line}; ended by {done.finish_reason.name.lower().replace('_', ' ')}"
 
 

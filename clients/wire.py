@@ -109,16 +109,18 @@ def completion_from_wire(message: pb.GenerateCompletion) -> Completion:
 _COUNTS = ("rounds", "drafted", "accepted", "bytes_up", "bytes_down")
 _SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
 _LISTS = ("accepted_per_position", "drafted_per_position")
+_BY_PROPOSER = ("drafted_by", "accepted_by")
 
 
 def _stats_to_wire(stats: SpeculationStats) -> pb.SpeculationStats:
-    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, "wasted_drafts")}
+    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, *_BY_PROPOSER, "wasted_drafts")}
     return pb.SpeculationStats(**values)
 
 
 def _stats_from_wire(message: pb.SpeculationStats) -> SpeculationStats:
     values: dict[str, Any] = {name: getattr(message, name) for name in (*_COUNTS, *_SECONDS)}
     values |= {name: list(getattr(message, name)) for name in _LISTS}
+    values |= {name: dict(getattr(message, name)) for name in _BY_PROPOSER}
     return SpeculationStats(**values)
 
 

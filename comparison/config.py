@@ -12,7 +12,7 @@ from comparison.workloads import Prompt
 from speculation.types import SamplingParams
 
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
-DRAFTERS: tuple[str, ...] = ("auto", "ngram", "model")
+DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from comparison.records import CAUSES, Measurement, Record
@@ -69,7 +70,7 @@ def completed(records: Iterable[Record]) -> list[Measurement]:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What drafting brought. Positions count from the first draft token of a round."""
+    """What drafting brought. Positions count from the first draft token of a round; `..._by` name the proposer."""
 
     rounds: int
     drafted: int
@@ -78,6 +79,8 @@ class Acceptance:
     mean_acceptance_length: float | None
     acceptance_by_position: tuple[float | None, ...]
     conditional_acceptance_by_position: tuple[float | None, ...]
+    drafted_by: dict[str, int]
+    accepted_by: dict[str, int]
 
 
 def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
@@ -94,7 +97,16 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
         mean_acceptance_length=ratio(sum(m.output_tokens for m in measurements), rounds),
         acceptance_by_position=tuple(ratio(a, d) for a, d in zip(accepted_at, drafted_at, strict=True)),
         conditional_acceptance_by_position=_conditional(accepted_at, drafted_at),
+        drafted_by=_sum_counts(m.drafted_by for m in measurements),
+        accepted_by=_sum_counts(m.accepted_by for m in measurements),
     )
+
+
+def _sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    totals: Counter[str] = Counter()
+    for counts in per_request:
+        totals.update(counts)
+    return dict(sorted(totals.items()))
 
 
 def _sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:

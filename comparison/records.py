@@ -63,6 +63,8 @@ class Measurement:
     accepted: int
     accepted_per_position: tuple[int, ...]
     drafted_per_position: tuple[int, ...]
+    drafted_by: dict[str, int]
+    accepted_by: dict[str, int]
     bytes_up: int
     bytes_down: int
     seconds_by_cause: Seconds

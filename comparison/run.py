@@ -184,6 +184,8 @@ def _measurement(stream: _Stream, bytes_up: int, bytes_down: int) -> Measurement
         accepted=stats.accepted,
         accepted_per_position=tuple(stats.accepted_per_position),
         drafted_per_position=tuple(stats.drafted_per_position),
+        drafted_by=stats.drafted_by,
+        accepted_by=stats.accepted_by,
         bytes_up=bytes_up,
         bytes_down=bytes_down,
         seconds_by_cause=seconds,

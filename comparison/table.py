@@ -23,7 +23,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(architecture_table(comparison))
     console.print(workload_table(comparison))
     console.print(cause_table(comparison.summaries))
-    for line in setting_lines(comparison):
+    for line in [*setting_lines(comparison), *proposer_lines(comparison.summaries)]:
         console.print(escape(line), style="dim")
     for line in [*divergence_lines(comparison.summaries), *comparison.remarks]:
         console.print(escape(line), style="yellow")
@@ -127,6 +127,18 @@ def setting_lines(comparison: Comparison) -> Iterator[str]:
             " over that of the architecture; identical: to autoregressive (ref);"
             " bytes: between draft and target where they are apart, else at the client"
         )
+
+
+def proposer_lines(summaries: Sequence[Summary]) -> Iterator[str]:
+    """Who proposed what, where more than one did."""
+    for summary in summaries:
+        drafted, accepted = summary.acceptance.drafted_by, summary.acceptance.accepted_by
+        if len(drafted) > 1:
+            parts = (
+                f"{who} {accepted.get(who, 0)} of {count} draft tokens ({accepted.get(who, 0) / count:.2f})"
+                for who, count in drafted.items()
+            )
+            yield f"accepted, {summary.architecture}: {', '.join(parts)}"
 
 
 def divergence_lines(summaries: Sequence[Summary]) -> Iterator[str]:

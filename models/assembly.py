@@ -14,17 +14,21 @@ from models.loading import CHUNK, Execution, Shape, load_runner, transformers_lo
 from models.runner import Limits, Runner
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
-from speculation.drafters import Drafter, NgramDrafter
+from speculation.drafters import Drafter, HybridDrafter, NgramDrafter
 from speculation.loop import DraftThenVerify, Rounds
 from speculation.types import GenerationRequest, ModelInfo, SpeculationStats
 
 BACKENDS = ("torch", "toy")
-DRAFTS = ("auto", "model", "ngram")
+DRAFTS = ("auto", "hybrid", "model", "ngram")
+HYBRID_SHORTEST = 3  # tokens that must match before a copy is trusted more than the draft model
 
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """What drafts: "model" (`model` names it), "ngram", or "auto": a named or shipped model, else n-gram lookup."""
+    """What drafts: "ngram" lookup, a "model" (`model` names it), or "hybrid": lookup first, else the model.
+
+    "auto" is hybrid where a model is named or shipped, else ngram.
+    """
 
     kind: str = "auto"
     model: str | None = None
@@ -40,9 +44,13 @@ class DraftChoice:
         if self.kind == "ngram":
             return None
         model = self.model or embedded_draft()
-        if model is None and self.kind == "model":
+        if model is None and self.kind in ("model", "hybrid"):
             raise CheckpointError("draft: no draft model is shipped; name one with --draft_model, or use --draft ngram")
         return model
+
+    def lookup(self) -> NgramDrafter | None:
+        """The n-gram drafter that goes before the draft model in one request, if one does."""
+        return None if self.kind == "model" else NgramDrafter(shortest=HYBRID_SHORTEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,22 +168,25 @@ def plain_generator(loaded: Loaded) -> Generator:
     return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
 
 
-def draft_name(draft: Loaded | None) -> str:
-    return draft.runner.identity.model_name if draft else "ngram"
+def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
+    if draft is None:
+        return "ngram"
+    name = draft.runner.identity.model_name
+    return name if choice.lookup() is None else f"ngram+{name}"
 
 
-def fused_generator(target: Loaded, draft: Loaded | None, default_k: int) -> Generator:
-    """Draft beside the target: a model in the same step, or n-gram lookup before it. Raises ValueError."""
+def fused_generator(target: Loaded, draft: Loaded | None, default_k: int, choice: DraftChoice) -> Generator:
+    """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
     pair = FusedPair(target.engine, draft.engine) if draft else None  # one for all: rows share steps that are the same
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if pair is not None:
-            return FusedRounds(pair, request.report_margins)
+            return FusedRounds(pair, request.report_margins, choice.lookup())
         return DraftThenVerify(LocalVerifier(target.engine, request.report_margins), NgramDrafter())
 
-    return Generator(target_info(target, default_k, draft_name(draft)), target.tokenizer, rounds)
+    return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
 
 
 def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
@@ -187,9 +198,12 @@ def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
         )
 
 
-def make_drafter(draft: Loaded | None, target_vocab_size: int) -> Drafter:
+def make_drafter(draft: Loaded | None, target_vocab_size: int, choice: DraftChoice) -> Drafter:
     """A drafter for one request."""
-    return NgramDrafter() if draft is None else ModelDrafter(draft.engine, target_vocab_size)
+    if draft is None:
+        return NgramDrafter()
+    model, lookup = ModelDrafter(draft.engine, target_vocab_size), choice.lookup()
+    return model if lookup is None else HybridDrafter(lookup, model)
 
 
 def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) -> ModelInfo:
@@ -197,7 +211,7 @@ def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) ->
     longest = min(target.max_sequence_length, draft.runner.limits.max_length if draft else target.max_sequence_length)
     return replace(
         target,
-        draft_name=draft_name(draft),
+        draft_name=draft_name(draft, config.draft),
         default_speculation_length=min(config.default_k, target.max_speculation_length),
         max_sequence_length=longest,
         kv_slots=config.shape.slots,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from models.batcher import Batcher
 from models.runner import (
+    TAIL,
     FusedRow,
     PrefillRow,
     ProposeRow,
@@ -19,7 +20,8 @@ from models.runner import (
     known_prefix,
 )
 from models.slots import SlotPool
-from speculation.types import Draft, SamplingParams, Verdict
+from speculation.drafters import NgramDrafter
+from speculation.types import Draft, Proposer, SamplingParams, Verdict
 
 
 class Engine:
@@ -98,9 +100,21 @@ class LocalVerifier:
             self._sequence = None
 
 
-def _held_after_propose(tokens: Sequence[int], proposed: Sequence[int]) -> list[int]:
-    """The last draft token was drawn, not fed."""
-    return [*tokens, *proposed[:-1]]
+class DraftSequence(KVSequence):
+    """A sequence of the draft model."""
+
+    async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow:
+        """What to ask of the next step, once the cache holds all of `tokens` but a short tail."""
+        behind = len(tokens) - self.keep(tokens)
+        if behind > TAIL:
+            await self.fill(tokens[:-2])
+            behind = 2
+        tail = tuple(tokens[-max(2, behind) :])
+        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling)
+
+    def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
+        """Notes what a step fed: the last draft token was drawn, not fed."""
+        self.held = [*tokens, *draft[:-1]]
 
 
 class ModelDrafter:
@@ -108,12 +122,12 @@ class ModelDrafter:
 
     def __init__(self, engine: Engine, target_vocab_size: int) -> None:
         self._engine, self._target_vocab_size = engine, target_vocab_size
-        self._sequence: KVSequence | None = None
+        self._sequence: DraftSequence | None = None
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
-        self._sequence = KVSequence(self._engine, await self._engine.slots.acquire())
+        self._sequence = DraftSequence(self._engine, await self._engine.slots.acquire())
         await self._sequence.fill(prompt[:-2])
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
@@ -123,16 +137,16 @@ class ModelDrafter:
         k = min(k, limits.max_length - len(tokens))
         if k <= 0:
             return Draft()
-        sequence.keep(tokens)
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        await sequence.fill(tokens[:-2])
-        row = ProposeRow(sequence.slot, len(tokens) - 1, tuple(tokens[-2:]), k, self._sampling)
+        row = await sequence.row(tokens, k, self._sampling)
         done = await self._engine.batcher.run(self._engine.runner.propose, row, limits.slots)
-        sequence.held = _held_after_propose(tokens, done.value.token_ids)
+        sequence.proposed(tokens, done.value.token_ids)
+        known = known_prefix(done.value.token_ids, self._target_vocab_size)
         return Draft(
-            known_prefix(done.value.token_ids, self._target_vocab_size),
+            known,
             sequence.queue_seconds - waited + done.queue_seconds,
             sequence.compute_seconds - worked + done.compute_seconds,
+            (Proposer.MODEL,) * len(known),
         )
 
     async def close(self) -> None:
@@ -150,35 +164,42 @@ class FusedPair:
 
 
 class FusedRounds:
-    """Draft and verification as one step of the device thread, for one request."""
+    """Draft and verification as one step of the device thread, for one request.
 
-    def __init__(self, pair: FusedPair, margins: bool = False) -> None:
-        self._pair, self._margins = pair, margins
+    With a `lookup`, a round that it can answer verifies the copy and leaves the draft model alone.
+    """
+
+    def __init__(self, pair: FusedPair, margins: bool = False, lookup: NgramDrafter | None = None) -> None:
+        self._pair, self._margins, self._lookup = pair, margins, lookup
         self._target: KVSequence | None = None
-        self._draft: KVSequence | None = None
+        self._draft: DraftSequence | None = None
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
         slot = await self._pair.target.slots.acquire()
-        self._target, self._draft = KVSequence(self._pair.target, slot), KVSequence(self._pair.draft, slot)
+        self._target, self._draft = KVSequence(self._pair.target, slot), DraftSequence(self._pair.draft, slot)
+        if self._lookup:
+            await self._lookup.open(prompt, sampling)
         await self._target.fill(prompt[:-1])
         await self._draft.fill(prompt[:-2])
 
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
         assert self._target and self._draft, "open comes first"
-        self._draft.keep(tokens)
-        if k:
-            await self._draft.fill(tokens[:-2])
-        propose = ProposeRow(self._target.slot, len(tokens) - 1, tuple(tokens[-2:]), k, self._sampling)
-        limit = self._pair.target.runner.limits.slots
-        done = await self._pair.target.batcher.run(self._pair.step, FusedRow(propose, self._margins), limit)
+        copied = (await self._lookup.propose(tokens, k)).token_ids if self._lookup and k else ()
+        if k and not copied:
+            propose = await self._draft.row(tokens, k, self._sampling)
+        else:
+            propose = ProposeRow(self._target.slot, len(tokens) - 1, tuple(tokens[-1:]), k, self._sampling)
+        row = FusedRow(propose, self._margins, copied)
+        done = await self._pair.target.batcher.run(self._pair.step, row, self._pair.target.runner.limits.slots)
         proposed, verdict = done.value.proposal, done.value.verdict
-        if k:
-            self._draft.held = _held_after_propose(tokens, proposed.token_ids)
+        if k and not copied:
+            self._draft.proposed(tokens, proposed.token_ids)
+        proposer = Proposer.NGRAM if copied else Proposer.MODEL
         compute = done.compute_seconds - proposed.seconds
         return (
-            Draft(proposed.token_ids, 0.0, proposed.seconds),
+            Draft(proposed.token_ids, 0.0, proposed.seconds, (proposer,) * len(proposed.token_ids)),
             Verdict(verdict.token_ids, verdict.accepted, done.queue_seconds, compute, verdict.margins),
         )
 

@@ -49,8 +49,8 @@ def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, veri
     if execution.threads:
         torch.set_num_threads(execution.threads)
     transformers_logging()
-    device = _device(execution.device)
-    dtype = _dtype(execution.dtype, device)
+    device = choose_device(execution.device)
+    dtype = choose_dtype(execution.dtype, device)
     checkpoint = unpacked(checkpoint)
     try:
         module = load_module(checkpoint.source, dtype, device)
@@ -68,7 +68,7 @@ def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, veri
         dtype=str(dtype).removeprefix("torch."),
         device=device,
         backend="torch",
-        end_of_sequence_ids=_end_ids(module),
+        end_of_sequence_ids=end_ids(module),
     )
     return TorchRunner(model, limits, identity, verifies)
 
@@ -81,7 +81,7 @@ def transformers_logging() -> None:
     logging.disable_progress_bar()
 
 
-def _device(name: str) -> str:
+def choose_device(name: str) -> str:
     import torch
 
     if name == "auto":
@@ -91,7 +91,7 @@ def _device(name: str) -> str:
     return name
 
 
-def _dtype(name: str, device: str):  # type: ignore[no-untyped-def]
+def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]
     """auto is bfloat16 where the device multiplies it natively, else float32."""
     import torch
 
@@ -101,7 +101,7 @@ def _dtype(name: str, device: str):  # type: ignore[no-untyped-def]
     return torch.bfloat16 if native else torch.float32
 
 
-def _end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+def end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
     eos = getattr(module.generation_config, "eos_token_id", None)
     if eos is None:
         eos = module.config.eos_token_id

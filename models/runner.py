@@ -60,11 +60,15 @@ class VerifyRow:
     margins: bool = False
 
 
+TAIL = 8  # committed tokens that a draft's first step can catch up on; behind by more, it prefills
+
+
 @dataclass(frozen=True, slots=True)
 class ProposeRow:
-    """Draw `k` draft tokens after `tail`, the last committed tokens (two, or one at the very start).
+    """Draw `k` draft tokens after `tail`, the last committed tokens, at most `TAIL` of them.
 
-    `position` is that of the last token of `tail`. Feeding two catches up on a fully accepted last draft.
+    `position` is that of the last token of `tail`. Feeding more than one catches up on tokens that the draft model did
+    not propose itself: two after a fully accepted draft, more after a copied one.
     """
 
     slot: int
@@ -84,10 +88,14 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class FusedRow:
-    """Propose and verify in one step; draft and target use the same slot number."""
+    """Propose and verify in one step; draft and target use the same slot number.
+
+    `given` is a draft that is there already (copied); then the draft model proposes nothing for this row.
+    """
 
     propose: ProposeRow
     margins: bool = False
+    given: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +183,20 @@ class Runner(Protocol):
 
 def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
     """Draft and target one after the other on one device thread: one call, one host round trip."""
-    proposals = draft.propose([row.propose for row in rows])
+    proposals = _proposals(draft, rows)
     known = target.limits.vocab_size
     verdicts = target.verify([_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])
     return [_fused_result(p, v, known) for p, v in zip(proposals, verdicts, strict=True)]
+
+
+def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:
+    """The draft model's for the rows that have none yet."""
+    found: list[Proposal | RowFailed] = [Proposal(row.given) for row in rows]
+    asking = [i for i, row in enumerate(rows) if not row.given and row.propose.k]
+    if asking:
+        for i, proposal in zip(asking, draft.propose([rows[i].propose for i in asking]), strict=True):
+            found[i] = proposal
+    return found
 
 
 def _fused_result(

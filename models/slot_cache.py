@@ -99,6 +99,13 @@ class SlotCache:
         ]
         self.cache = Cache(layers=self.layers)
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Gives slot `target` the first `length` positions of slot `source`."""
+        read, write = source * self.length, target * self.length
+        for layer in self.layers:
+            for buffer in (layer.keys, layer.values):
+                buffer[:, write : write + length] = buffer[:, read : read + length]
+
     def plan(self, slots: list[int], positions: Tensor, length: int) -> None:
         """Points every layer at `slots` and the rows' `positions` [rows, width], to attend to the first `length`."""
         which = torch.tensor(slots, device=positions.device)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from models.certify import certify
 from models.runner import (
+    TAIL,
     Identity,
     Limits,
     PrefillRow,
@@ -57,7 +58,7 @@ class TorchRunner:
         if self._verifies:
             self._shapes = certify(self.model, self.limits, widths, batches, lengths, chunks)
             return
-        self._shapes = StepShapes((1, 2), batches, False, lengths, chunks, lengths)
+        self._shapes = StepShapes(tail_buckets(), batches, False, lengths, chunks, lengths)
         for batch in batches:
             self.propose([ProposeRow(s, 0, (0,), 2, SamplingParams()) for s in range(batch)])
 
@@ -88,8 +89,9 @@ class TorchRunner:
         if not any(row.k for row in rows):
             return [Proposal(())] * len(rows)
         slots = [row.slot for row in rows]
+        width = self.shapes.width(max(2, *(len(row.tail) for row in rows)))
         first = self._forward(
-            slots, [_padded(row.tail, 2) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
+            slots, [_padded(row.tail, width) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
         )
         columns = self.model.tensor([len(row.tail) - 1 for row in rows])
         logits = first[torch.arange(len(rows), device=first.device), columns]
@@ -166,6 +168,11 @@ def width_buckets(max_draft: int) -> tuple[int, ...]:
     if widest <= 8:
         return tuple(range(1, widest + 1))
     return (*(2**i for i in range(widest.bit_length()) if 2**i < widest), widest)
+
+
+def tail_buckets() -> tuple[int, ...]:
+    """Tokens per row in a draft model's steps: one, or the tail that it catches up on."""
+    return (1, 2, *(n for n in (4,) if n < TAIL), TAIL)
 
 
 def batch_buckets(slots: int) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ async def run_fused(config: RoleConfig) -> None:
     async def build() -> Hosted:
         target = await load(config.models, batcher)
         draft = await load_draft(config.models, batcher)
-        generator = fused_generator(target, draft, config.models.default_k)
+        generator = fused_generator(target, draft, config.models.default_k, config.models.draft)
         generator = _started(generator, config)
         _log_target(target, generator.info)
         reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse

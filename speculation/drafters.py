@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from speculation.types import Draft, SamplingParams
+from speculation.types import Draft, Proposer, SamplingParams
 
 
 class Drafter(Protocol):
@@ -42,7 +42,8 @@ class NgramDrafter:
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
         self._index(tokens)
         start = self._find(tokens)
-        return Draft(tuple(_copy(tokens, start, k)) if start is not None else ())
+        copied = tuple(_copy(tokens, start, k)) if start is not None else ()
+        return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
     async def close(self) -> None:
         self._follower.clear()
@@ -61,6 +62,29 @@ class NgramDrafter:
             if at is not None:
                 return at
         return None
+
+
+class HybridDrafter:
+    """Prompt lookup where the text repeats itself, the model everywhere else.
+
+    A copy costs nothing and is right more often than a small model, if what matched is long enough: so the lookup
+    comes first, with `shortest` well above 1, and a round that it answers costs no draft step at all.
+    """
+
+    def __init__(self, lookup: NgramDrafter, model: Drafter) -> None:
+        self._lookup, self._model = lookup, model
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        await self._lookup.open(prompt, sampling)
+        await self._model.open(prompt, sampling)
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        copied = await self._lookup.propose(tokens, k)
+        return copied if copied.token_ids else await self._model.propose(tokens, k)
+
+    async def close(self) -> None:
+        await self._lookup.close()
+        await self._model.close()
 
 
 def _copy(tokens: Sequence[int], start: int, k: int) -> list[int]:

@@ -78,6 +78,7 @@ async def speculate(
             stats.draft_seconds += draft.compute_seconds
             stats.queue_seconds += draft.queue_seconds
             stats.observe(draft.token_ids, verdict)
+            stats.attribute(draft.proposed_by, verdict.accepted)
             tokens += verdict.token_ids
             yield stopping.push(verdict.token_ids, verdict.margins)
     finally:

@@ -85,6 +85,13 @@ class GenerationRequest:
             raise InvalidField("stop_strings", "an empty string would end every generation")
 
 
+class Proposer(enum.Enum):
+    """Who proposed a draft token. The values name it in figures and on the wire."""
+
+    NGRAM = "ngram"
+    MODEL = "model"
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one verification committed: `accepted` draft tokens, then one token of the target's own.
@@ -101,11 +108,16 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens and what they cost."""
+    """Proposed tokens, who proposed each of them, and what they cost."""
 
     token_ids: tuple[int, ...] = ()
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
+    proposed_by: tuple[Proposer, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.proposed_by and len(self.proposed_by) != len(self.token_ids):
+            raise ValueError(f"proposed_by: {len(self.proposed_by)} entries for {len(self.token_ids)} tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +145,8 @@ class SpeculationStats:
     prefill_seconds: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    accepted_by: dict[str, int] = field(default_factory=dict)
 
     @property
     def wasted_drafts(self) -> int:
@@ -151,6 +165,13 @@ class SpeculationStats:
             self.accepted_per_position[i] += i < verdict.accepted
         self.verify_seconds += verdict.compute_seconds
         self.queue_seconds += verdict.queue_seconds
+
+    def attribute(self, proposed_by: Sequence[Proposer], accepted: int) -> None:
+        """Counts one round's tokens by proposer."""
+        for i, proposer in enumerate(proposed_by):
+            name = proposer.value
+            self.drafted_by[name] = self.drafted_by.get(name, 0) + 1
+            self.accepted_by[name] = self.accepted_by.get(name, 0) + (i < accepted)
 
 
 @dataclass(frozen=True, slots=True)

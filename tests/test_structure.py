@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "clients": {"speculation", "models", "tandem"},
     "services": {"speculation", "models", "tandem", "clients"},  # the DraftWorker calls a verifier
     "comparison": {"speculation", "clients"},
-    "draft_training": {"speculation", "models"},
+    "acceptance": {"speculation", "models", "comparison"},
+    "draft_training": {"speculation", "models", "acceptance", "comparison"},
 }
 OURS = {*MAY_IMPORT, *LAUNCHERS, "tandem", "proto", "benchmarks", "tests"}
 WIRE = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "tandem"}

@@ -97,7 +97,21 @@ class GenerateCompletion(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts")
+    __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts", "drafted_by", "accepted_by")
+    class DraftedByEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class AcceptedByEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +125,8 @@ class SpeculationStats(_message.Message):
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
     WASTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_BY_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     drafted: int
     accepted: int
@@ -124,7 +140,9 @@ class SpeculationStats(_message.Message):
     bytes_up: int
     bytes_down: int
     wasted_drafts: int
-    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., network_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., wasted_drafts: _Optional[int] = ...) -> None: ...
+    drafted_by: _containers.ScalarMap[str, int]
+    accepted_by: _containers.ScalarMap[str, int]
+    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., network_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., wasted_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, int]] = ..., accepted_by: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "max_sequence_length", "max_speculation_length", "kv_slots", "dtype", "device", "backend", "draft_name", "default_speculation_length", "plain_width", "bit_exact", "startup_seconds", "end_of_sequence_ids")

@@ -1,0 +1,1 @@
+"""What a draft is worth to a target, measured before anyone deploys the pair."""

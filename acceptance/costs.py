@@ -1,0 +1,79 @@
+"""What steps cost here and now: the target's by draft length, the draft model's. Median of repeats, taken in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from models.batcher import Batcher
+from models.runner import PrefillRow, ProposeRow, Runner, VerifyRow
+from speculation.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds. verify[k]: a target step over k draft tokens; 0 is plain decoding. draft_step: one token of the draft
+    model's, None where there is none."""
+
+    verify: Mapping[int, float]
+    draft_step: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """A draft step over a plain target step."""
+        return None if self.draft_step is None else self.draft_step / self.verify[0]
+
+
+async def measure_costs(
+    target: Runner, draft: Runner | None, batcher: Batcher, longest: int, context: int, repeats: int
+) -> Costs:
+    """Steps of one sequence of `context` tokens, in slot 0, on `batcher`'s device thread."""
+    return await batcher.on_device(_measure, target, draft, longest, context, repeats)
+
+
+def _measure(target: Runner, draft: Runner | None, longest: int, context: int, repeats: int) -> Costs:
+    tokens = tuple(i % target.limits.vocab_size for i in range(context))
+    sampling = SamplingParams()
+    steps: dict[int, Callable[[], object]] = {
+        k: _verify_step(target, VerifyRow(0, context - 1, tokens[-1], tokens[:k], sampling)) for k in range(longest + 1)
+    }
+    _prefill(target, tokens)
+    drafts: dict[int, Callable[[], object]] = {}
+    if draft:
+        _prefill(draft, tokens)
+        drafts = {
+            k: _propose_step(draft, ProposeRow(0, context - 1, tokens[-2:], k, sampling)) for k in (1, 1 + longest)
+        }
+    seconds = _in_turn({**{("verify", k): s for k, s in steps.items()}, **{("draft", k): s for k, s in drafts.items()}},
+                       repeats)  # fmt: skip
+    per_step = (seconds["draft", 1 + longest] - seconds["draft", 1]) / longest if drafts else None
+    return Costs({k: seconds["verify", k] for k in steps}, per_step)
+
+
+def _prefill(runner: Runner, tokens: tuple[int, ...]) -> None:
+    chunk = runner.limits.chunk
+    for start in range(0, len(tokens) - 1, chunk):
+        runner.prefill([PrefillRow(0, start, tokens[start : min(start + chunk, len(tokens) - 1)])])
+
+
+def _verify_step(runner: Runner, row: VerifyRow) -> Callable[[], object]:
+    return lambda: runner.verify([row])
+
+
+def _propose_step(runner: Runner, row: ProposeRow) -> Callable[[], object]:
+    return lambda: runner.propose([row])
+
+
+def _in_turn(steps: Mapping[tuple[str, int], Callable[[], object]], repeats: int) -> dict[tuple[str, int], float]:
+    """One of each, again and again, so that a busy moment of the machine falls on all."""
+    taken: dict[tuple[str, int], list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        step()
+    for _ in range(repeats):
+        for name, step in steps.items():
+            started = time.perf_counter()
+            step()
+            taken[name].append(time.perf_counter() - started)
+    return {name: statistics.median(times) for name, times in taken.items()}

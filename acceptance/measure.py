@@ -1,0 +1,219 @@
+"""Measures a pair: the target speaks once, then every drafter is replayed against it, and steps are timed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from acceptance.costs import Costs, measure_costs
+from acceptance.replay import Agreement, Continuation, agreement, replay
+from comparison.workloads import Prompt
+from models.assembly import (
+    DraftChoice,
+    Loaded,
+    ModelConfig,
+    load,
+    load_draft,
+    make_drafter,
+    plain_generator,
+    same_tokens,
+)
+from models.batcher import Batcher
+from speculation.drafters import Drafter
+from speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
+
+Show = Callable[[str], None]
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptConfig:
+    """What to measure: on which prompts, how long, under which sampling, up to which speculation length."""
+
+    models: ModelConfig
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = 64
+    longest: int = 8
+    repeats: int = 15
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 2:
+            raise ValueError(f"max_new_tokens: {self.max_new_tokens} is below 2")
+        if self.longest < 1:
+            raise ValueError(f"speculation_length: {self.longest} is below 1")
+        if not self.prompts:
+            raise ValueError("prompt_text: no prompt to measure on")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """A drafter's rounds at one speculation length, over some prompts."""
+
+    rounds: int
+    tokens: int
+    drafted: int
+    accepted: int
+    by_position: tuple[float, ...]
+    drafted_by: Mapping[str, int]
+    accepted_by: Mapping[str, int]
+    draft_seconds: float
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean acceptance length, the target's own token included."""
+        return self.tokens / self.rounds
+
+    def speedup(self, costs: Costs, k: int) -> float:
+        """Over plain decoding, from measured costs; what surrounds the steps (requests, network) is not in it."""
+        return self.tokens_per_round * costs.verify[0] / (costs.verify[k] + self.draft_seconds / self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFigures:
+    """One drafter. agreement: by workload and over all. rounds: by speculation length, then likewise."""
+
+    name: str
+    agreement: Mapping[str, Agreement]
+    rounds: Mapping[int, Mapping[str, Rounds]]
+
+    def best(self, costs: Costs, kind: str = ALL) -> tuple[int, float]:
+        """The best speculation length and its predicted speedup; 0 where drafting does not pay."""
+        speedups = {k: by_kind[kind].speedup(costs, k) for k, by_kind in self.rounds.items()}
+        k = max(speedups, key=speedups.__getitem__)
+        return (k, speedups[k]) if speedups[k] > 1 else (0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Everything, with what it was measured on."""
+
+    target: str
+    draft: str | None
+    dtype: str
+    device: str
+    sampling: SamplingParams
+    prompts: Mapping[str, int]
+    tokens: int
+    max_new_tokens: int
+    costs: Costs
+    drafters: tuple[DrafterFigures, ...]
+
+    def as_json(self) -> str:
+        found: dict[str, Any] = asdict(self)
+        found["costs"]["ratio"] = self.costs.ratio
+        for drafter, figures in zip(found["drafters"], self.drafters, strict=True):
+            drafter["best_speculation_length"], drafter["predicted_speedup"] = figures.best(self.costs)
+        return json.dumps(found, indent=2)
+
+
+async def measure(config: AcceptConfig, show: Show) -> Measured:
+    """Loads the pair and measures it. Raises ValueErrors of one line."""
+    async with _pair(config) as (batcher, target, draft):
+        said = await _continuations(config, target, show)
+        show(f"timing steps, {config.repeats} of each")
+        context = min(128, config.models.shape.max_length // 2)
+        runner = draft.runner if draft else None
+        costs = await measure_costs(target.runner, runner, batcher, config.longest, context, config.repeats)
+        figures = [await _figures(name, make, said, config.longest, show) for name, make in _drafters(draft, target)]
+    identity = target.runner.identity
+    return Measured(
+        target=identity.model_name,
+        draft=draft.runner.identity.model_name if draft else None,
+        dtype=identity.dtype,
+        device=identity.device,
+        sampling=config.sampling,
+        prompts={
+            kind: sum(p.kind == kind for p in config.prompts) for kind in dict.fromkeys(p.kind for p in config.prompts)
+        },
+        tokens=sum(len(one.answer) for one in said),
+        max_new_tokens=config.max_new_tokens,
+        costs=costs,
+        drafters=tuple(figures),
+    )
+
+
+@asynccontextmanager
+async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Loaded | None]]:
+    batcher = Batcher("accept")
+    try:
+        target = await load(config.models, batcher)
+        draft = await load_draft(config.models, batcher)
+        if draft:
+            same_tokens(draft.tokenizer, target.tokenizer.sha256)
+        yield batcher, target, draft
+    finally:
+        await batcher.close()
+
+
+async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> list[Continuation]:
+    """What the target says, by plain decoding."""
+    generator = plain_generator(target)
+    said: list[Continuation] = []
+    for number, prompt in enumerate(config.prompts, 1):
+        show(f"the target continues {prompt.name} ({number} of {len(config.prompts)})")
+        request = GenerationRequest(
+            text=prompt.text, chat=prompt.chat, sampling=config.sampling, max_new_tokens=config.max_new_tokens
+        )
+        answer: list[int] = []
+        async for part in generator.generate(request):
+            answer += part.token_ids if isinstance(part, Chunk) else ()
+        said.append(Continuation(prompt.kind, tuple(generator.prompt_tokens(request)), tuple(answer), config.sampling))
+    return said
+
+
+def _drafters(draft: Loaded | None, target: Loaded) -> list[tuple[str, Callable[[], Drafter]]]:
+    """Every way to draft with this pair."""
+    vocab_size = target.runner.limits.vocab_size
+    choices = [DraftChoice("ngram")] + ([DraftChoice("model"), DraftChoice("hybrid")] if draft else [])
+    return [
+        (choice.kind, lambda choice=choice: make_drafter(None if choice.kind == "ngram" else draft, vocab_size, choice))  # type: ignore[misc]
+        for choice in choices
+    ]
+
+
+async def _figures(
+    name: str, make: Callable[[], Drafter], said: Sequence[Continuation], longest: int, show: Show
+) -> DrafterFigures:
+    show(f"{name}: agreement at every token")
+    agreed = [(one.kind, await agreement(make(), one)) for one in said]
+    rounds: dict[int, Mapping[str, Rounds]] = {}
+    for k in range(1, longest + 1):
+        show(f"{name}: rounds of {k}")
+        stats = [(one, await replay(make(), one, k)) for one in said]
+        rounds[k] = {kind: _rounds(part) for kind, part in _by_kind([(one.kind, (one, s)) for one, s in stats]).items()}
+    return DrafterFigures(name, {kind: _sum(part) for kind, part in _by_kind(agreed).items()}, rounds)
+
+
+def _by_kind(items: Sequence[tuple[str, Any]]) -> dict[str, list[Any]]:
+    groups: dict[str, list[Any]] = {}
+    for kind, item in items:
+        groups.setdefault(kind, []).append(item)
+    return groups | {ALL: [item for _, item in items]}
+
+
+def _sum(parts: Sequence[Agreement]) -> Agreement:
+    return Agreement(sum(p.agreed for p in parts), sum(p.proposed for p in parts), sum(p.tokens for p in parts))
+
+
+def _rounds(parts: Sequence[tuple[Continuation, SpeculationStats]]) -> Rounds:
+    stats = [s for _, s in parts]
+    count = sum(s.rounds for s in stats)
+    positions = max((len(s.accepted_per_position) for s in stats), default=0)
+    accepted = [
+        sum(s.accepted_per_position[i] for s in stats if i < len(s.accepted_per_position)) for i in range(positions)
+    ]
+    names = sorted({name for s in stats for name in s.drafted_by})
+    return Rounds(
+        rounds=count,
+        tokens=sum(len(one.answer) for one, _ in parts),
+        drafted=sum(s.drafted for s in stats),
+        accepted=sum(s.accepted for s in stats),
+        by_position=tuple(a / count for a in accepted),
+        drafted_by={name: sum(s.drafted_by.get(name, 0) for s in stats) for name in names},
+        accepted_by={name: sum(s.accepted_by.get(name, 0) for s in stats) for name in names},
+        draft_seconds=sum(s.draft_seconds for s in stats),
+    )

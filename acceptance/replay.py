@@ -1,0 +1,88 @@
+"""A drafter against what the target said already.
+
+The target's output does not depend on the draft (design section 3). So its continuation is made once, and any drafter,
+at any speculation length, is judged against it: the rounds are those of a deployment, without the target's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from speculation.acceptance import agree
+from speculation.drafters import Drafter
+from speculation.draws import Drawn
+from speculation.loop import DraftThenVerify, speculate
+from speculation.stopping import Stopping, StopRules
+from speculation.types import SamplingParams, SpeculationStats, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A prompt and what the target said after it, with its own draws under `sampling`."""
+
+    kind: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    sampling: SamplingParams
+
+
+class KnownTarget:
+    """speculation's Verifier over a continuation that is known."""
+
+    def __init__(self, said: Continuation) -> None:
+        self._said = said
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Nothing to prepare."""
+
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+        done = len(tokens) - len(self._said.prompt)
+        left = self._said.answer[done:]
+        return agree(draft[: len(left) - 1], lambda i: Drawn(left[i], 0.0))
+
+    async def close(self) -> None:
+        """Nothing to free."""
+
+
+class _NoText:
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+async def replay(drafter: Drafter, said: Continuation, k: int) -> SpeculationStats:
+    """The rounds of a deployment at speculation length `k`."""
+    stats = SpeculationStats()
+    stopping = Stopping(StopRules(max_new_tokens=len(said.answer)), _NoText())
+    rounds = DraftThenVerify(KnownTarget(said), drafter)
+    async for _ in speculate(said.prompt, said.sampling, k, rounds, stopping, stats):
+        pass
+    return stats
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Tokens on which a drafter's next token was the target's, of all tokens; and of those it proposed anything for."""
+
+    agreed: int
+    proposed: int
+    tokens: int
+
+
+async def agreement(drafter: Drafter, said: Continuation) -> Agreement:
+    """Every token of the continuation in turn, each after the target's own text: one guess a token."""
+    agreed = proposed = 0
+    await drafter.open(said.prompt, said.sampling)
+    try:
+        text = list(said.prompt)
+        for token in said.answer:
+            guess = (await drafter.propose(text, 1)).token_ids
+            proposed += bool(guess)
+            agreed += guess == (token,)
+            text.append(token)
+    finally:
+        await drafter.close()
+    return Agreement(agreed, proposed, len(said.answer))

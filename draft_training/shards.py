@@ -1,0 +1,118 @@
+"""Training data on disk: numbered shards, each written whole or not at all, so that a run can be cut short anywhere.
+
+A shard holds sequences one after another: tokens [n] (prompt and continuation), answered [n] (whether the target said
+the token), and for answered tokens in order the target's best ids and log-probabilities [answered, top].
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_META = "data.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """lengths [sequences], prompts [sequences] (tokens of the prompt), kinds [sequences], the rest as above."""
+
+    lengths: NDArray[np.int32]
+    prompts: NDArray[np.int32]
+    kinds: tuple[str, ...]
+    temperatures: NDArray[np.float32]
+    tokens: NDArray[np.int32]
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float16]
+
+    @property
+    def answered(self) -> int:
+        """Tokens that the target said."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One prompt [p], the target's continuation [n] and its distributions [n, top]."""
+
+    kind: str
+    temperature: float
+    prompt: NDArray[np.int32]
+    answer: NDArray[np.int32]
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float16]
+
+
+def join(sequences: Sequence[Answered]) -> Shard:
+    return Shard(
+        lengths=np.array([len(s.prompt) + len(s.answer) for s in sequences], np.int32),
+        prompts=np.array([len(s.prompt) for s in sequences], np.int32),
+        kinds=tuple(s.kind for s in sequences),
+        temperatures=np.array([s.temperature for s in sequences], np.float32),
+        tokens=np.concatenate([part for s in sequences for part in (s.prompt, s.answer)]),
+        ids=np.concatenate([s.ids for s in sequences]),
+        logprobs=np.concatenate([s.logprobs for s in sequences]),
+    )
+
+
+def split(shard: Shard) -> Iterator[Answered]:
+    """The sequences of a shard."""
+    at = answered = 0
+    for i, length in enumerate(shard.lengths.tolist()):
+        middle, end = at + int(shard.prompts[i]), at + length
+        until = answered + end - middle
+        yield Answered(
+            kind=shard.kinds[i],
+            temperature=float(shard.temperatures[i]),
+            prompt=shard.tokens[at:middle],
+            answer=shard.tokens[middle:end],
+            ids=shard.ids[answered:until],
+            logprobs=shard.logprobs[answered:until],
+        )
+        at, answered = end, until
+
+
+class ShardFolder:
+    """A folder of shards made by one configuration. Raises ValueError if it holds data of another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def claim(self, meta: Mapping[str, Any]) -> None:
+        """Notes what the data is made from; a second run must be made from the same."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / _META
+        if not file.exists():
+            file.write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
+        for name, there in self.meta().items():
+            if meta.get(name) != there:
+                raise ValueError(f"{self.folder}: holds data made with {name} {there}, not {meta.get(name)}")
+
+    def meta(self) -> dict[str, Any]:
+        file = self.folder / _META
+        if not file.is_file():
+            raise ValueError(f"{file}: missing, so {self.folder} holds no training data")
+        return json.loads(file.read_text())
+
+    def numbers(self) -> list[int]:
+        return sorted(int(f.stem.removeprefix("shard-")) for f in self.folder.glob("shard-*.npz"))
+
+    def write(self, number: int, shard: Shard) -> None:
+        partial = self.folder / f".shard-{number:05d}.npz"
+        fields: dict[str, Any] = {name: np.asarray(getattr(shard, name)) for name in Shard.__slots__}
+        np.savez(partial, **fields)
+        os.replace(partial, self._file(number))
+
+    def read(self, number: int) -> Shard:
+        with np.load(self._file(number)) as file:
+            fields = {name: file[name] for name in Shard.__slots__}
+        return Shard(**fields | {"kinds": tuple(fields["kinds"].tolist())})
+
+    def _file(self, number: int) -> Path:
+        return self.folder / f"shard-{number:05d}.npz"
