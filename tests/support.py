@@ -151,7 +151,8 @@ async def fused_site(target: ToyRunner | None = None, draft: ToyRunner | None = 
     batcher, lifecycle = Batcher("test-fused"), Lifecycle()
     engine = Engine(target or toy(), batcher)
     drafting = Loaded(Engine(draft, batcher), ToyTokenizer()) if draft else None
-    generator = fused_generator(Loaded(engine, ToyTokenizer()), drafting, default_k=5)
+    choice = DraftChoice("model" if draft else "ngram")
+    generator = fused_generator(Loaded(engine, ToyTokenizer()), drafting, 5, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
     service = FusedSpeculativeServerService(generator.info, GenerateMethod(generator, reply, lifecycle, None))
     try:

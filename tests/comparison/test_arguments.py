@@ -84,7 +84,7 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--speculation-length", "-1"], "speculation-length: -1 is below 0"),
         (["--threads", "0"], "threads: 0 is below 1"),
         (["--dtype", "int3"], "dtype: 'int3' is not one of auto, float32, bfloat16, float16"),
-        (["--draft", "crystal"], "draft: 'crystal' is not one of auto, ngram, model"),
+        (["--draft", "crystal"], "draft: 'crystal' is not one of auto, hybrid, ngram, model"),
         (["--timeout", "inf"], "timeout: inf is not a finite number of seconds above 0"),
         (["--architectures", "diffused"], "architectures: 'diffused' is not one of autoregressive, distributed, fused"),
         (["--architectures", "fused,fused"], "architectures: 'fused' is named twice"),

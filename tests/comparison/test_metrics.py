@@ -77,6 +77,13 @@ def test_conditional_acceptance_divides_by_the_rounds_that_got_that_far() -> Non
     assert found.conditional_acceptance_by_position == (8 / 10, 4 / 8, 1 / 2)
 
 
+def test_acceptance_names_who_proposed() -> None:
+    other = dict(drafted_by={"model": 5}, accepted_by={"model": 2})
+    found = acceptance(completed([record("fused"), record("fused", "b", **other)]))
+    assert found.drafted_by == {"model": 8, "ngram": 1}
+    assert found.accepted_by == {"model": 2, "ngram": 1}
+
+
 def test_milliseconds_per_token_are_each_causes_share() -> None:
     requests = completed([record("fused"), record("fused", "b")])
     assert milliseconds_per_token(requests) == pytest.approx(

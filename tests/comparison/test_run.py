@@ -47,7 +47,7 @@ def test_every_architecture_gets_the_same_request_with_every_sampling_flag() -> 
 
 
 def test_a_measurement_adds_up() -> None:
-    stats = SpeculationStats(3, 9, 2, [2, 0, 0], [3, 3, 3])
+    stats = SpeculationStats(3, 9, 2, [2, 0, 0], [3, 3, 3], drafted_by={"model": 9}, accepted_by={"model": 2})
     found = asyncio.run(measure(Contender("fused", FakeGenerator("fused", stats=stats)), SETTINGS.request(prompt("x"))))
     assert found.output_token_ids == (1, 2, 3, 4, 5)
     assert found.chunk_tokens == (2, 1, 2)
@@ -56,6 +56,7 @@ def test_a_measurement_adds_up() -> None:
     assert found.request_output_throughput_token_per_s == pytest.approx(5 / found.end_to_end_latency_s)
     assert found.inter_token_latency_s == pytest.approx((found.ttft_s + sum(found.chunk_gaps_s)) / 5)
     assert (found.rounds, found.drafted, found.accepted, found.accepted_per_position) == (3, 9, 2, (2, 0, 0))
+    assert (found.drafted_by, found.accepted_by) == ({"model": 9}, {"model": 2})
     assert found.text == "<2><1><2>"
 
 

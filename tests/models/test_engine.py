@@ -14,6 +14,8 @@ from models.batcher import Batcher
 from models.engine import Engine, FusedPair, FusedRounds, KVSequence, LocalVerifier, ModelDrafter
 from models.runner import PrefillRow
 from models.toy import ToyConfig, ToyRunner
+from speculation.drafters import NgramDrafter
+from speculation.types import Draft, Proposer
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 PROMPT = list(b"a prompt that is longer than one chunk")
@@ -216,6 +218,58 @@ def test_fused_rounds_of_changing_length_are_exact(k_of_round: list[int]) -> Non
         await rounds.close()
         await rounds.close()
         assert target.slots.free == 4
+        await batcher.close()
+
+    run(test())
+
+
+class Prompter(NgramDrafter):
+    """A lookup that finds the next `right` true tokens and a wrong one, where the script says so."""
+
+    def __init__(self, script: Sequence[int | None], sampling: Any) -> None:
+        super().__init__()
+        self.script, self.sampling = iter(script), sampling
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        right = next(self.script)
+        if right is None:
+            return Draft()
+        truth = oracle(tokens, self.sampling, right + 1, past_the_end=True)
+        copied = (*truth[:right], (truth[right] + 1) % 256)[:k]
+        return Draft(tuple(copied), proposed_by=(Proposer.NGRAM,) * len(copied))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_fused_rounds_copy_where_they_can_and_ask_the_model_elsewhere(sampling: Any) -> None:
+    """Rounds of both kinds in turn, the draft model ever further behind: stale entries would show."""
+    script = [None, 4, None, 0, None, 3, 3, None, 4, 4, 4, 4, None, None, 2, None]
+    asked: list[int] = []
+
+    class Asked(ToyRunner):
+        def propose(self, rows: Sequence[Any]) -> Any:
+            asked.extend(len(row.tail) for row in rows)
+            return super().propose(rows)
+
+    async def test() -> None:
+        batcher = Batcher("test")
+        config = ToyConfig(miss=0.4)
+        pair = FusedPair(Engine(toy(), batcher), Engine(Asked(toy().limits, config), batcher))
+        rounds = FusedRounds(pair, lookup=Prompter(script, sampling))
+        await rounds.open(PROMPT, sampling)
+        tokens = list(PROMPT)
+        for right in script:
+            before = len(asked)
+            proposed, verdict = await rounds.round(tokens, 4)
+            if right is None:
+                assert proposed.token_ids == oracle(tokens, sampling, 4, config, past_the_end=True)
+                assert set(proposed.proposed_by) == {Proposer.MODEL}
+            else:
+                assert (verdict.accepted, len(asked)) == (right, before)
+                assert set(proposed.proposed_by) == {Proposer.NGRAM}
+            assert verdict.token_ids == oracle(tokens, sampling, len(verdict.token_ids), past_the_end=True)
+            tokens += verdict.token_ids
+        assert max(asked) > 2, "the draft model never caught up inside a step"
+        await rounds.close()
         await batcher.close()
 
     run(test())

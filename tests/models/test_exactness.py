@@ -14,7 +14,7 @@ from models.batcher import Batcher
 from models.certify import certify
 from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDrafter
 from models.runner import ProposeRow, VerifyRow
-from speculation.drafters import NgramDrafter
+from speculation.drafters import HybridDrafter, NgramDrafter
 from speculation.draws import draw
 from speculation.loop import DraftThenVerify, Rounds, speculate
 from speculation.stopping import Stopping, StopRules
@@ -117,8 +117,12 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
             lambda: DraftThenVerify(LocalVerifier(engine)),
             lambda: DraftThenVerify(LocalVerifier(engine), NgramDrafter()),
             lambda: DraftThenVerify(LocalVerifier(engine), ModelDrafter(drafting, 49152)),
+            lambda: DraftThenVerify(
+                LocalVerifier(engine), HybridDrafter(NgramDrafter(shortest=2), ModelDrafter(drafting, 49152))
+            ),
         ]
-        fused = [lambda: FusedRounds(FusedPair(engine, drafting))]
+        pair = FusedPair(engine, drafting)
+        fused = [lambda: FusedRounds(pair), lambda: FusedRounds(pair, lookup=NgramDrafter(shortest=2))]
         outputs: list[list[int]] = []
         accepted = 0.0
         for group in (kinds, fused):  # FusedRounds gives slots of its draft out by the target's number
@@ -131,7 +135,7 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
         return [*outputs, alone], accepted
 
     outputs, accepted = asyncio.run(run())
-    assert outputs == [*expected * 4, expected[0]]
+    assert outputs == [*expected * 6, expected[0]]
     assert accepted > 0, "no draft was ever accepted: the test would not see a wrong acceptance"
 
 

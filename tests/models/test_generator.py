@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from models.assembly import Loaded, fused_generator, plain_generator, target_info
+from models.assembly import DraftChoice, Loaded, fused_generator, plain_generator, target_info
 from models.batcher import Batcher
 from models.engine import Engine
 from models.generator import Generator, check_tokens
@@ -200,7 +200,7 @@ def test_a_fused_pair_of_other_tokenizers_is_refused() -> None:
     batcher = Batcher("test")
     target, draft = Loaded(Engine(toy(), batcher), ToyTokenizer()), Loaded(Engine(toy(), batcher), Other())
     with pytest.raises(ValueError, match="vocabulary"):
-        fused_generator(target, draft, 5)
+        fused_generator(target, draft, 5, DraftChoice("model"))
     asyncio.run(batcher.close())
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from speculation.types import GenerationRequest, InvalidField, SamplingParams
+from speculation.types import GenerationRequest, InvalidField, Proposer, SamplingParams, SpeculationStats
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,12 @@ def test_temperature_zero_and_only_zero_is_greedy():
 
 def test_an_invalid_field_is_a_value_error():
     assert issubclass(InvalidField, ValueError)
+
+
+def test_statistics_count_tokens_by_proposer():
+    stats = SpeculationStats()
+    stats.attribute((Proposer.NGRAM, Proposer.NGRAM, Proposer.MODEL), 1)
+    stats.attribute((Proposer.MODEL,), 1)
+    stats.attribute((), 0)
+    assert stats.drafted_by == {"ngram": 2, "model": 2}
+    assert stats.accepted_by == {"ngram": 1, "model": 1}
