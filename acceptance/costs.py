@@ -14,11 +14,20 @@ from speculation.types import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds. verify[k]: a target step over k draft tokens; 0 is plain decoding. draft_step: one token of the draft
-    model's, None where there is none."""
+    """Seconds. verify[k]: a target step over k draft tokens; 0 is plain decoding. propose[k]: k draft tokens of the
+    draft model's; empty where there is none."""
 
     verify: Mapping[int, float]
-    draft_step: float | None
+    propose: Mapping[int, float]
+
+    @property
+    def draft_step(self) -> float | None:
+        """One more draft token: the slope over the lengths measured (the whole where only one was)."""
+        if not self.propose:
+            return None
+        first, last = min(self.propose), max(self.propose)
+        rise = self.propose[last] - self.propose[first]
+        return rise / (last - first) if last > first else self.propose[first] / first
 
     @property
     def ratio(self) -> float | None:
@@ -44,12 +53,11 @@ def _measure(target: Runner, draft: Runner | None, longest: int, context: int, r
     if draft:
         _prefill(draft, tokens)
         drafts = {
-            k: _propose_step(draft, ProposeRow(0, context - 1, tokens[-2:], k, sampling)) for k in (1, 1 + longest)
+            k: _propose_step(draft, ProposeRow(0, context - 1, tokens[-2:], k, sampling)) for k in range(1, longest + 1)
         }
-    seconds = _in_turn({**{("verify", k): s for k, s in steps.items()}, **{("draft", k): s for k, s in drafts.items()}},
-                       repeats)  # fmt: skip
-    per_step = (seconds["draft", 1 + longest] - seconds["draft", 1]) / longest if drafts else None
-    return Costs({k: seconds["verify", k] for k in steps}, per_step)
+    named = {**{("verify", k): step for k, step in steps.items()}, **{("propose", k): s for k, s in drafts.items()}}
+    seconds = _in_turn(named, repeats)
+    return Costs({k: seconds["verify", k] for k in steps}, {k: seconds["propose", k] for k in drafts})
 
 
 def _prefill(runner: Runner, tokens: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from acceptance.costs import Costs, measure_costs
-from acceptance.replay import Agreement, Continuation, agreement, replay
+from acceptance.replay import Agreement, Continuation, Remembered, agreement, replay
 from comparison.workloads import Prompt
 from models.assembly import (
     DraftChoice,
@@ -17,12 +17,12 @@ from models.assembly import (
     ModelConfig,
     load,
     load_draft,
-    make_drafter,
     plain_generator,
     same_tokens,
 )
 from models.batcher import Batcher
-from speculation.drafters import Drafter
+from models.engine import ModelDrafter
+from speculation.drafters import Drafter, HybridDrafter, NgramDrafter
 from speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
 
 Show = Callable[[str], None]
@@ -51,7 +51,7 @@ class AcceptConfig:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """A drafter's rounds at one speculation length, over some prompts."""
+    """A drafter's rounds at one speculation length, over some prompts. asked: rounds in which the model drafted."""
 
     rounds: int
     tokens: int
@@ -60,7 +60,7 @@ class Rounds:
     by_position: tuple[float, ...]
     drafted_by: Mapping[str, int]
     accepted_by: Mapping[str, int]
-    draft_seconds: float
+    asked: int
 
     @property
     def tokens_per_round(self) -> float:
@@ -69,7 +69,8 @@ class Rounds:
 
     def speedup(self, costs: Costs, k: int) -> float:
         """Over plain decoding, from measured costs; what surrounds the steps (requests, network) is not in it."""
-        return self.tokens_per_round * costs.verify[0] / (costs.verify[k] + self.draft_seconds / self.rounds)
+        drafting = costs.propose[k] * self.asked / self.rounds if self.asked else 0.0
+        return self.tokens_per_round * costs.verify[0] / (costs.verify[k] + drafting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ async def measure(config: AcceptConfig, show: Show) -> Measured:
         context = min(128, config.models.shape.max_length // 2)
         runner = draft.runner if draft else None
         costs = await measure_costs(target.runner, runner, batcher, config.longest, context, config.repeats)
-        figures = [await _figures(name, make, said, config.longest, show) for name, make in _drafters(draft, target)]
+        vocab_size = target.runner.limits.vocab_size
+        figures = await _replay_all(said, draft, vocab_size, config.longest, show)
     identity = target.runner.identity
     return Measured(
         target=identity.model_name,
@@ -132,7 +134,7 @@ async def measure(config: AcceptConfig, show: Show) -> Measured:
         tokens=sum(len(one.answer) for one in said),
         max_new_tokens=config.max_new_tokens,
         costs=costs,
-        drafters=tuple(figures),
+        drafters=figures,
     )
 
 
@@ -165,27 +167,61 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
     return said
 
 
-def _drafters(draft: Loaded | None, target: Loaded) -> list[tuple[str, Callable[[], Drafter]]]:
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """One continuation under one drafter."""
+
+    said: Continuation
+    agreement: Agreement
+    rounds: Mapping[int, tuple[SpeculationStats, int]]
+
+
+def _drafters(model: Remembered | None) -> dict[str, Drafter]:
     """Every way to draft with this pair."""
-    vocab_size = target.runner.limits.vocab_size
-    choices = [DraftChoice("ngram")] + ([DraftChoice("model"), DraftChoice("hybrid")] if draft else [])
-    return [
-        (choice.kind, lambda choice=choice: make_drafter(None if choice.kind == "ngram" else draft, vocab_size, choice))  # type: ignore[misc]
-        for choice in choices
-    ]
+    ngram: dict[str, Drafter] = {"ngram": NgramDrafter()}
+    lookup = DraftChoice("hybrid").lookup()
+    if model is None or lookup is None:
+        return ngram
+    return ngram | {"model": model, "hybrid": HybridDrafter(lookup, model)}
 
 
-async def _figures(
-    name: str, make: Callable[[], Drafter], said: Sequence[Continuation], longest: int, show: Show
-) -> DrafterFigures:
-    show(f"{name}: agreement at every token")
-    agreed = [(one.kind, await agreement(make(), one)) for one in said]
-    rounds: dict[int, Mapping[str, Rounds]] = {}
+async def _replay_all(
+    said: Sequence[Continuation], draft: Loaded | None, vocab_size: int, longest: int, show: Show
+) -> tuple[DrafterFigures, ...]:
+    replayed: dict[str, list[_Replayed]] = {}
+    for number, one in enumerate(said, 1):
+        show(f"drafting for what the target said ({number} of {len(said)})")
+        inner = ModelDrafter(draft.engine, vocab_size) if draft else None
+        model = Remembered(inner, one, longest) if inner else None
+        try:
+            for name, drafter in _drafters(model).items():
+                replayed.setdefault(name, []).append(await _replay(drafter, model, one, longest))
+        finally:
+            if inner:
+                await inner.close()
+    return tuple(_figures(name, parts, longest) for name, parts in replayed.items())
+
+
+async def _replay(drafter: Drafter, model: Remembered | None, said: Continuation, longest: int) -> _Replayed:
+    agreed = await agreement(drafter, said)
+    rounds: dict[int, tuple[SpeculationStats, int]] = {}
     for k in range(1, longest + 1):
-        show(f"{name}: rounds of {k}")
-        stats = [(one, await replay(make(), one, k)) for one in said]
-        rounds[k] = {kind: _rounds(part) for kind, part in _by_kind([(one.kind, (one, s)) for one, s in stats]).items()}
-    return DrafterFigures(name, {kind: _sum(part) for kind, part in _by_kind(agreed).items()}, rounds)
+        before = model.asked if model else 0
+        stats = await replay(drafter, said, k)
+        rounds[k] = (stats, (model.asked if model else 0) - before)
+    return _Replayed(said, agreed, rounds)
+
+
+def _figures(name: str, parts: Sequence[_Replayed], longest: int) -> DrafterFigures:
+    groups = _by_kind([(part.said.kind, part) for part in parts])
+    return DrafterFigures(
+        name,
+        {kind: _sum([part.agreement for part in group]) for kind, group in groups.items()},
+        {
+            k: {kind: _rounds([(part.said, *part.rounds[k]) for part in group]) for kind, group in groups.items()}
+            for k in range(1, longest + 1)
+        },
+    )
 
 
 def _by_kind(items: Sequence[tuple[str, Any]]) -> dict[str, list[Any]]:
@@ -199,8 +235,8 @@ def _sum(parts: Sequence[Agreement]) -> Agreement:
     return Agreement(sum(p.agreed for p in parts), sum(p.proposed for p in parts), sum(p.tokens for p in parts))
 
 
-def _rounds(parts: Sequence[tuple[Continuation, SpeculationStats]]) -> Rounds:
-    stats = [s for _, s in parts]
+def _rounds(parts: Sequence[tuple[Continuation, SpeculationStats, int]]) -> Rounds:
+    stats = [s for _, s, _ in parts]
     count = sum(s.rounds for s in stats)
     positions = max((len(s.accepted_per_position) for s in stats), default=0)
     accepted = [
@@ -209,11 +245,11 @@ def _rounds(parts: Sequence[tuple[Continuation, SpeculationStats]]) -> Rounds:
     names = sorted({name for s in stats for name in s.drafted_by})
     return Rounds(
         rounds=count,
-        tokens=sum(len(one.answer) for one, _ in parts),
+        tokens=sum(len(one.answer) for one, _, _ in parts),
         drafted=sum(s.drafted for s in stats),
         accepted=sum(s.accepted for s in stats),
         by_position=tuple(a / count for a in accepted),
         drafted_by={name: sum(s.drafted_by.get(name, 0) for s in stats) for name in names},
         accepted_by={name: sum(s.accepted_by.get(name, 0) for s in stats) for name in names},
-        draft_seconds=sum(s.draft_seconds for s in stats),
+        asked=sum(asked for _, _, asked in parts),
     )

@@ -14,7 +14,7 @@ from speculation.drafters import Drafter
 from speculation.draws import Drawn
 from speculation.loop import DraftThenVerify, speculate
 from speculation.stopping import Stopping, StopRules
-from speculation.types import SamplingParams, SpeculationStats, Verdict
+from speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,35 @@ class KnownTarget:
 
     async def close(self) -> None:
         """Nothing to free."""
+
+
+class Remembered:
+    """A model drafter over one continuation that drafts once at each place, as far as anyone will ask.
+
+    A shorter draft is the beginning of a longer one (greedy or seeded draws), so drafters and speculation lengths
+    share the work. `asked` counts the rounds that wanted the model.
+    """
+
+    def __init__(self, inner: Drafter, said: Continuation, longest: int) -> None:
+        self._inner, self._said, self._longest = inner, said, longest
+        self._drafts: dict[int, Draft] = {}
+        self._opened = False
+        self.asked = 0
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        if not self._opened:
+            await self._inner.open(prompt, sampling)
+            self._opened = True
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        self.asked += 1
+        if len(tokens) not in self._drafts:
+            self._drafts[len(tokens)] = await self._inner.propose(tokens, self._longest)
+        draft = self._drafts[len(tokens)]
+        return Draft(draft.token_ids[:k], proposed_by=draft.proposed_by[:k])
+
+    async def close(self) -> None:
+        """Keeps what is remembered; whoever made the inner drafter closes it."""
 
 
 class _NoText:

@@ -71,6 +71,27 @@ def make_batch(data: Sequence[Answered]) -> Batch:
     )
 
 
+def copies(data: Sequence[Answered], count: int, rng: np.random.Generator) -> list[Answered]:
+    """Sequences in which something is said twice, the second time to be learnt.
+
+    Copying from the context is what a small model learns last and needs most (Olsson et al. 2022, induction heads).
+    """
+    made = []
+    for i in rng.integers(len(data), size=count):
+        whole = np.concatenate((data[i].prompt, data[i].answer))
+        length = min(int(rng.integers(8, 64)), len(whole))
+        start = int(rng.integers(len(whole) - length + 1))
+        span, begun = whole[start : start + length], min(int(rng.integers(1, 4)), length - 1)
+        between = whole[int(rng.integers(len(whole))) :][: int(rng.integers(0, 24))]
+        answer = span[begun:]
+        ids = np.zeros((len(answer), data[i].ids.shape[1]), np.int32)
+        logprobs = np.full(ids.shape, -np.inf, np.float16)
+        ids[:, 0], logprobs[:, 0] = answer, 0
+        prompt = np.concatenate((span, between, span[:begun]))
+        made.append(Answered("copy", 1.0, prompt, answer, ids, logprobs))
+    return made
+
+
 class Softmax:
     """The vocabulary of a training step: `seen` ids and a random sample of the others."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from draft_training.distill import Softmax, agreement, batch_groups, loss_of, make_batch
+from draft_training.distill import Softmax, agreement, batch_groups, copies, loss_of, make_batch
 from draft_training.settings import TrainConfig
 from draft_training.shards import Answered
 
@@ -113,7 +113,10 @@ class Training:
         for part in self.optimizer.param_groups:
             part["lr"] = rate
         torch.manual_seed(self.config.seed * 1_000_003 + self.step)
-        batch = make_batch([self.data.train[i] for i in group]).to(self.device)
+        said = [self.data.train[i] for i in group]
+        rng = np.random.default_rng([self.config.seed, self.step])
+        twice = copies(said, round(self.config.copies * len(said)), rng)
+        batch = make_batch([*said, *twice]).to(self.device)
         with torch.autocast(self.device, torch.bfloat16):
             loss, agreed = loss_of(self.student, batch, self.softmax, self.config.hard)
         self.optimizer.zero_grad(set_to_none=True)

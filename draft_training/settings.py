@@ -14,6 +14,7 @@ HELD_OUT = 50  # every 50th prompt, with all its continuations, is kept from tra
 class TrainConfig:
     """batch: answered tokens per step. hard: weight of the target's first choice. softmax: how many of the
     tokens most often said take part in every step's softmax. others: how many of the rest.
+    copies: sequences that say something twice, made from the data, per sequence of it.
     max_tokens: use no more of the data than that (for curves)."""
 
     data: Path
@@ -27,6 +28,7 @@ class TrainConfig:
     hard: float = 0.5
     softmax: int = 12_288
     others: int = 1024
+    copies: float = 0.25
     weight_decay: float = 0.02
     max_tokens: int | None = None
     seed: int = 1

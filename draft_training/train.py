@@ -24,7 +24,7 @@ from draft_training.loop import Training, TrainingData
 from draft_training.settings import HELD_OUT, TrainConfig
 from draft_training.shards import Answered, ShardFolder, split
 from draft_training.student import StudentConfig, build
-from models.checkpoints import find, weights_revision
+from models.checkpoints import FREQUENT_TOKENS, find, weights_revision
 from models.gguf_cache import unpacked
 
 
@@ -84,6 +84,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
         "held_out_agreement": {k: round(h / n, 4) for k, (h, n) in agreement(student, data.held_out).items()},
     }
     student.half().save_pretrained(config.output)
+    (config.output / FREQUENT_TOKENS).write_text(json.dumps(seen.tolist()) + "\n")
     AutoTokenizer.from_pretrained(**source).save_pretrained(config.output)
     (config.output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     config.state.unlink(missing_ok=True)

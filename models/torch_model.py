@@ -20,13 +20,25 @@ class TorchModel:
     """A causal language model whose rows live in slots.
 
     `forward(slots, tokens, starts)` feeds tokens [rows, width] at positions starts[r], starts[r]+1, ... of each row's
-    slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows name the spare slot.
+    slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows name the spare slot. With
+    `only`, the head knows those tokens alone: column j of the logits is token only[j].
     """
 
-    def __init__(self, module: Any, slots: int, max_length: int, widest: int, device: str) -> None:
+    def __init__(
+        self,
+        module: Any,
+        slots: int,
+        max_length: int,
+        widest: int,
+        device: str,
+        only: Sequence[int] | None = None,
+    ) -> None:
         config = module.config
         _check(config, max_length)
         self.module: Any = module.eval()
+        self.only = None if only is None else torch.tensor(only, device=device)
+        if self.only is not None:
+            _narrow_head(module, self.only)
         self.dtype: torch.dtype = next(module.parameters()).dtype
         self.device = device
         if can_pack(device, self.dtype):
@@ -70,8 +82,30 @@ class TorchModel:
         padding = attention_rows(width, self.groups) - width * self.groups
         return nn.functional.pad(mask, (0, 0, 0, padding))[:, None]
 
+    def tokens_of(self, columns: Tensor) -> Tensor:
+        """The ids that columns of the logits stand for."""
+        return columns if self.only is None else self.only[columns]
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """float32 logits [..., vocabulary] of all tokens; those the head does not know are impossible."""
+        if self.only is None:
+            return logits.float()
+        full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
+        return full.index_copy_(-1, self.only, logits.float())
+
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def _narrow_head(module: Any, only: Tensor) -> None:
+    head = module.get_output_embeddings()
+    if int(only.max()) >= head.weight.shape[0]:
+        raise ValueError(f"token {int(only.max())} is outside the vocabulary of {head.weight.shape[0]}")
+    narrow = nn.Linear(head.in_features, len(only), bias=head.bias is not None, device="meta")
+    narrow.weight = nn.Parameter(head.weight[only].clone(), requires_grad=False)
+    if head.bias is not None:
+        narrow.bias = nn.Parameter(head.bias[only].clone(), requires_grad=False)
+    module.set_output_embeddings(narrow)
 
 
 def load_module(source: dict[str, object], dtype: torch.dtype, device: str) -> Any:

@@ -101,7 +101,7 @@ class TorchRunner:
                 logits = self._forward(slots, [[d[-1]] for d in drafts], [row.position + i for row in rows])[
                     : len(rows), 0
                 ]
-            for draft, token in zip(drafts, _draw_each(rows, logits, i), strict=True):
+            for draft, token in zip(drafts, _draw_each(self.model, rows, logits, i), strict=True):
                 draft.append(token)
         seconds = time.perf_counter() - started
         return [Proposal(tuple(d[: row.k]), seconds) for d, row in zip(drafts, rows, strict=True)]
@@ -121,11 +121,11 @@ def _padded(tokens: Sequence[int], width: int) -> list[int]:
     return [*tokens, *[tokens[-1]] * (width - len(tokens))]
 
 
-def _draw_each(rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[int]:
+def _draw_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[int]:
     """Draft token i of every row, drawn with the noise of the position it would stand at."""
     if all(row.sampling.greedy for row in rows):
-        return logits.argmax(-1).tolist()
-    host = logits.float().cpu().numpy()
+        return model.tokens_of(logits.argmax(-1)).tolist()
+    host = model.widened(logits).cpu().numpy()
     return [_guess(host[r], row.sampling, row.position + 1 + i) for r, row in enumerate(rows)]
 
 

@@ -11,7 +11,7 @@ import pytest
 import main
 from acceptance.costs import Costs
 from acceptance.measure import AcceptConfig, Measured, Rounds, measure
-from acceptance.replay import Continuation, agreement, replay
+from acceptance.replay import Continuation, Remembered, agreement, replay
 from comparison.workloads import given_prompts
 from models.assembly import DraftChoice, ModelConfig
 from models.batcher import Batcher
@@ -55,7 +55,9 @@ def test_a_replay_has_the_rounds_of_a_deployment(sampling: SamplingParams, k: in
         batcher = Batcher("test")
         target, draft = Engine(toy(), batcher), Engine(toy(ToyConfig(miss=0.3)), batcher)
         real = await deployed(ModelDrafter(draft, 258), target, sampling, k)
-        found = await replay(ModelDrafter(draft, 258), said(sampling), k)
+        remembered = Remembered(ModelDrafter(draft, 258), said(sampling), 5)
+        found = await replay(remembered, said(sampling), k)
+        assert remembered.asked == found.rounds - (found.drafted_per_position[:1] != [found.rounds])
         for name in ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "accepted_by"):
             assert getattr(found, name) == getattr(real, name), name
         assert 0 < real.accepted < real.drafted
@@ -83,10 +85,11 @@ def test_agreement_asks_after_every_token_of_the_target() -> None:
 
 
 def test_predicted_speedup_is_tokens_per_round_over_its_cost() -> None:
-    rounds = Rounds(10, 25, 50, 15, (0.9,), {}, {}, draft_seconds=0.1)
-    costs = Costs({0: 0.04, 5: 0.05}, 0.002)
-    assert rounds.speedup(costs, 5) == pytest.approx(2.5 * 0.04 / (0.05 + 0.01))
+    rounds = Rounds(10, 25, 50, 15, (0.9,), {}, {}, asked=4)
+    costs = Costs({0: 0.04, 5: 0.05}, {1: 0.003, 5: 0.011})
+    assert rounds.speedup(costs, 5) == pytest.approx(2.5 * 0.04 / (0.05 + 0.4 * 0.011))
     assert costs.ratio == pytest.approx(0.05)
+    assert Costs({0: 0.04}, {}).ratio is None
 
 
 def measured(**changes: object) -> Measured:
