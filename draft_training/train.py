@@ -49,6 +49,13 @@ def read_data(config: TrainConfig, vocab_size: int) -> TrainingData:
     return TrainingData(train, held_out, tokens, torch.from_numpy(counts))
 
 
+def _without_spaces(file: Path) -> None:
+    """Half of a tokenizer's file is indentation."""
+    if file.is_file():
+        content = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+
+
 def most_said(counts: torch.Tensor, most: int) -> torch.Tensor:
     """Ids said at all, at most the `most` frequent of them, in order."""
     ids = counts.argsort(descending=True, stable=True)[:most]
@@ -86,6 +93,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     student.half().save_pretrained(config.output)
     (config.output / FREQUENT_TOKENS).write_text(json.dumps(seen.tolist()) + "\n")
     AutoTokenizer.from_pretrained(**source).save_pretrained(config.output)
+    _without_spaces(config.output / "tokenizer.json")
     (config.output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     config.state.unlink(missing_ok=True)
     return report
