@@ -56,14 +56,17 @@ def _rounds(found: Measured) -> Table:
 
 
 def _lengths(found: Measured) -> Table:
-    """Tokens per round and predicted speedup by speculation length."""
-    lengths = sorted(found.drafters[0].rounds)
-    table = _table("Tokens per round / predicted speedup, by speculation length", "drafter", *map(str, lengths))
+    """Tokens per round and predicted speedup by speculation length, under what the steps cost."""
+    lengths, costs = sorted(found.drafters[0].rounds), found.costs
+    table = _table("By speculation length: tokens per round, predicted speedup", "", *map(str, lengths))
+    table.add_row("verify, ms", *(f"{1000 * costs.verify[k]:.1f}" for k in lengths))
+    if costs.propose:
+        table.add_row("draft, ms", *(f"{1000 * costs.propose[k]:.1f}" for k in lengths))
     for drafter in found.drafters:
+        table.add_section()
         rounds = {k: drafter.rounds[k][ALL] for k in lengths}
-        table.add_row(
-            drafter.name, *(f"{r.tokens_per_round:.2f}\n{r.speedup(found.costs, k):.2f}x" for k, r in rounds.items())
-        )
+        table.add_row(drafter.name, *(f"{r.tokens_per_round:.2f}" for r in rounds.values()))
+        table.add_row("", *(f"{r.speedup(costs, k):.2f}x" for k, r in rounds.items()))
     return table
 
 

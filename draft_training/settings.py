@@ -22,7 +22,7 @@ class TrainConfig:
     target: str | None = None
     student: StudentConfig = field(default_factory=StudentConfig)
     epochs: float = 4.0
-    batch: int = 4096
+    batch: int = 2048
     rate: float = 3e-3
     warm_up: int = 100
     hard: float = 0.5

@@ -1,0 +1,146 @@
+"""What speculation should cost: the formulas beside which measurements are put. Seconds throughout; pure.
+
+Symbols of the papers: a acceptance rate per token (a_i given that those before were accepted), g speculation length,
+t_d a draft step, t_v a verification, t_ar a plain target step, c = t_d / t_v, r = RTT / t_v. Sources: Leviathan et al.
+2023 (expected tokens, optimal length), arXiv 2606.25091 (break-even RTT and capacity of a distributed draft). The
+closed form with a round trip and the pipelined bound were derived for this project and are checked by tests against
+the integer optimum and a simulation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+def expected_tokens(acceptance: float, length: int) -> float:
+    """Tokens per round, the target's own included, if every token is accepted alike: (1 - a^(g+1)) / (1 - a)."""
+    _check_acceptance(acceptance)
+    if acceptance == 1:
+        return length + 1.0
+    return (1 - acceptance ** (length + 1)) / (1 - acceptance)
+
+
+def expected_tokens_measured(conditional: Sequence[float]) -> float:
+    """Tokens per round from measured rates a_1, a_2, ... (each given that those before were accepted)."""
+    for rate in conditional:
+        _check_acceptance(rate)
+    return 1.0 + sum(itertools.accumulate(conditional, lambda done, rate: done * rate))
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Measured seconds: a draft step, a plain target step, and a verification of n positions as fixed + n * slope."""
+
+    draft: float
+    plain: float
+    verify_fixed: float
+    verify_slope: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.draft, self.verify_slope) < 0 or min(self.plain, self.verify_fixed) <= 0:
+            raise ValueError(f"step costs: {self} has a time that is not above 0")
+
+    def verify(self, length: int) -> float:
+        """A round's target step: `length` draft tokens and the one before them."""
+        return self.verify_fixed + self.verify_slope * (length + 1)
+
+
+def fit_verify(seconds_by_positions: Mapping[int, float]) -> tuple[float, float]:
+    """Least squares of a target step's seconds over its positions: (fixed, slope). A falling slope is taken as 0."""
+    if not seconds_by_positions:
+        raise ValueError("verify times: none were measured")
+    xs, ys = list(seconds_by_positions), list(seconds_by_positions.values())
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    spread = sum((xi - x) ** 2 for xi in xs)
+    slope = sum((xi - x) * (yi - y) for xi, yi in zip(xs, ys, strict=True)) / spread if spread else 0.0
+    slope = max(0.0, slope)
+    return y - slope * x, slope
+
+
+def tpot_fused(costs: StepCosts, conditional: Sequence[float], overhead: float = 0.0) -> float:
+    """(g t_d + t_v + o) / E: draft and target side by side; g is the number of rates given."""
+    g = len(conditional)
+    return (g * costs.draft + costs.verify(g) + overhead) / expected_tokens_measured(conditional)
+
+
+def tpot_stop_and_wait(
+    costs: StepCosts, conditional: Sequence[float], rtt: float, transfer: float = 0.0, overhead: float = 0.0
+) -> float:
+    """(g t_d + RTT + transfer + t_v + o) / E: one round in flight; `transfer` is bytes over bandwidth, both ways."""
+    _check_rtt(rtt)
+    return tpot_fused(costs, conditional, overhead) + (rtt + transfer) / expected_tokens_measured(conditional)
+
+
+def tpot_pipelined(costs: StepCosts, acceptance: float, rtt: float) -> float:
+    """t_d + (1 - a)(RTT + t_v): the draft never waits, and only a miss pays the round trip.
+
+    A lower bound: rounds in flight without end, verifications no slower than drafting.
+    """
+    _check_acceptance(acceptance)
+    _check_rtt(rtt)
+    return costs.draft + (1 - acceptance) * (rtt + costs.verify(0))
+
+
+def break_even_rtt(costs: StepCosts, conditional: Sequence[float]) -> float:
+    """Round trip below which a distributed draft beats plain decoding: E t_ar - t_v - g t_d. Negative: never."""
+    g = len(conditional)
+    return expected_tokens_measured(conditional) * costs.plain - costs.verify(g) - g * costs.draft
+
+
+def capacity_gain(costs: StepCosts, length: int) -> float:
+    """Clients that one target serves with drafts elsewhere, over with drafts beside it: 1 + g t_d / t_v."""
+    return 1 + length * costs.draft / costs.verify(length)
+
+
+def best_length(costs: StepCosts, acceptance: float, rtt: float = 0.0, most: int = 64) -> int:
+    """The speculation length with the least TPOT; 0 where plain decoding is best."""
+    _check_rtt(rtt)
+
+    def tpot(g: int) -> float:
+        if g == 0:
+            return costs.plain
+        return (g * costs.draft + rtt + costs.verify(g)) / expected_tokens(acceptance, g)
+
+    return min(range(most + 1), key=tpot)
+
+
+def best_length_closed_form(acceptance: float, cost_ratio: float, rtt_ratio: float = 0.0) -> float:
+    """The continuous optimum g* = (-A - W_-1(-e^-A)) / L - 1 with L = -ln a, A = 1 + L (1 + r - c) / c.
+
+    It solves a^(g+1) [L (g c + 1 + r) + c] = c. For a slope in t_v, give c + slope / fixed as `cost_ratio`.
+    """
+    _check_acceptance(acceptance)
+    _check_rtt(rtt_ratio)
+    if not 0 < acceptance < 1:
+        raise ValueError(f"acceptance: {acceptance} has no finite best length")
+    if cost_ratio <= 0:
+        raise ValueError(f"cost ratio: {cost_ratio} must be above 0")
+    decay = -math.log(acceptance)
+    a = 1 + decay * (1 + rtt_ratio - cost_ratio) / cost_ratio
+    if a <= 1:
+        return -1.0 if a < 1 else 0.0  # drafting costs as much as verifying: nothing to gain
+    return (-a - _lambert_lower(a)) / decay - 1
+
+
+def _lambert_lower(a: float) -> float:
+    """W_-1(-e^-a) for a > 1: the solution w < -1 of w e^w = -e^-a, by Newton on w + ln(-w) = -a."""
+    w = -a - math.log(a) if a > 2 else -1 - math.sqrt(2 * (a - 1))
+    for _ in range(60):
+        step = (w + math.log(-w) + a) / (1 + 1 / w)
+        w = min(w - step, -1 - 1e-12)
+        if abs(step) < 1e-13 * abs(w):
+            break
+    return w
+
+
+def _check_acceptance(value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"acceptance: {value} is outside [0, 1]")
+
+
+def _check_rtt(value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"rtt: {value} is not a finite time >= 0")
