@@ -27,7 +27,7 @@ HYBRID_SHORTEST = 3  # tokens that must match before a copy is trusted more than
 class DraftChoice:
     """What drafts: "ngram" lookup, a "model" (`model` names it), or "hybrid": lookup first, else the model.
 
-    "auto" is hybrid where a model is named or shipped, else ngram.
+    "auto" is hybrid where a model is named, or the target is the embedded one and its draft is shipped; else ngram.
     """
 
     kind: str = "auto"
@@ -39,9 +39,9 @@ class DraftChoice:
         if self.kind == "ngram" and self.model:
             raise ValueError("draft: ngram needs no draft_model; leave one of the two out")
 
-    def resolve(self) -> str | None:
-        """The draft model's checkpoint, or None for n-gram lookup. Raises CheckpointError."""
-        if self.kind == "ngram":
+    def resolve(self, target: str | None = None) -> str | None:
+        """The draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""
+        if self.kind == "ngram" or (self.kind == "auto" and target is not None and self.model is None):
             return None
         model = self.model or embedded_draft()
         if model is None and self.kind in ("model", "hybrid"):
@@ -71,7 +71,7 @@ class ModelConfig:
     @property
     def draft_model(self) -> str | None:
         """The draft model's checkpoint, or None where n-gram lookup drafts."""
-        return self.draft.model if self.backend == "toy" else self.draft.resolve()
+        return self.draft.model if self.backend == "toy" else self.draft.resolve(self.model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ def test_transformers_loads_it() -> None:
 
 def test_it_shares_the_targets_tokenizer_and_is_the_default() -> None:
     folder = embedded_draft()
-    assert folder and DraftChoice().resolve() == folder
+    assert folder and DraftChoice().resolve() == DraftChoice("hybrid").resolve("another") == folder
+    assert DraftChoice().resolve("another target") is DraftChoice("ngram").resolve() is None
     assert load_tokenizer(find(folder)).sha256 == real.tokenizer().sha256
     only = frequent_tokens(find(folder))
     assert only and max(only) < 49152 and set(real.tokenizer().end_of_sequence_ids) <= set(only)
