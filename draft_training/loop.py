@@ -45,7 +45,7 @@ class Training:
         other = [p for p in student.parameters() if p.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": other, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=config.rate, betas=(0.9, 0.98), fused=True)
-        self.step, self.seconds = 0, 0.0
+        self.step, self.seconds, self.saved = 0, 0.0, time.monotonic()
         config.output.mkdir(parents=True, exist_ok=True)
         if config.state.exists():
             self._take_up(torch.load(config.state, weights_only=True))
@@ -80,7 +80,7 @@ class Training:
         return self.seconds
 
     def _epoch(self, groups: Sequence[list[int]]) -> None:
-        last_save = last_show = time.monotonic()
+        last_show = time.monotonic()
         loss_sum = agreed = tokens = 0.0
         for group in groups:
             if self.step >= self.steps:
@@ -99,10 +99,10 @@ class Training:
                 )
                 loss_sum = agreed = tokens = 0.0
                 last_show = now
-            if now - last_save > 60 * self.config.save_minutes:
+            if now - self.saved > 60 * self.config.save_minutes:
                 self._save()
                 self._show_held_out()
-                last_save = last_show = time.monotonic()
+                self.saved = last_show = time.monotonic()
 
     def _show_held_out(self) -> None:
         counts = agreement(self.student, self.data.held_out[:400])
