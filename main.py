@@ -54,7 +54,7 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
     _flag(models, "sequence_length", type=int, help="tokens per sequence, prompt included (servers: 512)")
     _flag(models, "batch", type=int, default=4, help="KV slots: sequences held at once (default 4)")
     _flag(
-        models, "speculation_length", "gamma", type=int, help="draft tokens per round; a server's maximum (default 5)"
+        models, "speculation_length", "gamma", type=int, help="draft tokens per round (default 3); a server's maximum (default 5)"
     )
     _flag(models, "tp_degree", type=int, default=1, help="tensor parallel degree")
 
@@ -122,7 +122,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         model=model,
         draft=DraftChoice(args.draft, args.draft_model),
         backend=args.backend,
-        default_k=k,
+        default_k=3 if args.speculation_length is None else k,
     )
 
 

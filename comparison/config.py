@@ -25,7 +25,7 @@ class ComparisonConfig:
     connect: Mapping[str, str] = field(default_factory=dict)
     num_runs: int = 1
     max_new_tokens: int = 64
-    speculation_length: int = 5
+    speculation_length: int = 3
     sampling: SamplingParams = field(default_factory=SamplingParams)
     sequence_length: int = 512
     batch: int | None = None

@@ -20,7 +20,9 @@ from speculation.types import GenerationRequest, ModelInfo, SpeculationStats
 
 BACKENDS = ("torch", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
-HYBRID_SHORTEST = 3  # tokens that must match before a copy is trusted more than the draft model
+# Tokens that must match before a copy is trusted more than the draft model. On held-out text of the shipped draft a copy
+# is right 64 % of the time after 4 (the model 78 %), 84 % after 5 (74 %) and 94 % after 8 (89 %).
+HYBRID_SHORTEST, HYBRID_LONGEST = 5, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class DraftChoice:
 
     def lookup(self) -> NgramDrafter | None:
         """The n-gram drafter that goes before the draft model in one request, if one does."""
-        return None if self.kind == "model" else NgramDrafter(shortest=HYBRID_SHORTEST)
+        return None if self.kind == "model" else NgramDrafter(HYBRID_LONGEST, HYBRID_SHORTEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class ModelConfig:
     model: str | None = None
     draft: DraftChoice = field(default_factory=DraftChoice)
     backend: str = "torch"
-    default_k: int = 5
+    default_k: int = 3
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

@@ -23,7 +23,7 @@ def test_the_defaults_are_a_whole_comparison() -> None:
     found = config()
     assert found.architectures == ("autoregressive", "distributed", "fused")
     assert len(found.prompts) == 20
-    assert (found.num_runs, found.max_new_tokens, found.speculation_length) == (1, 64, 5)
+    assert (found.num_runs, found.max_new_tokens, found.speculation_length) == (1, 64, 3)
     assert found.sampling.greedy
     assert found.output_dir.parent == Path("results")
 
