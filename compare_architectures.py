@@ -63,7 +63,7 @@ def _add_prompt_flags(parser: Parser) -> None:
 
 def _add_generation_flags(parser: Parser) -> None:
     parser.flag("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate (default: 64)")
-    parser.flag("--speculation-length", type=int, default=5, metavar="K", help="draft tokens per round (default: 5)")
+    parser.flag("--speculation-length", type=int, default=3, metavar="K", help="draft tokens per round (default: 3)")
     parser.flag("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     parser.flag("--top-k", type=int, default=0, help="keep the k most likely tokens, 0 keeps all (default: 0)")
     parser.flag("--top-p", type=float, default=1.0, help="nucleus, in (0, 1] (default: 1)")

@@ -54,7 +54,11 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
     _flag(models, "sequence_length", type=int, help="tokens per sequence, prompt included (servers: 512)")
     _flag(models, "batch", type=int, default=4, help="KV slots: sequences held at once (default 4)")
     _flag(
-        models, "speculation_length", "gamma", type=int, help="draft tokens per round (default 3); a server's maximum (default 5)"
+        models,
+        "speculation_length",
+        "gamma",
+        type=int,
+        help="draft tokens per round (default 3); a server's maximum (default 5)",
     )
     _flag(models, "tp_degree", type=int, default=1, help="tensor parallel degree")
 

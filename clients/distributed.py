@@ -18,7 +18,7 @@ async def open_distributed(
 
     The verifier may still be loading: it is waited for up to `connect_seconds`.
     """
-    draft = await load_draft(config, batcher)
+    draft = await load_draft(config, batcher, alone=True)
     tokenizer = draft.tokenizer if draft else await own_tokenizer(config)
     client = VerifierClient(target_address, tokenizer.sha256)
     try:

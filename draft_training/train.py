@@ -33,20 +33,25 @@ def read_data(config: TrainConfig, vocab_size: int) -> TrainingData:
     revision = weights_revision(unpacked(find(config.target)))
     if folder.meta()["target"] != revision:
         raise ValueError(f"{config.data}: holds data of the target {folder.meta()['target']}, not {revision}")
+    everything = [answered for number in folder.numbers() for answered in split(folder.read(number))]
+    apart = _held_out({answered.prompt.tobytes() for answered in everything})
+    held_out = [answered for answered in everything if answered.prompt.tobytes() in apart]
     train: list[Answered] = []
-    held_out: list[Answered] = []
     tokens, counts = 0, np.zeros(vocab_size, np.int64)
-    for number in folder.numbers():
-        for answered in split(folder.read(number)):
-            if zlib.crc32(answered.prompt.tobytes()) % HELD_OUT == 0:
-                held_out.append(answered)
-            elif config.max_tokens is None or tokens < config.max_tokens:
-                train.append(answered)
-                tokens += len(answered.answer)
-                counts += np.bincount(answered.ids[:, :4].ravel(), minlength=vocab_size)
+    for answered in everything:
+        if answered.prompt.tobytes() in apart or (config.max_tokens is not None and tokens >= config.max_tokens):
+            continue
+        train.append(answered)
+        tokens += len(answered.answer)
+        counts += np.bincount(answered.ids[:, :4].ravel(), minlength=vocab_size)
     if not train:
         raise ValueError(f"{config.data}: no shard to train on")
     return TrainingData(train, held_out, tokens, torch.from_numpy(counts))
+
+
+def _held_out(prompts: set[bytes]) -> set[bytes]:
+    """One prompt in HELD_OUT, at least one; which ones does not depend on the order of the data."""
+    return set(sorted(prompts, key=lambda p: (zlib.crc32(p), p))[: -(-len(prompts) // HELD_OUT)])
 
 
 def _without_spaces(file: Path) -> None:

@@ -10,7 +10,7 @@ from models.checkpoints import Checkpoint, CheckpointError, embedded_draft, find
 from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDrafter
 from models.generator import Generator
 from models.gguf_cache import unpacked
-from models.loading import CHUNK, Execution, Shape, load_runner, transformers_logging
+from models.loading import CHUNK, Execution, Shape, calm_threads, load_runner, transformers_logging
 from models.runner import Limits, Runner
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
@@ -20,8 +20,8 @@ from speculation.types import GenerationRequest, ModelInfo, SpeculationStats
 
 BACKENDS = ("torch", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
-# Tokens that must match before a copy is trusted more than the draft model. On held-out text of the shipped draft a copy
-# is right 64 % of the time after 4 (the model 78 %), 84 % after 5 (74 %) and 94 % after 8 (89 %).
+# Tokens that must match before a copy is trusted more than the draft model. On held-out text of the shipped draft a
+# copy is right 64 % of the time after 4 (the model 78 %), 84 % after 5 (74 %) and 94 % after 8 (89 %).
 HYBRID_SHORTEST, HYBRID_LONGEST = 5, 8
 
 
@@ -93,10 +93,15 @@ async def load(config: ModelConfig, batcher: Batcher) -> Loaded:
     return await _load(config, config.model, batcher, verifies=True)
 
 
-async def load_draft(config: ModelConfig, batcher: Batcher) -> Loaded | None:
-    """Loads the draft model likewise, or None where n-gram lookup drafts."""
+async def load_draft(config: ModelConfig, batcher: Batcher, alone: bool = False) -> Loaded | None:
+    """Loads the draft model likewise, or None where n-gram lookup drafts. `alone`: no target shares its thread."""
     model = config.draft_model
-    return None if model is None else await _load(config, model, batcher, verifies=False)
+    if model is None:
+        return None
+    loaded = await _load(config, model, batcher, verifies=False)
+    if alone and config.execution.threads is None:
+        await batcher.on_device(calm_threads, loaded.runner)
+    return loaded
 
 
 async def _load(config: ModelConfig, model: str | None, batcher: Batcher, verifies: bool) -> Loaded:

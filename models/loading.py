@@ -11,6 +11,7 @@ from models.runner import Identity, Limits, Runner
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 CHUNK = 64
+SMALL = 50_000_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,20 @@ def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, veri
         end_of_sequence_ids=end_ids(module),
     )
     return TorchRunner(model, limits, identity, verifies)
+
+
+def calm_threads(runner: Runner) -> None:
+    """One thread for a small draft model on the CPU, on the calling (device) thread.
+
+    Products this small are no faster on two; and a second thread spins after each, which takes a core away from a
+    target on the same machine.
+    """
+    import torch
+
+    from models.torch_runner import TorchRunner
+
+    if isinstance(runner, TorchRunner) and runner.model.device == "cpu" and runner.model.parameters < SMALL:
+        torch.set_num_threads(1)
 
 
 def transformers_logging() -> None:

@@ -92,7 +92,7 @@ def test_the_loss_made_in_blocks_is_the_plain_one_with_its_gradient() -> None:
     wanted[:, 0] += 0.25
     plain = -(wanted * logits.log_softmax(-1).gather(1, batch.ids)).sum(-1).mean()
     plain.backward()
-    assert float(loss) == pytest.approx(float(plain), rel=1e-5)
+    assert loss.item() == pytest.approx(float(plain), rel=1e-5)
     assert int(agreed) == int((logits.argmax(-1) == batch.ids[:, 0]).sum())
     for name, p in module.named_parameters():
         torch.testing.assert_close(made[name], p.grad, rtol=1e-3, atol=1e-6)

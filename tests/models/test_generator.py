@@ -185,7 +185,7 @@ def test_a_server_says_what_it_runs() -> None:
             async with small as site, site.client() as other:
                 worker = await other.model_info()
             assert (worker.draft_name, worker.kv_slots, worker.max_sequence_length) == ("toy", 2, 100)
-            assert worker.default_speculation_length == 5
+            assert worker.default_speculation_length == 3
             assert worker.weights_revision == info.weights_revision
             async with worker_site(target.address, None) as site, site.client() as other:
                 assert (await other.model_info()).draft_name == "ngram"
