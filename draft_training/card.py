@@ -131,5 +131,7 @@ The model alone on held-out continuations of training prompts, greedy, by tokens
 def _limits() -> str:
     return """## Limits
 
-English, Python and the like, contexts of a few hundred tokens. Figures hold for this target only.
+English, Python and the like, contexts of a few hundred tokens. Figures hold for this target only. The prompts measured
+on were not trained on, but training prompts are of the same kinds, and for counting and tables close to them: text
+unlike any of the five kinds will be guessed less well.
 """
