@@ -36,15 +36,22 @@ class Costs:
 
 
 async def measure_costs(
-    target: Runner, draft: Runner | None, batcher: Batcher, longest: int, context: int, repeats: int
+    target: Runner,
+    draft: Runner | None,
+    batcher: Batcher,
+    sampling: SamplingParams,
+    longest: int,
+    context: int,
+    repeats: int,
 ) -> Costs:
-    """Steps of one sequence of `context` tokens, in slot 0, on `batcher`'s device thread."""
-    return await batcher.on_device(_measure, target, draft, longest, context, repeats)
+    """Steps of one sequence of `context` tokens, in slot 0, on `batcher`'s device thread; draws under `sampling`."""
+    return await batcher.on_device(_measure, target, draft, sampling, longest, context, repeats)
 
 
-def _measure(target: Runner, draft: Runner | None, longest: int, context: int, repeats: int) -> Costs:
+def _measure(
+    target: Runner, draft: Runner | None, sampling: SamplingParams, longest: int, context: int, repeats: int
+) -> Costs:
     tokens = tuple(i % target.limits.vocab_size for i in range(context))
-    sampling = SamplingParams()
     steps: dict[int, Callable[[], object]] = {
         k: _verify_step(target, VerifyRow(0, context - 1, tokens[-1], tokens[:k], sampling)) for k in range(longest + 1)
     }

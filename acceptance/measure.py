@@ -118,7 +118,9 @@ async def measure(config: AcceptConfig, show: Show) -> Measured:
         show(f"timing steps, {config.repeats} of each")
         context = min(128, config.models.shape.max_length // 2)
         runner = draft.runner if draft else None
-        costs = await measure_costs(target.runner, runner, batcher, config.longest, context, config.repeats)
+        costs = await measure_costs(
+            target.runner, runner, batcher, config.sampling, config.longest, context, config.repeats
+        )
         vocab_size = target.runner.limits.vocab_size
         figures = await _replay_all(said, draft, vocab_size, config.longest, show)
     identity = target.runner.identity
