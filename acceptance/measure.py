@@ -10,6 +10,7 @@ from typing import Any
 
 from acceptance.costs import Costs, measure_costs
 from acceptance.replay import Agreement, Continuation, Remembered, agreement, replay
+from comparison.metrics import sum_counts, sum_positions
 from comparison.workloads import Prompt
 from models.assembly import (
     DraftChoice,
@@ -240,18 +241,13 @@ def _sum(parts: Sequence[Agreement]) -> Agreement:
 def _rounds(parts: Sequence[tuple[Continuation, SpeculationStats, int]]) -> Rounds:
     stats = [s for _, s, _ in parts]
     count = sum(s.rounds for s in stats)
-    positions = max((len(s.accepted_per_position) for s in stats), default=0)
-    accepted = [
-        sum(s.accepted_per_position[i] for s in stats if i < len(s.accepted_per_position)) for i in range(positions)
-    ]
-    names = sorted({name for s in stats for name in s.drafted_by})
     return Rounds(
         rounds=count,
         tokens=sum(len(one.answer) for one, _, _ in parts),
         drafted=sum(s.drafted for s in stats),
         accepted=sum(s.accepted for s in stats),
-        by_position=tuple(a / count for a in accepted),
-        drafted_by={name: sum(s.drafted_by.get(name, 0) for s in stats) for name in names},
-        accepted_by={name: sum(s.accepted_by.get(name, 0) for s in stats) for name in names},
+        by_position=tuple(a / count for a in sum_positions(s.accepted_per_position for s in stats)),
+        drafted_by=sum_counts(s.drafted_by for s in stats),
+        accepted_by=sum_counts(s.accepted_by for s in stats),
         asked=sum(asked for _, _, asked in parts),
     )

@@ -87,8 +87,8 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
     rounds = sum(m.rounds for m in measurements)
     drafted = sum(m.drafted for m in measurements)
     accepted = sum(m.accepted for m in measurements)
-    drafted_at = _sum_positions(m.drafted_per_position for m in measurements)
-    accepted_at = _sum_positions(m.accepted_per_position for m in measurements)
+    drafted_at = sum_positions(m.drafted_per_position for m in measurements)
+    accepted_at = sum_positions(m.accepted_per_position for m in measurements)
     return Acceptance(
         rounds,
         drafted,
@@ -97,19 +97,21 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
         mean_acceptance_length=ratio(sum(m.output_tokens for m in measurements), rounds),
         acceptance_by_position=tuple(ratio(a, d) for a, d in zip(accepted_at, drafted_at, strict=True)),
         conditional_acceptance_by_position=_conditional(accepted_at, drafted_at),
-        drafted_by=_sum_counts(m.drafted_by for m in measurements),
-        accepted_by=_sum_counts(m.accepted_by for m in measurements),
+        drafted_by=sum_counts(m.drafted_by for m in measurements),
+        accepted_by=sum_counts(m.accepted_by for m in measurements),
     )
 
 
-def _sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
+def sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Counts by name, added up."""
     totals: Counter[str] = Counter()
     for counts in per_request:
         totals.update(counts)
     return dict(sorted(totals.items()))
 
 
-def _sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
+def sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
+    """Counts by position, added up; a request that never got that far adds nothing."""
     totals: list[int] = []
     for counts in per_request:
         totals += [0] * (len(counts) - len(totals))

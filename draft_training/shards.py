@@ -1,7 +1,7 @@
 """Training data on disk: numbered shards, each written whole or not at all, so that a run can be cut short anywhere.
 
-A shard holds sequences one after another: tokens [n] (prompt and continuation), answered [n] (whether the target said
-the token), and for answered tokens in order the target's best ids and log-probabilities [answered, top].
+A shard holds sequences one after another: tokens [n] (prompt and continuation), and for the tokens that the target
+said, in order, its best ids and log-probabilities [answered, top].
 """
 
 from __future__ import annotations

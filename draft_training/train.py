@@ -28,9 +28,8 @@ from models.checkpoints import FREQUENT_TOKENS, find, weights_revision
 from models.gguf_cache import unpacked
 
 
-def read_data(config: TrainConfig, vocab_size: int) -> TrainingData:
+def read_data(config: TrainConfig, revision: str, vocab_size: int) -> TrainingData:
     folder = ShardFolder(config.data)
-    revision = weights_revision(unpacked(find(config.target)))
     if folder.meta()["target"] != revision:
         raise ValueError(f"{config.data}: holds data of the target {folder.meta()['target']}, not {revision}")
     everything = [answered for number in folder.numbers() for answered in split(folder.read(number))]
@@ -75,9 +74,10 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
 
     transformers_logging()
     device = choose_device(config.device)
-    source = unpacked(find(config.target)).source
+    checkpoint = unpacked(find(config.target))
+    source, revision = checkpoint.source, weights_revision(checkpoint)
     target: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    data = read_data(config, target.config.vocab_size)
+    data = read_data(config, revision, target.config.vocab_size)
     student = build(target, config.student, data.counts, config.seed).to(device)
     del target
     seen = most_said(data.counts, config.softmax)
@@ -88,7 +88,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     seconds = Training(config, student, softmax, data, steps, device, show).run()
     report = {
         "config": json.loads(json.dumps(asdict(config), default=str)),
-        "target": weights_revision(unpacked(find(config.target))),
+        "target": revision,
         "train_tokens": data.tokens,
         "train_sequences": len(data.train),
         "steps": steps,

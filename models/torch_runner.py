@@ -172,7 +172,7 @@ def width_buckets(max_draft: int) -> tuple[int, ...]:
 
 def tail_buckets() -> tuple[int, ...]:
     """Tokens per row in a draft model's steps: one, or the tail that it catches up on."""
-    return (1, 2, *(n for n in (4,) if n < TAIL), TAIL)
+    return (1, 2, 4, TAIL)
 
 
 def batch_buckets(slots: int) -> tuple[int, ...]:
