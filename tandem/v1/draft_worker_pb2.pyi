@@ -1,7 +1,8 @@
 from tandem.v1 import generation_pb2 as _generation_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Mapping as _Mapping, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -28,3 +29,47 @@ class DraftWorkerGenerateResponse(_message.Message):
     chunk: _generation_pb2.GenerateChunk
     completion: _generation_pb2.GenerateCompletion
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
+
+class ProposeRequest(_message.Message):
+    __slots__ = ("session_id", "known_length", "tokens", "speculation_length", "sampling", "tokenizer_sha256")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPECULATION_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    known_length: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    speculation_length: int
+    sampling: _generation_pb2.Sampling
+    tokenizer_sha256: str
+    def __init__(self, session_id: _Optional[str] = ..., known_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ...) -> None: ...
+
+class ProposeResponse(_message.Message):
+    __slots__ = ("unknown", "draft_tokens", "proposed_by", "queue_seconds", "compute_seconds", "server_seconds")
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSED_BY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    unknown: bool
+    draft_tokens: _containers.RepeatedScalarFieldContainer[int]
+    proposed_by: _containers.RepeatedScalarFieldContainer[str]
+    queue_seconds: float
+    compute_seconds: float
+    server_seconds: float
+    def __init__(self, unknown: bool = ..., draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., server_seconds: _Optional[float] = ...) -> None: ...
+
+class EndProposalsRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class EndProposalsResponse(_message.Message):
+    __slots__ = ("ended",)
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    ended: bool
+    def __init__(self, ended: bool = ...) -> None: ...

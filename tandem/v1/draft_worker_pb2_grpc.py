@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DraftWorkerStub(object):
-    """Owns a drafter and knows a TargetVerifier. Its output is that of the target alone.
+    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone.
     """
 
     def __init__(self, channel):
@@ -45,10 +45,20 @@ class DraftWorkerStub(object):
                 request_serializer=tandem_dot_v1_dot_draft__worker__pb2.DraftWorkerGenerateRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_draft__worker__pb2.DraftWorkerGenerateResponse.FromString,
                 _registered_method=True)
+        self.Propose = channel.unary_unary(
+                '/tandem.v1.DraftWorker/Propose',
+                request_serializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeResponse.FromString,
+                _registered_method=True)
+        self.EndProposals = channel.unary_unary(
+                '/tandem.v1.DraftWorker/EndProposals',
+                request_serializer=tandem_dot_v1_dot_draft__worker__pb2.EndProposalsRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_draft__worker__pb2.EndProposalsResponse.FromString,
+                _registered_method=True)
 
 
 class DraftWorkerServicer(object):
-    """Owns a drafter and knows a TargetVerifier. Its output is that of the target alone.
+    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone.
     """
 
     def GetModelInfo(self, request, context):
@@ -60,6 +70,20 @@ class DraftWorkerServicer(object):
 
     def Generate(self, request, context):
         """Distributed speculative decoding: drafts here, verification one round trip away.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Propose(self, request, context):
+        """Draft tokens for a caller that verifies elsewhere. Idempotent: the same tokens give the same proposal.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndProposals(self, request, context):
+        """Frees what proposing for a session held. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +102,16 @@ def add_DraftWorkerServicer_to_server(servicer, server):
                     request_deserializer=tandem_dot_v1_dot_draft__worker__pb2.DraftWorkerGenerateRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_draft__worker__pb2.DraftWorkerGenerateResponse.SerializeToString,
             ),
+            'Propose': grpc.unary_unary_rpc_method_handler(
+                    servicer.Propose,
+                    request_deserializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeResponse.SerializeToString,
+            ),
+            'EndProposals': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndProposals,
+                    request_deserializer=tandem_dot_v1_dot_draft__worker__pb2.EndProposalsRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_draft__worker__pb2.EndProposalsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'tandem.v1.DraftWorker', rpc_method_handlers)
@@ -87,7 +121,7 @@ def add_DraftWorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DraftWorker(object):
-    """Owns a drafter and knows a TargetVerifier. Its output is that of the target alone.
+    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone.
     """
 
     @staticmethod
@@ -134,6 +168,60 @@ class DraftWorker(object):
             '/tandem.v1.DraftWorker/Generate',
             tandem_dot_v1_dot_draft__worker__pb2.DraftWorkerGenerateRequest.SerializeToString,
             tandem_dot_v1_dot_draft__worker__pb2.DraftWorkerGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Propose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.DraftWorker/Propose',
+            tandem_dot_v1_dot_draft__worker__pb2.ProposeRequest.SerializeToString,
+            tandem_dot_v1_dot_draft__worker__pb2.ProposeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndProposals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.DraftWorker/EndProposals',
+            tandem_dot_v1_dot_draft__worker__pb2.EndProposalsRequest.SerializeToString,
+            tandem_dot_v1_dot_draft__worker__pb2.EndProposalsResponse.FromString,
             options,
             channel_credentials,
             insecure,
