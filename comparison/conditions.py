@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from comparison.link import LinkSettings
 from speculation.types import SamplingParams
 
 BASE, LINK, SAMPLING = "base", "link", "sampling"
@@ -26,11 +26,13 @@ class LinkChoice:
         """Seconds that a payload takes to be sent."""
         return 0.0 if self.bandwidth_mbps is None else payload_bytes * 8 / (self.bandwidth_mbps * 1e6)
 
+    @property
+    def settings(self) -> LinkSettings | None:
+        """What to set a link to. Raises ValueError that names the flag."""
+        return None if self.rtt_ms is None else LinkSettings(self.rtt_ms, self.bandwidth_mbps)
+
     def __str__(self) -> str:
-        if self.rtt_ms is None:
-            return "nothing between"
-        limit = "" if self.bandwidth_mbps is None else f" at {self.bandwidth_mbps:g} Mbit/s"
-        return f"RTT {self.rtt_ms:g} ms{limit}"
+        return str(self.settings or "nothing between")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +69,3 @@ def plan(
                 name = f"temperature {temperature:g}, {rule}"
                 conditions.append(replace(base, name=name, varies=SAMPLING, sampling=drawn, rule=rule))
     return tuple(conditions)
-
-
-def check_link(rtts_ms: Sequence[float], bandwidth_mbps: float | None) -> None:
-    """Raises ValueError that names the flag."""
-    for rtt in rtts_ms:
-        if not (math.isfinite(rtt) and 0 <= rtt <= 10_000):
-            raise ValueError(f"rtt-ms: {rtt:g} is outside 0 to 10000 milliseconds")
-    if len(set(rtts_ms)) < len(rtts_ms):
-        raise ValueError("rtt-ms: a round trip is named twice")
-    if bandwidth_mbps is not None and not (math.isfinite(bandwidth_mbps) and bandwidth_mbps > 0):
-        raise ValueError(f"bandwidth-mbps: {bandwidth_mbps:g} is not a finite number above 0")

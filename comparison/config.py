@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from comparison.architectures import COMPARED, CONNECTABLE
-from comparison.conditions import Condition, check_link, plan
+from comparison.conditions import Condition, plan
+from comparison.link import LINK_KINDS, LinkKind
 from comparison.workloads import Prompt
 from speculation.types import SamplingParams
 
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
 RULES: tuple[str, ...] = ("agreement", "rejection")
-LINKS: tuple[str, ...] = ("emulated", "netns")
 FORMATS: tuple[str, ...] = ("html", "md")
 
 
@@ -37,7 +37,7 @@ class ComparisonConfig:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rtts_ms: tuple[float, ...] = ()
     bandwidth_mbps: float | None = None
-    link: str = "emulated"
+    link: LinkKind = "emulated"
     temperatures: tuple[float, ...] = ()
     rules: tuple[str, ...] = ("agreement",)
     sequence_length: int = 512
@@ -76,27 +76,28 @@ class ComparisonConfig:
         for flag, chosen, known in (
             ("dtype", (self.dtype,), DTYPES),
             ("draft", (self.draft,), DRAFTERS),
-            ("link", (self.link,), LINKS),
+            ("link", (self.link,), LINK_KINDS),
             ("rule", self.rules, RULES),
             ("format", self.formats, FORMATS),
         ):
             _check_names(flag, chosen, dict.fromkeys(known))
-        check_link(self.rtts_ms, self.bandwidth_mbps)
         self._check_conditions()
         if not self.prompts:
             raise ValueError("prompt: there is nothing to generate from")
         if self.output_dir.exists() and not self.output_dir.is_dir():
             raise ValueError(f"output-dir: {self.output_dir} is not a directory")
 
-
     def _check_conditions(self) -> None:
+        for flag, values in (("rtt-ms", self.rtts_ms), ("temperature", self.temperatures), ("rule", self.rules)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{flag}: a value is named twice")
         if self.temperatures and self.temperatures[0] != self.sampling.temperature:
             raise ValueError("temperature: the first of the list is the base's")
-        if len(set(self.temperatures)) < len(self.temperatures):
-            raise ValueError("temperature: a temperature is named twice")
         for condition in self.conditions:
-            if condition.link.rtt_ms is not None and self.connect:
-                raise ValueError("rtt-ms: a link is put before servers that are started here, not before connected ones")
+            if condition.link.settings is not None and self.connect:
+                raise ValueError(
+                    "rtt-ms: a link is put before servers that are started here, not before connected ones"
+                )
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

@@ -58,9 +58,7 @@ def _costs(group: Sequence[Calibration], added_rtt: float) -> ArchitectureCosts:
         for ms in by_length.values()
     }
     draft = {
-        length: _per_round(ms, lambda m: m.seconds_by_cause.draft)
-        for length, ms in sorted(by_length.items())
-        if length
+        length: _per_round(ms, lambda m: m.seconds_by_cause.draft) for length, ms in sorted(by_length.items()) if length
     }
     fixed, slope = fit_line(verify)
     draft_fixed, draft_slope = fit_line(draft) if draft else (0.0, 0.0)

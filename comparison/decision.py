@@ -64,7 +64,10 @@ def where(base: Condition) -> str:
 
 def _headline(best: str, base: Condition, tpots: Mapping[str, float], theory: Theory | None) -> str:
     others = sorted((name for name in tpots if name != best), key=tpots.__getitem__)
-    order = [*(name for name in others if name != AUTOREGRESSIVE.name), *(n for n in others if n == AUTOREGRESSIVE.name)]
+    order = [
+        *(name for name in others if name != AUTOREGRESSIVE.name),
+        *(n for n in others if n == AUTOREGRESSIVE.name),
+    ]
     parts = [f"{tpots[name] / tpots[best]:.2f} times faster than {spoken(name)}" for name in order]
     text = f"{where(base)} {spoken(best)} is {_joined(parts)}"
     even = theory.break_even_rtt_s if theory else None

@@ -103,7 +103,9 @@ def _mean_tpots(summaries: Sequence[Summary]) -> dict[str, float]:
 
 
 def _crossing(links: Sequence[Condition], measured: Mapping[str, Mapping[str, float]]) -> float | None:
-    found = [(1000 * c.link.seconds, _difference(measured[c.name], DISTRIBUTED.name, AUTOREGRESSIVE.name)) for c in links]
+    found = [
+        (1000 * c.link.seconds, _difference(measured[c.name], DISTRIBUTED.name, AUTOREGRESSIVE.name)) for c in links
+    ]
     known = [(rtt, difference) for rtt, difference in found if difference is not None]
     at = crossing([rtt for rtt, _ in known], [difference for _, difference in known])
     return None if at is None else at / 1000
@@ -150,7 +152,7 @@ def _costs_as_json(model: Model, name: str) -> dict[str, Any]:
 def model_from_json(theory: Mapping[str, Any]) -> Model:
     """The model again, from the `theory` of a comparison.json."""
     costs = {
-        name: ArchitectureCosts(**{key: value for key, value in of.items() if not isinstance(value, dict)}, **_sizes(of))
+        name: ArchitectureCosts(**{key: _sizes(value) for key, value in of.items()})
         for name, of in theory["costs"]["architectures"].items()
     }
     drafts = {
@@ -159,9 +161,9 @@ def model_from_json(theory: Mapping[str, Any]) -> Model:
     return Model(theory["costs"]["plain_s"], costs, drafts, theory["length"])
 
 
-def _sizes(of: Mapping[str, Any]) -> dict[str, dict[float, float]]:
-    keys = ("draft_s_by_length", "verify_s_by_positions")
-    return {key: {float(size): seconds for size, seconds in of[key].items()} for key in keys}
+def _sizes(value: Any) -> Any:
+    """JSON's keys are text."""
+    return {float(size): seconds for size, seconds in value.items()} if isinstance(value, dict) else value
 
 
 def link_of(link: Mapping[str, Any]) -> LinkChoice:

@@ -180,7 +180,9 @@ def best_length(model: Model, name: str, link: LinkChoice) -> BestLength:
     return BestLength(name, 1000 * link.seconds, model.closed_form(name, link), by_length)
 
 
-def curve(model: Model, names: Sequence[str], link: LinkChoice, up_to_ms: float) -> list[tuple[float, dict[str, float]]]:
+def curve(
+    model: Model, names: Sequence[str], link: LinkChoice, up_to_ms: float
+) -> list[tuple[float, dict[str, float]]]:
     """Predicted TPOT at 41 round trips from 0, at the link's bandwidth."""
     points: list[tuple[float, dict[str, float]]] = []
     for i in range(41):

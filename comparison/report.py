@@ -20,6 +20,7 @@ from comparison.decision import Decision, decide
 from comparison.deployment import Endpoint, baseline_of
 from comparison.environment import Machine, Versions
 from comparison.findings import Theory, theory_as_json
+from comparison.link_overhead import LinkOverhead
 from comparison.records import CAUSES, Failure, Measurement, Record, record_as_json
 from comparison.summary import Summary, summary_as_json
 
@@ -28,20 +29,12 @@ SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
-class LinkMeasured:
-    """Median seconds of a small message's round trip, without the link and across it, measured in this run."""
-
-    direct_round_trip_s: float
-    round_trip_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class ConditionResult:
     """What was found under one condition; the first of a comparison is the base."""
 
     condition: Condition
     summaries: tuple[Summary, ...]
-    link: LinkMeasured | None = None
+    link: LinkOverhead | None = None
 
 
 @dataclass(frozen=True)
@@ -137,14 +130,14 @@ def _condition_as_json(result: ConditionResult, kind: str) -> dict[str, Any]:
     }
 
 
-def _link_as_json(link: LinkChoice, kind: str, measured: LinkMeasured | None) -> dict[str, Any]:
+def _link_as_json(link: LinkChoice, kind: str, measured: LinkOverhead | None) -> dict[str, Any]:
     return {
         "kind": "direct" if link.rtt_ms is None else kind,
         "rtt_ms": 1000 * link.seconds,
         "bandwidth_mbps": link.bandwidth_mbps,
-        "direct_round_trip_s": measured.direct_round_trip_s if measured else None,
-        "round_trip_s": measured.round_trip_s if measured else None,
-        "added_s": measured.round_trip_s - measured.direct_round_trip_s - link.seconds if measured else None,
+        "direct_round_trip_s": measured.direct_p50_s if measured else None,
+        "round_trip_s": measured.link_p50_s if measured else None,
+        "added_s": measured.added_s if measured else None,
     }
 
 

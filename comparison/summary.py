@@ -79,7 +79,7 @@ class Summary:
 def summarize(
     records: Sequence[Record], references: References, traces: Mapping[str, MarginTrace] | None = None
 ) -> list[Summary]:
-    """One summary per architecture, in the order of first appearance."""
+    """One summary per architecture, in the order of first appearance. `records` are of one condition."""
     names = list(dict.fromkeys(record.architecture for record in records))
     return [_summarize_one(name, records, references, traces or {}) for name in names]
 

@@ -41,7 +41,7 @@ def rate_for(tokens: float, length: int) -> float:
 
 def carried_on(conditional: Sequence[float], length: int) -> list[float]:
     """Rates for `length` positions: as measured, then the last of them on and on."""
-    return [*conditional[:length], *conditional[-1:] * (length - len(conditional))]
+    return [*conditional[:length], *list(conditional[-1:]) * (length - len(conditional))]
 
 
 @dataclass(frozen=True, slots=True)
