@@ -33,7 +33,11 @@ OVERHEAD_SAMPLES = 200
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """Round-trip time in milliseconds, half of it each way; megabits a second each way, None for no limit."""
+    """Round-trip time in milliseconds, half of it each way; megabits (10^6) a second each way, None for no limit.
+
+    All connections share the bandwidth, and TCP's headers count, as with netem: 66 bytes around every 1448.
+    Raises ValueError in one line that names the flag.
+    """
 
     rtt_ms: float = 0.0
     bandwidth_mbps: float | None = None
