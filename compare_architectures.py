@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from comparison.architectures import COMPARED
 from comparison.config import DRAFTERS, DTYPES, RULES, ComparisonConfig, parse_connect
-from comparison.link import LINK_KINDS
+from comparison.link_settings import LINK_KINDS
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
 from speculation.types import SamplingParams
 

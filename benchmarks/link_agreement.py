@@ -30,8 +30,9 @@ from clients.generation import GenerationClient
 from comparison.deployment import MAIN
 from comparison.echo import message, receive
 from comparison.environment import these_versions, this_machine
-from comparison.link import DelayLink, Link, LinkSettings
+from comparison.link import DelayLink, Link
 from comparison.link_overhead import Echo, round_trips, spacing_for
+from comparison.link_settings import LinkSettings
 from comparison.netns import NetnsLink
 from comparison.servers import Fleet
 

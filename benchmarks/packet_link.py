@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from comparison.line_process import LineProcess
-from comparison.link import LinkSettings
+from comparison.link_settings import LinkSettings
 from comparison.netns import NetnsLink, must
 
 

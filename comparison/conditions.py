@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from comparison.link import LinkSettings
+from comparison.link_settings import LinkSettings
 from speculation.types import SamplingParams
 
 BASE, LINK, SAMPLING = "base", "link", "sampling"

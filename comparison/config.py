@@ -9,7 +9,7 @@ from pathlib import Path
 
 from comparison.architectures import COMPARED, CONNECTABLE
 from comparison.conditions import Condition, plan
-from comparison.link import LINK_KINDS, LinkKind
+from comparison.link_settings import LINK_KINDS, LinkKind
 from comparison.workloads import Prompt
 from speculation.types import SamplingParams
 

@@ -156,8 +156,8 @@ def _would_change(best: str, tpots: Mapping[str, float], theory: Theory | None) 
         sentences.append(f"A round trip above {_ms(even)}: plain decoding is then predicted to be faster.")
     if gain is not None:
         sentences.append(
-            f"Many clients on one target: with drafts elsewhere it serves {gain:.2f} times as many (predicted, where the"
-            " target is what limits)."
+            f"Many clients on one target: with drafts elsewhere it serves {gain:.2f} times as many"
+            " (predicted, where the target is what limits)."
         )
     if best != AUTOREGRESSIVE.name and best in theory.model.drafts:
         least = least_tokens_per_round(theory, best)

@@ -15,9 +15,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-SEGMENT_BYTES = 1448
-HEADER_BYTES = 66
-"""Ethernet, IPv4 and TCP with timestamps, around every segment: they count against the bandwidth, as with netem."""
+from comparison.link_settings import SEGMENT_BYTES, wire_bits
+
 PIECE_SECONDS = 0.001
 """With a bandwidth, what is read at once is sent on in pieces that take about this long, at least a segment each."""
 REMEMBERED = 4096
@@ -95,11 +94,6 @@ class Wire:
         segments = max(1, int(self.rate * PIECE_SECONDS / 8 / SEGMENT_BYTES))
         for start in range(0, len(data), segments * SEGMENT_BYTES):
             yield data[start : start + segments * SEGMENT_BYTES]
-
-
-def wire_bits(size: int) -> int:
-    """What `size` bytes are with their headers."""
-    return 8 * (size + HEADER_BYTES * -(-size // SEGMENT_BYTES))
 
 
 def sharpen_timers() -> None:

@@ -12,50 +12,17 @@ A link has a far end, where the servers run, and is set and set again while they
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol
+from typing import Protocol
 
-from comparison.delay_wire import wire_bits
 from comparison.line_process import LineProcess
-from comparison.link_overhead import MESSAGE_BYTES, Echo, LinkOverhead, measure_overhead
+from comparison.link_overhead import Echo, LinkOverhead, measure_overhead
+from comparison.link_settings import LinkSettings
 
-LinkKind = Literal["emulated", "netns"]
-LINK_KINDS: tuple[LinkKind, ...] = ("emulated", "netns")
-
-MAX_RTT_MS = 10_000.0
-MIN_MBPS, MAX_MBPS = 0.01, 100_000.0
 OVERHEAD_SAMPLES = 200
-
-
-@dataclass(frozen=True, slots=True)
-class LinkSettings:
-    """Round-trip time in milliseconds, half of it each way; megabits (10^6) a second each way, None for no limit.
-
-    All connections share the bandwidth, and TCP's headers count, as with netem: 66 bytes around every 1448.
-    Raises ValueError in one line that names the flag.
-    """
-
-    rtt_ms: float = 0.0
-    bandwidth_mbps: float | None = None
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.rtt_ms) and 0 <= self.rtt_ms <= MAX_RTT_MS):
-            raise ValueError(f"rtt-ms: {self.rtt_ms:g} is not between 0 and {MAX_RTT_MS:g}")
-        if self.bandwidth_mbps is not None and not MIN_MBPS <= self.bandwidth_mbps <= MAX_MBPS:
-            raise ValueError(f"bandwidth-mbps: {self.bandwidth_mbps:g} is not between {MIN_MBPS:g} and {MAX_MBPS:g}")
-
-    def __str__(self) -> str:
-        bandwidth = "" if self.bandwidth_mbps is None else f", {self.bandwidth_mbps:g} Mbit/s"
-        return f"RTT {self.rtt_ms:g} ms{bandwidth}"
-
-    def round_trip_s(self, up_bytes: int = MESSAGE_BYTES, down_bytes: int = MESSAGE_BYTES) -> float:
-        """Seconds that an idle link with these settings takes for a request and its reply, TCP's headers included."""
-        bits = wire_bits(up_bytes) + wire_bits(down_bytes)
-        return self.rtt_ms / 1000 + (bits / (self.bandwidth_mbps * 1e6) if self.bandwidth_mbps else 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from types import TracebackType
 
 from comparison.echo import message
 from comparison.line_process import LineProcess
+from comparison.link_settings import SMALL_BYTES
 from comparison.metrics import percentile
 
-MESSAGE_BYTES = 64
 WARM_UP = 10
 SPACING_SECONDS = 0.00131
 """No divisor of usual round trips, or replies would come just when the next message is sent."""
@@ -89,7 +89,7 @@ class _Timed:
 
     def send(self) -> None:
         self._sent.append(time.perf_counter())
-        self.sock.sendall(message(MESSAGE_BYTES, MESSAGE_BYTES))
+        self.sock.sendall(message(SMALL_BYTES, SMALL_BYTES))
 
     def receive(self) -> None:
         data = self.sock.recv(65_536)
@@ -97,8 +97,8 @@ class _Timed:
         if not data:
             raise ConnectionError(f"{self.address} closed after {len(self.found)} round trips")
         self._received += len(data)
-        while self._received >= MESSAGE_BYTES:
-            self._received -= MESSAGE_BYTES
+        while self._received >= SMALL_BYTES:
+            self._received -= SMALL_BYTES
             self.found.append(now - self._sent.popleft())
 
 

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 
-from comparison.link import OVERHEAD_SAMPLES, LinkSettings
+from comparison.link import OVERHEAD_SAMPLES
 from comparison.link_overhead import Echo, LinkOverhead, measure_overhead
+from comparison.link_settings import LinkSettings
 
 NEEDS = "link: netns needs root and iproute2 with netem"
 PACKETS = 100_000

@@ -8,6 +8,7 @@ after the first, and predictions count as the definition does.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -194,7 +195,7 @@ def curve(
 def crossing(rtts_ms: Sequence[float], differences: Sequence[float]) -> float | None:
     """Milliseconds at which a difference that grows with the round trip passes 0, between two measured links."""
     points = sorted(zip(rtts_ms, differences, strict=True))
-    for (left, below), (right, above) in zip(points, points[1:], strict=False):
+    for (left, below), (right, above) in itertools.pairwise(points):
         if below < 0 <= above:
             return left + (right - left) * -below / (above - below)
     return None

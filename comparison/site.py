@@ -1,4 +1,4 @@
-"""The two sides of a comparison: the client's, where drafts may run, and the target's, across the link if there is one."""
+"""The two sides of a comparison: the client's, where drafts may run, and the target's, across the link, if any."""
 
 from __future__ import annotations
 

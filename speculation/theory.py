@@ -63,7 +63,7 @@ class StepCosts:
 
 
 def fit_line(seconds_by_size: Mapping[int, float] | Mapping[float, float]) -> tuple[float, float]:
-    """Least squares of a step's seconds over its size (positions, tokens): (fixed, slope). No slope falls: at least 0."""
+    """Least squares of a step's seconds over its size (positions, tokens): (fixed, slope). A falling slope is 0."""
     if not seconds_by_size:
         raise ValueError("step times: none were measured")
     xs, ys = list(seconds_by_size), list(seconds_by_size.values())

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from comparison.delay_wire import Wire, wire_bits
+from comparison.delay_wire import Wire
+from comparison.link_settings import wire_bits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOM = 0.5

@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from comparison.link import DelayLink, LinkSettings
+from comparison.link import DelayLink
 from comparison.link_overhead import LinkOverhead, round_trips
+from comparison.link_settings import LinkSettings
 from tests.support import target_site
 
 ROOM = 0.5

@@ -14,8 +14,8 @@ import pytest
 
 import comparison.netns
 from clients.generation import GenerationClient
-from comparison.link import LinkSettings
 from comparison.link_overhead import Echo, round_trips
+from comparison.link_settings import LinkSettings
 from comparison.netns import NetnsLink, netem
 from comparison.servers import Fleet
 
