@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from comparison.architectures import COMPARED
 from comparison.config import DRAFTERS, DTYPES, RULES, ComparisonConfig, parse_connect
 from comparison.link_settings import LINK_KINDS
+from comparison.reading import read_comparison
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
 from speculation.types import SamplingParams
 
@@ -38,13 +39,14 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="compare_architectures.py",
         description="Compare autoregressive, distributed and fused decoding on the same prompts.",
-        epilog="Exit code: 0; 1 when a request failed; 2 for a bad argument.",
+        epilog="Exit code: 0; 1 when a request failed; 2 for a bad argument; 3 for a regression against --baseline.",
         allow_abbrev=False,
     )
     _add_prompt_flags(parser)
     _add_generation_flags(parser)
     _add_link_flags(parser)
     _add_server_flags(parser)
+    parser.flag("--baseline", type=Path, metavar="FILE", help="a comparison.json to compare with, regressions flagged")
     parser.flag("--output-dir", type=Path, metavar="DIR", help="where the files go (default: results/<timestamp>)")
     return parser
 
@@ -106,6 +108,7 @@ def _add_server_flags(parser: Parser) -> None:
 def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
     """Raises ValueError with one line that says what is wrong."""
     temperatures = numbers("temperature", arguments.temperature) or (0.0,)
+    baseline = read_comparison(arguments.baseline, "baseline") if arguments.baseline else None
     return ComparisonConfig(
         prompts=choose_prompts(arguments),
         output_dir=arguments.output_dir or Path("results") / datetime.now().strftime("%Y%m%d-%H%M%S"),
@@ -135,6 +138,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         draft=arguments.draft,
         timeout_s=arguments.timeout,
         startup_timeout_s=arguments.startup_timeout,
+        baseline=baseline,
     )
 
 

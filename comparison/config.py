@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from comparison.architectures import COMPARED, CONNECTABLE
 from comparison.conditions import Condition, plan
@@ -24,7 +25,8 @@ class ComparisonConfig:
     """One comparison. None leaves the choice to the servers.
 
     The base is measured with `sampling`, the first of `rtts_ms` and the first of `rules`; see comparison/conditions.py.
-    Without `rtts_ms` and `bandwidth_mbps` nothing is put between client and servers.
+    `baseline` is an earlier comparison.json. Without `rtts_ms` and `bandwidth_mbps` nothing is put between client and
+    servers.
     """
 
     prompts: tuple[Prompt, ...]
@@ -50,7 +52,7 @@ class ComparisonConfig:
     timeout_s: float = 300.0
     startup_timeout_s: float = 600.0
     formats: tuple[str, ...] = ("html",)
-    baseline: Path | None = None
+    baseline: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _check_names("architectures", self.architectures, COMPARED)

@@ -22,11 +22,13 @@ from comparison.config import ComparisonConfig
 from comparison.deployment import Describe, Endpoint, baseline_of, deploy, incomparable
 from comparison.environment import these_versions, this_machine
 from comparison.findings import theory_of
+from comparison.history import append_run
 from comparison.identity import MarginTrace
 from comparison.link_overhead import LinkOverhead
 from comparison.progress import Progress
 from comparison.records import Record, failure_of
-from comparison.report import Comparison, ConditionResult, write_files
+from comparison.regression import against, against_lines
+from comparison.report import Comparison, ConditionResult, comparison_as_json, write_files
 from comparison.run import Contender, Generator, RequestSettings, Stage, measure_all, trace_margins, warm_up
 from comparison.servers import Fleet, Server, ServerFailed
 from comparison.site import LinkUnavailable, Site, open_site
@@ -44,7 +46,7 @@ class Client(Generator, Protocol):
 Connect = Callable[[str, str], AbstractAsyncContextManager[Client]]
 """(address, service) -> a client; the only thing here that knows how servers are reached."""
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, USAGE, REGRESSED, INTERRUPTED = 0, 1, 2, 3, 130
 TABLE_WIDTH = 130
 """Where there is no terminal to ask."""
 
@@ -54,7 +56,7 @@ class Unreachable(RuntimeError):
 
 
 def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
-    """The exit code: 0, 1 where a request failed, 2 where a server refused its arguments, 130 when interrupted."""
+    """The exit code: 0, 1 where a request failed, 2 where a server refused its arguments, 3 for regressions, 130."""
     try:
         return asyncio.run(_interruptible(config, connect))
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -78,7 +80,18 @@ async def _interruptible(config: ComparisonConfig, connect: Connect) -> int:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup asked for just that
             loop.add_signal_handler(number, task.cancel)
     comparison = await task
-    return FAILED if comparison.failed else OK
+    return FAILED if comparison.failed else _judged(comparison)
+
+
+def _judged(comparison: Comparison) -> int:
+    """Beside the baseline, where one was given."""
+    if comparison.config.baseline is None:
+        return OK
+    found = against(comparison.config.baseline, comparison_as_json(comparison))
+    print(f"\nagainst the run of {comparison.config.baseline['started_at']}:")
+    for line in against_lines(found):
+        print(line)
+    return REGRESSED if found.regressions else OK
 
 
 async def compare(config: ComparisonConfig, connect: Connect) -> Comparison:
@@ -98,7 +111,7 @@ async def compare(config: ComparisonConfig, connect: Connect) -> Comparison:
     print_comparison(comparison, _table_console())
     for death in deaths:
         print(death, file=sys.stderr)
-    print("wrote " + ", ".join(str(path) for path in files))
+    print("wrote " + ", ".join(str(path) for path in files) + f"; a line in {append_run(comparison)}")
     return comparison
 
 

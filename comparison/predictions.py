@@ -29,6 +29,7 @@ NOTES = (
     "A draft and a verification cost a fixed part and a part per token, fitted by least squares.",
     "Beyond the measured positions the last conditional acceptance is carried on.",
     "Pipelined decoding was not run: its figure is a lower bound (rounds in flight without end).",
+    "The break-even is that of long outputs: TPOT counts the first chunk's tokens, not its time.",
     "The capacity gain holds where the target is what limits, and requests do not share steps.",
 )
 
@@ -129,13 +130,14 @@ class Model:
             return None
         return theory.capacity_gain(self.steps(FUSED.name, self.length), self.length)
 
-    def target_seconds(self, name: str) -> float:
+    def target_seconds(self, name: str, length: int | None = None) -> float:
         """Seconds per token that the target's device is busy, draft included where it shares the device."""
-        if name == AUTOREGRESSIVE.name:
+        g = self.length if length is None else length
+        if name == AUTOREGRESSIVE.name or g == 0:
             return self.plain_s
         of = self.costs[name]
-        busy = of.verify(self.length) + (0.0 if COMPARED[name].split else of.draft(self.length))
-        return busy / self.drafts[name].per_round
+        busy = of.verify(g) + (0.0 if COMPARED[name].split else of.draft(g))
+        return busy / theory.expected_tokens_measured(theory.carried_on(self.drafts[name].rates, g))
 
 
 def _as_defined(tokens: float, per_round: float) -> float:

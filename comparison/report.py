@@ -21,11 +21,9 @@ from comparison.deployment import Endpoint, baseline_of
 from comparison.environment import Machine, Versions
 from comparison.findings import Theory, theory_as_json
 from comparison.link_overhead import LinkOverhead
+from comparison.reading import SCHEMA_VERSION
 from comparison.records import CAUSES, Failure, Measurement, Record, record_as_json
 from comparison.summary import Summary, summary_as_json
-
-SCHEMA_VERSION = 2
-"""Grows when a key changes its meaning or goes away; new keys leave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
     return {
         **settings,
         "output_dir": str(config.output_dir),
-        "baseline": str(config.baseline) if config.baseline else None,
+        "baseline": config.baseline["started_at"] if config.baseline else None,
         "connect": dict(config.connect),
         "sampling": asdict(config.sampling),
         "prompts": [asdict(prompt) for prompt in config.prompts],

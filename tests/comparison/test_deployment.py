@@ -67,13 +67,13 @@ def test_three_servers_are_started_for_three_architectures() -> None:
 
 def test_every_server_flag_reaches_every_server() -> None:
     commands, _ = deployed(
-        model="TARGET", draft_model="DRAFT", draft="model", dtype="bfloat16", threads=2, batch=3, speculation_length=4
+        model="TARGET", draft_model="DRAFT", draft="model", dtype="bfloat16", threads=2, batch=3, speculation_length=7
     )
     for command in commands.values():
         assert value(command, "--dtype") == "bfloat16"
         assert value(command, "--threads") == "2"
         assert value(command, "--batch") == "3"
-        assert value(command, "--speculation_length") == "4"
+        assert value(command, "--speculation_length") == "7"
         assert value(command, "--sequence_length") == "512"
         assert value(command, "--port") == "0"
     assert value(commands["autoregressive"], "--model") == "TARGET"

@@ -85,7 +85,8 @@ def test_a_comparison_starts_servers_measures_writes_and_stops_them(
 ) -> None:
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
-    assert list(found["architectures"]) == ["autoregressive", "distributed", "fused"]
+    assert list(found["servers"]) == ["autoregressive", "distributed", "fused"]
+    assert list(found["conditions"][0]["architectures"]) == ["autoregressive", "distributed", "fused"]  # type: ignore[index]
     assert len(found["records"]) == 6
     output = capsys.readouterr()
     assert str(config.output_dir / "comparison.json") in output.out
@@ -97,7 +98,7 @@ def test_speedups_are_against_width_one_where_the_target_is_wide(config: Compari
     assert run_comparison(config, Network(wide=True).connect) == 0
     found = written(config)
     assert found["baseline"] == {"architecture": "autoregressive_width_1", "plain_width": 1}
-    assert list(found["architectures"])[:2] == ["autoregressive_width_1", "autoregressive"]
+    assert list(found["servers"])[:2] == ["autoregressive_width_1", "autoregressive"]
 
 
 def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
@@ -107,7 +108,9 @@ def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     fused = FakeGenerator("fused", chunks=((1, 2, 8, 4, 5),))
     assert run_comparison(config, Network(generators=[plain, fused]).connect) == 0
     assert "fused left the autoregressive output on 2 of 2" in capsys.readouterr().out
-    divergences = written(config)["architectures"]["fused"]["identical_to_autoregressive"]["divergences"]  # type: ignore[index]
+    divergences = written(config)["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"][
+        "divergences"
+    ]  # type: ignore[index]
     assert [one["logit_gap"] for one in divergences] == [0.5, 0.5]
     assert sum(request.report_margins for _, request in plain.calls) == 2
 
