@@ -21,7 +21,7 @@ PREFILL = 0.1
 
 
 def request(name: str, length: int, rounds: int = 20, rtt: float = 0.0) -> Measurement:
-    """A request as an architecture of these costs would serve it: of 20 rounds 16, 12 and 6 accept 1, 2 and 3 drafts."""
+    """A request as an architecture of these costs would serve it: of 20 rounds 16 accept a draft, 12 two, 6 three."""
     split = name in ("distributed", "remote_draft")
     accepted = tuple(round(rounds * share) for share in (0.8, 0.6, 0.3, 0.3, 0.3)[:length])
     tokens = rounds + sum(accepted)
