@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import json
 import os
 import signal
@@ -20,11 +19,14 @@ from typing import Any
 import grpc
 
 from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
-from clients.distributed import open_distributed
+from clients.distributed import connect_distributed
 from clients.generation import GenerationClient
 from clients.remote import VerifierClient
+from clients.remote_draft import open_remote_draft
+from clients.remote_drafter import DraftClient
 from models.assembly import DraftChoice, Loaded, ModelConfig, fused_generator, plain_generator
 from models.batcher import Batcher
+from models.drafting import Drafting, drafting_info, load_drafting
 from models.engine import Engine
 from models.generator import Generator
 from models.loading import Shape
@@ -35,6 +37,7 @@ from services.errors import ErrorInterceptor
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
+from services.proposals import Proposals
 from services.target_verifier import TargetVerifierService
 from speculation.draws import draw
 from speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
@@ -100,10 +103,11 @@ class Site:
 
     service: str
     address: str
-    generator: Generator
+    generator: Generator | None
     engine: Engine | None
     lifecycle: Lifecycle
     verifier: TargetVerifierService | None = None
+    proposals: Proposals | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def client(self) -> GenerationClient:
@@ -163,34 +167,80 @@ async def fused_site(target: ToyRunner | None = None, draft: ToyRunner | None = 
 
 
 @contextlib.asynccontextmanager
-async def distributed(
-    target_address: str, draft: str | None = "", slots: int = 4, max_length: int = 160
-) -> AsyncIterator[tuple[Generator, VerifierClient]]:
-    """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
+async def drafting(
+    draft: str | None = "", slots: int = 4, max_length: int = 160
+) -> AsyncIterator[tuple[Drafting, ModelConfig]]:
+    """What drafts, and how it was configured. `draft` None: n-gram lookup."""
     batcher = Batcher("test-draft")
     choice = DraftChoice("ngram") if draft is None else DraftChoice("model", draft or "salt=0")
     config = ModelConfig(shape=Shape(slots, max_length, 5), draft=choice, backend="toy")
-    generator, client = await open_distributed(config, target_address, 10.0, batcher)
     try:
-        yield generator, client
+        yield await load_drafting(config, batcher), config
     finally:
-        await client.close()
         await batcher.close()
 
 
 @contextlib.asynccontextmanager
-async def worker_site(
+async def distributed(
     target_address: str, draft: str | None = "", slots: int = 4, max_length: int = 160
+) -> AsyncIterator[tuple[Generator, VerifierClient]]:
+    """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
+    async with drafting(draft, slots, max_length) as (drafts, config):
+        generator, client = await connect_distributed(drafts, config, target_address, 10.0)
+        try:
+            yield generator, client
+        finally:
+            await client.close()
+
+
+@contextlib.asynccontextmanager
+async def worker_site(
+    target_address: str | None, draft: str | None = "", slots: int = 4, max_length: int = 160, lease_seconds: float = 60
 ) -> AsyncIterator[Site]:
-    """A DraftWorker."""
-    async with distributed(target_address, draft, slots, max_length) as (generator, client):
-        lifecycle = Lifecycle()
-        generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
-        service = DraftWorkerService(generator.info, generate)
-        loaded = inspect.getclosurevars(generator.make_rounds).nonlocals["draft"]
-        async with listening(partial(add_DraftWorkerServicer_to_server, service)) as address:
-            engine = loaded.engine if loaded else None
-            yield Site(DRAFT, address, generator, engine, lifecycle, extra={"client": client})
+    """A DraftWorker; without a target it only proposes."""
+    lifecycle = Lifecycle()
+    async with contextlib.AsyncExitStack() as stack:
+        drafts, config = await stack.enter_async_context(drafting(draft, slots, max_length))
+        generator, client, generate, info = None, None, None, drafting_info(drafts, config)
+        if target_address is not None:
+            generator, client = await connect_distributed(drafts, config, target_address, 10.0)
+            stack.push_async_callback(client.close)
+            generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
+            info = generator.info
+        proposals = Proposals(drafts, info, lifecycle, lease_seconds)
+        stack.enter_context(running(proposals.expire_forever()))
+        service = DraftWorkerService(info, generate, proposals)
+        register = partial(add_DraftWorkerServicer_to_server, service)
+        address = await stack.enter_async_context(listening(register))
+        engine = drafts.draft.engine if drafts.draft else None
+        yield Site(DRAFT, address, generator, engine, lifecycle, proposals=proposals, extra={"client": client})
+
+
+@contextlib.contextmanager
+def running(work: Coroutine[Any, Any, None]) -> Iterator[None]:
+    """Something that goes on beside the test."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def remote_draft(
+    draft_address: str, target: ToyRunner | None = None, seconds: float = 5.0
+) -> AsyncIterator[tuple[Generator, DraftClient]]:
+    """A target that drives a DraftWorker, without a server of its own."""
+    batcher = Batcher("test-target")
+    loaded = Loaded(Engine(target or toy(), batcher), ToyTokenizer())
+    try:
+        generator, client = await open_remote_draft(loaded, 5, draft_address, seconds)
+        try:
+            yield generator, client
+        finally:
+            await client.close()
+    finally:
+        await batcher.close()
 
 
 @contextlib.asynccontextmanager
