@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, WIDTH_1, Architecture
+from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT, WIDTH_1, Architecture
 from comparison.config import ComparisonConfig
 from speculation.types import ModelInfo
 
 MAIN = Path(__file__).resolve().parent.parent / "main.py"
+LEAST_LENGTH = 5
+"""Draft tokens that servers allow whatever is compared (requests say their own length), so that costs can be measured."""
 
 T = TypeVar("T")
 Describe = Callable[[str, str], Awaitable[ModelInfo]]
@@ -49,7 +51,9 @@ class Endpoint:
 def server_command(
     config: ComparisonConfig, role: str, *extra: str, speculation_length: int | None = None
 ) -> list[str]:
-    length = config.speculation_length if speculation_length is None else speculation_length
+    length = speculation_length
+    if length is None:
+        length = max(config.speculation_length, min(LEAST_LENGTH, config.sequence_length - 1))
     command = [sys.executable, str(MAIN), "--role", role, "--host", "127.0.0.1", "--port", "0"]
     command += ["--speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
     command += ["--dtype", config.dtype]
@@ -58,9 +62,9 @@ def server_command(
     return [*command, *extra]
 
 
-def target_command(config: ComparisonConfig, speculation_length: int | None = None) -> list[str]:
+def target_command(config: ComparisonConfig, *extra: str, speculation_length: int | None = None) -> list[str]:
     model = ["--model", config.model] if config.model else []
-    return server_command(config, "target", *model, speculation_length=speculation_length)
+    return server_command(config, "target", *model, *extra, speculation_length=speculation_length)
 
 
 def drafting_command(config: ComparisonConfig, role: str, *extra: str) -> list[str]:
@@ -73,8 +77,9 @@ def drafting_command(config: ComparisonConfig, role: str, *extra: str) -> list[s
 async def deploy(config: ComparisonConfig, starter: Starter, describe: Describe) -> list[Endpoint]:
     """Starts what is not connected; the endpoints in the order of the report."""
     deployment = _Deployment(config, starter, describe)
-    endpoints = [*await _together(deployment.plain_and_distributed(), deployment.fused())]
-    found = [endpoint for group in endpoints for endpoint in group]
+    groups = await _together(deployment.plain_and_distributed(), deployment.fused())
+    found = [endpoint for group in groups for endpoint in group]
+    found += await deployment.remote_draft(found)
     order = [name for asked in config.architectures for name in _with_width_1(asked)]
     return sorted(found, key=lambda endpoint: order.index(endpoint.architecture.name))
 
@@ -140,6 +145,21 @@ class _Deployment:
         host, _, port = target.address.rpartition(":")
         where = ("--target_host", host.strip("[]"), "--target_port", port)
         return [await self._started(DISTRIBUTED, drafting_command(self.config, "draft_worker", *where))]
+
+    async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
+        """The draft worker of `distributed`, if there is one among `found`, drafts here too: one model, one process."""
+        if REMOTE_DRAFT.name not in self.config.architectures:
+            return []
+        if REMOTE_DRAFT.name in self.config.connect:
+            return [await self._connected(REMOTE_DRAFT)]
+        workers = [endpoint.address for endpoint in found if endpoint.architecture == DISTRIBUTED]
+        worker = workers[0] if workers else await self._proposing()
+        return [await self._started(REMOTE_DRAFT, target_command(self.config, "--draft_host", worker))]
+
+    async def _proposing(self) -> str:
+        """The address of a draft worker that knows no target."""
+        command = drafting_command(self.config, "draft_worker", "--propose_only")
+        return (await self.starter.start("draft_worker", command)).address
 
 
 async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:
