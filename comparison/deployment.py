@@ -15,7 +15,7 @@ from speculation.types import ModelInfo
 
 MAIN = Path(__file__).resolve().parent.parent / "main.py"
 LEAST_LENGTH = 5
-"""Draft tokens that servers allow whatever is compared (requests say their own length), so that costs can be measured."""
+"""Draft tokens that servers allow whatever is compared (requests say their own length): costs can be measured."""
 
 T = TypeVar("T")
 Describe = Callable[[str, str], Awaitable[ModelInfo]]

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ from models.drafting import Drafting, drafting_info, load_drafting
 from models.engine import Engine
 from models.generator import Generator
 from models.loading import Shape
-from models.runner import Limits
+from models.runner import Limits, Runner
+from models.tokenizers import Tokenizer
 from models.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
 from services.draft_worker import DraftWorkerService
 from services.errors import ErrorInterceptor
@@ -108,7 +109,7 @@ class Site:
     lifecycle: Lifecycle
     verifier: TargetVerifierService | None = None
     proposals: Proposals | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    worker: DraftWorkerService | None = None
 
     def client(self) -> GenerationClient:
         return GenerationClient.connect(self.address, self.service)
@@ -120,10 +121,10 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def listening(register: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
+async def listening(register: Callable[[grpc.aio.Server], None], port: int = 0) -> AsyncIterator[str]:
     """host:port of a server with what `register` adds."""
     server = grpc.aio.server(interceptors=[ErrorInterceptor()])
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     register(server)
     await server.start()
     try:
@@ -166,16 +167,18 @@ async def fused_site(target: ToyRunner | None = None, draft: ToyRunner | None = 
         await batcher.close()
 
 
-@contextlib.asynccontextmanager
-async def drafting(
-    draft: str | None = "", slots: int = 4, max_length: int = 160
-) -> AsyncIterator[tuple[Drafting, ModelConfig]]:
-    """What drafts, and how it was configured. `draft` None: n-gram lookup."""
-    batcher = Batcher("test-draft")
+def draft_config(draft: str | None, slots: int, max_length: int) -> ModelConfig:
+    """A toy draft model, or n-gram lookup where `draft` is None."""
     choice = DraftChoice("ngram") if draft is None else DraftChoice("model", draft or "salt=0")
-    config = ModelConfig(shape=Shape(slots, max_length, 5), draft=choice, backend="toy")
+    return ModelConfig(shape=Shape(slots, max_length, 5), draft=choice, backend="toy")
+
+
+@contextlib.asynccontextmanager
+async def drafting(config: ModelConfig) -> AsyncIterator[Drafting]:
+    """What drafts, on a device thread of its own."""
+    batcher = Batcher("test-draft")
     try:
-        yield await load_drafting(config, batcher), config
+        yield await load_drafting(config, batcher)
     finally:
         await batcher.close()
 
@@ -185,7 +188,8 @@ async def distributed(
     target_address: str, draft: str | None = "", slots: int = 4, max_length: int = 160
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
-    async with drafting(draft, slots, max_length) as (drafts, config):
+    config = draft_config(draft, slots, max_length)
+    async with drafting(config) as drafts:
         generator, client = await connect_distributed(drafts, config, target_address, 10.0)
         try:
             yield generator, client
@@ -195,44 +199,41 @@ async def distributed(
 
 @contextlib.asynccontextmanager
 async def worker_site(
-    target_address: str | None, draft: str | None = "", slots: int = 4, max_length: int = 160, lease_seconds: float = 60
+    target_address: str | None,
+    draft: str | None = "",
+    slots: int = 4,
+    max_length: int = 160,
+    lease_seconds: float = 60.0,
+    config: ModelConfig | None = None,
+    port: int = 0,
 ) -> AsyncIterator[Site]:
     """A DraftWorker; without a target it only proposes."""
-    lifecycle = Lifecycle()
+    lifecycle, config = Lifecycle(), config or draft_config(draft, slots, max_length)
     async with contextlib.AsyncExitStack() as stack:
-        drafts, config = await stack.enter_async_context(drafting(draft, slots, max_length))
-        generator, client, generate, info = None, None, None, drafting_info(drafts, config)
+        drafts = await stack.enter_async_context(drafting(config))
+        generator, generate, info = None, None, drafting_info(drafts, config)
         if target_address is not None:
             generator, client = await connect_distributed(drafts, config, target_address, 10.0)
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
         proposals = Proposals(drafts, info, lifecycle, lease_seconds)
-        stack.enter_context(running(proposals.expire_forever()))
+        expiring = asyncio.create_task(proposals.expire_forever())
+        stack.callback(expiring.cancel)
         service = DraftWorkerService(info, generate, proposals)
         register = partial(add_DraftWorkerServicer_to_server, service)
-        address = await stack.enter_async_context(listening(register))
+        address = await stack.enter_async_context(listening(register, port))
         engine = drafts.draft.engine if drafts.draft else None
-        yield Site(DRAFT, address, generator, engine, lifecycle, proposals=proposals, extra={"client": client})
-
-
-@contextlib.contextmanager
-def running(work: Coroutine[Any, Any, None]) -> Iterator[None]:
-    """Something that goes on beside the test."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
+        yield Site(DRAFT, address, generator, engine, lifecycle, proposals=proposals, worker=service)
 
 
 @contextlib.asynccontextmanager
 async def remote_draft(
-    draft_address: str, target: ToyRunner | None = None, seconds: float = 5.0
+    draft_address: str, target: Runner | None = None, seconds: float = 5.0, tokenizer: Tokenizer | None = None
 ) -> AsyncIterator[tuple[Generator, DraftClient]]:
     """A target that drives a DraftWorker, without a server of its own."""
     batcher = Batcher("test-target")
-    loaded = Loaded(Engine(target or toy(), batcher), ToyTokenizer())
+    loaded = Loaded(Engine(target or toy(), batcher), tokenizer or ToyTokenizer())
     try:
         generator, client = await open_remote_draft(loaded, 5, draft_address, seconds)
         try:
