@@ -1,4 +1,4 @@
-"""Compares autoregressive, distributed and fused decoding on the same prompts: `python compare_architectures.py`.
+"""Compares plain, distributed, fused and remote-draft decoding on the same prompts: `python compare_architectures.py`.
 
 Starts real server processes (or connects to running ones), measures at the client, prints a table and writes
 comparison.json and comparison.csv. Nothing heavy is imported until the arguments have been understood.
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> Parser:
     parser = Parser(
         prog="compare_architectures.py",
-        description="Compare autoregressive, distributed and fused decoding on the same prompts.",
+        description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
         epilog="Exit code: 0; 1 when a request failed; 2 for a bad argument; 3 for a regression against --baseline.",
         allow_abbrev=False,
     )

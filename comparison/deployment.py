@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, WIDTH_1, Architecture
+from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT, WIDTH_1, Architecture
 from comparison.config import ComparisonConfig
 from comparison.site import Site
 from speculation.types import ModelInfo
 
-CALIBRATED = 5
-"""Every length up to this can be costed, whichever one is compared."""
 MAIN = Path(__file__).resolve().parent.parent / "main.py"
+LEAST_LENGTH = 5
+"""Draft tokens that servers allow whatever is compared (requests say their own length): costs can be measured."""
 
 T = TypeVar("T")
 Describe = Callable[[str, str], Awaitable[ModelInfo]]
@@ -65,7 +65,9 @@ def server_command(
     host: str = "127.0.0.1",
 ) -> list[str]:
     """`speculation_length`: the server's maximum; requests say their own, and calibrating ones other lengths."""
-    length = max(CALIBRATED, config.speculation_length) if speculation_length is None else speculation_length
+    length = speculation_length
+    if length is None:
+        length = max(config.speculation_length, min(LEAST_LENGTH, config.sequence_length - 1))
     command = [sys.executable, str(MAIN), "--role", role, "--host", host, "--port", "0"]
     command += ["--speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
     command += ["--dtype", config.dtype]
@@ -75,10 +77,10 @@ def server_command(
 
 
 def target_command(
-    config: ComparisonConfig, speculation_length: int | None = None, host: str = "127.0.0.1"
+    config: ComparisonConfig, *extra: str, speculation_length: int | None = None, host: str = "127.0.0.1"
 ) -> list[str]:
     model = ["--model", config.model] if config.model else []
-    return server_command(config, "target", *model, speculation_length=speculation_length, host=host)
+    return server_command(config, "target", *model, *extra, speculation_length=speculation_length, host=host)
 
 
 def drafting_command(config: ComparisonConfig, role: str, *extra: str, host: str = "127.0.0.1") -> list[str]:
@@ -93,8 +95,9 @@ async def deploy(
 ) -> list[Endpoint]:
     """Starts what is not connected; the endpoints in the order of the report. Without a site, no link."""
     deployment = _Deployment(config, starter, describe, site or Site())
-    endpoints = [*await _together(deployment.plain_and_distributed(), deployment.fused())]
-    found = [endpoint for group in endpoints for endpoint in group]
+    groups = await _together(deployment.plain_and_distributed(), deployment.fused())
+    found = [endpoint for group in groups for endpoint in group]
+    found += await deployment.remote_draft(found)
     order = [name for asked in config.architectures for name in _with_width_1(asked)]
     return sorted(found, key=lambda endpoint: order.index(endpoint.architecture.name))
 
@@ -168,7 +171,27 @@ class _Deployment:
             return [await self._connected(DISTRIBUTED)]
         host, _, port = target.reached.rpartition(":")
         where = ("--target_host", host.strip("[]"), "--target_port", port)
-        return [await self._started(DISTRIBUTED, drafting_command(self.config, "draft_worker", *where))]
+        return [await self._started(DISTRIBUTED, self._worker_command(*where))]
+
+    async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
+        """The draft worker of `distributed`, if there is one among `found`, drafts here too: one model, one process."""
+        if REMOTE_DRAFT.name not in self.config.architectures:
+            return []
+        if REMOTE_DRAFT.name in self.config.connect:
+            return [await self._connected(REMOTE_DRAFT)]
+        workers = [endpoint.address for endpoint in found if endpoint.architecture == DISTRIBUTED]
+        worker = workers[0] if workers else await self._proposing()
+        drafter = await self.site.across(worker)
+        command = target_command(self.config, "--draft_host", drafter, host=self.site.host)
+        return [await self._started_across(REMOTE_DRAFT, command)]
+
+    def _worker_command(self, *extra: str) -> list[str]:
+        """On the client's side, where targets of the other side reach it too."""
+        return drafting_command(self.config, "draft_worker", *extra, host=self.site.near_host)
+
+    async def _proposing(self) -> str:
+        """The address of a draft worker that knows no target."""
+        return (await self.starter.start("draft_worker", self._worker_command("--propose_only"))).address
 
 
 async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:

@@ -47,6 +47,10 @@ class Link(Protocol):
         """Where such a server listens."""
 
     @property
+    def near_host(self) -> str:
+        """Where a server of the near end listens, for callers of the far end."""
+
+    @property
     def settings(self) -> LinkSettings: ...
 
     async def listen(self, upstream: str) -> str:
@@ -66,7 +70,7 @@ class DelayLink:
     """
 
     command_prefix: Sequence[str] = ()
-    host = "127.0.0.1"
+    host = near_host = "127.0.0.1"
 
     def __init__(self) -> None:
         self._proxy = LineProcess("comparison.delay_proxy")

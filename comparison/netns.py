@@ -44,7 +44,7 @@ class NetnsLink:
         self._near, self._far = f"td{os.getpid()}n{number}", f"td{os.getpid()}f{number}"
         self._stack = AsyncExitStack()
         self._echoes: tuple[str, str] | None = None
-        self.host = ""
+        self.host = self.near_host = ""
         self.settings = LinkSettings()
 
     @property
@@ -69,11 +69,11 @@ class NetnsLink:
         await self._stack.aclose()
 
     async def _build(self) -> None:
-        near, self.host = await self._free_addresses()
+        self.near_host, self.host = await self._free_addresses()
         inside = ("ip", "-n", self._namespace)
         await must("ip", "netns", "add", self._namespace)
         await self._join()
-        await must("ip", "address", "add", f"{near}/30", "dev", self._near)
+        await must("ip", "address", "add", f"{self.near_host}/30", "dev", self._near)
         await must(*inside, "address", "add", f"{self.host}/30", "dev", self._far)
         await must("ip", "link", "set", self._near, "up")
         await must(*inside, "link", "set", self._far, "up")

@@ -33,6 +33,11 @@ class Site:
         """Where such a server listens."""
         return self.link.host if self.link else "127.0.0.1"
 
+    @property
+    def near_host(self) -> str:
+        """Where a server of the client's side listens, so that the target's side can reach it."""
+        return self.link.near_host if self.link else "127.0.0.1"
+
     async def across(self, address: str) -> str:
         """The address at which the other side reaches a server."""
         return await self.link.listen(address) if self.link else address

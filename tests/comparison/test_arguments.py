@@ -13,6 +13,7 @@ from compare_architectures import build_config, build_parser
 from comparison.config import ComparisonConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+NAMES = "autoregressive, distributed, fused, remote_draft"
 
 
 def config(*arguments: str) -> ComparisonConfig:
@@ -21,7 +22,7 @@ def config(*arguments: str) -> ComparisonConfig:
 
 def test_the_defaults_are_a_whole_comparison() -> None:
     found = config()
-    assert found.architectures == ("autoregressive", "distributed", "fused")
+    assert found.architectures == ("autoregressive", "distributed", "fused", "remote_draft")
     assert len(found.prompts) == 20
     assert (found.num_runs, found.max_new_tokens, found.speculation_length) == (1, 64, 3)
     assert found.sampling.greedy
@@ -94,9 +95,15 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--dtype", "int3"], "dtype: 'int3' is not one of auto, float32, bfloat16, float16"),
         (["--draft", "crystal"], "draft: 'crystal' is not one of auto, hybrid, ngram, model"),
         (["--timeout", "inf"], "timeout: inf is not a finite number of seconds above 0"),
-        (["--architectures", "diffused"], "architectures: 'diffused' is not one of autoregressive, distributed, fused"),
+        (
+            ["--architectures", "diffused"],
+            f"architectures: 'diffused' is not one of {NAMES}",
+        ),
         (["--architectures", "fused,fused"], "architectures: 'fused' is named twice"),
-        (["--architectures", ","], "architectures: name at least one of autoregressive, distributed, fused"),
+        (
+            ["--architectures", ","],
+            f"architectures: name at least one of {NAMES}",
+        ),
         (["--connect", "fused"], "connect: 'fused' is not ARCH=HOST:PORT"),
         (["--connect", "fused=host:99999"], "connect: 'fused=host:99999' is not ARCH=HOST:PORT"),
         (["--connect", "x=host:1"], "connect: 'x' is not one of autoregressive, "),
