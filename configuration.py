@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from acceptance.measure import AcceptConfig
     from clients.terminal import ClientConfig
+    from comparison.advice import AdviceConfig
     from models.assembly import ModelConfig
     from services.launch import RoleConfig
 
@@ -92,6 +93,15 @@ def accept_config(args: argparse.Namespace) -> AcceptConfig:
         max_new_tokens=64 if args.max_new_tokens is None else args.max_new_tokens,
         longest=longest,
     )
+
+
+def advice_config(args: argparse.Namespace) -> AdviceConfig:
+    """Whose measurements, for which link and load."""
+    from comparison.advice import AdviceConfig
+
+    if args.report is None:
+        raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
+    return AdviceConfig(Path(args.report), args.rtt_ms, args.clients)
 
 
 def _file_prompts(file: str | None) -> tuple[str, ...]:

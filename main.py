@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from configuration import accept_config, client_config, model_config, role_config
+from configuration import accept_config, advice_config, client_config, model_config, role_config
 
 Run = Coroutine[Any, Any, Any]
 DEFAULT_PORT = 50051
@@ -94,6 +94,9 @@ def _request_flags(p: argparse.ArgumentParser) -> None:
     _flag(asking, "seed", type=int, default=0, help="seed of the draws (default 0)")
     _flag(asking, "stop", action="append", default=[], help="a string that ends the output; may be repeated")
     _flag(asking, "output", help="accept: write the figures here as JSON")
+    _flag(asking, "report", help="advise: the comparison.json whose measurements to use")
+    _flag(asking, "rtt_ms", type=float, help="advise: round trip between client and target (default: as measured)")
+    _flag(asking, "clients", type=int, default=1, help="advise: clients at once on one target (default 1)")
     _flag(asking, "ignore_eos", action="store_true", help="go on past the end-of-sequence token")
     _flag(
         asking,
@@ -173,6 +176,12 @@ def _accept(args: argparse.Namespace) -> Run:
     return run_accept(accept_config(args), Path(args.output) if args.output else None)
 
 
+async def _advise(args: argparse.Namespace) -> int:
+    from comparison.advice import run_advice
+
+    return run_advice(advice_config(args))
+
+
 ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "target": (_target, "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host"),
     "fused_target": (_fused_target, "server: FusedSpeculativeServer, draft and target side by side"),
@@ -182,6 +191,7 @@ ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "draft": (_draft, "drafts here for its own prompts and verifies at --target_host"),
     "verify_target": (_verify_target, "runs the target alone, without a server, token by token"),
     "accept": (_accept, "measures a draft against a target: acceptance, costs, best speculation length"),
+    "advise": (_advise, "from a comparison.json: which architecture, which length, for which link and load"),
     "verify_draft": (_verify_draft, "runs the draft alone, without a server, token by token"),
 }
 
