@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from comparison.architectures import COMPARED
-from comparison.config import DRAFTERS, DTYPES, RULES, ComparisonConfig, parse_connect
+from comparison.config import BACKENDS, DRAFTERS, DTYPES, RULES, ComparisonConfig, parse_connect
 from comparison.link_settings import LINK_KINDS
 from comparison.reading import read_comparison
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
@@ -98,6 +98,7 @@ def _add_server_flags(parser: Parser) -> None:
     parser.flag("--model", "--target-model", dest="model", metavar="MODEL", help="target (default: the embedded one)")
     parser.flag("--draft-model", metavar="MODEL", help="draft model")
     parser.flag("--draft", default="auto", metavar="|".join(DRAFTERS), help="drafter (default: auto)")
+    parser.flag("--backend", default="torch", metavar="|".join(BACKENDS), help="toy is arithmetic, for tests")
     parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="of the models (default: auto)")
     parser.flag("--threads", type=int, metavar="T", help="threads of each server (default: the server's choice)")
     parser.flag("--sequence-length", type=int, default=512, metavar="N", help="prompt and output (default: 512)")
@@ -132,6 +133,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         sequence_length=arguments.sequence_length,
         batch=arguments.batch,
         threads=arguments.threads,
+        backend=arguments.backend,
         dtype=arguments.dtype,
         model=arguments.model,
         draft_model=arguments.draft_model,

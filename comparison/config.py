@@ -14,6 +14,7 @@ from comparison.link_settings import LINK_KINDS, LinkKind
 from comparison.workloads import Prompt
 from speculation.types import SamplingParams
 
+BACKENDS: tuple[str, ...] = ("torch", "toy")
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
 RULES: tuple[str, ...] = ("agreement", "rejection")
@@ -45,6 +46,7 @@ class ComparisonConfig:
     sequence_length: int = 512
     batch: int | None = None
     threads: int | None = None
+    backend: str = "torch"
     dtype: str = "auto"
     model: str | None = None
     draft_model: str | None = None
@@ -76,6 +78,7 @@ class ComparisonConfig:
                 f" in a sequence length of {self.sequence_length}"
             )
         for flag, chosen, known in (
+            ("backend", (self.backend,), BACKENDS),
             ("dtype", (self.dtype,), DTYPES),
             ("draft", (self.draft,), DRAFTERS),
             ("link", (self.link,), LINK_KINDS),

@@ -70,7 +70,7 @@ def server_command(
         length = max(config.speculation_length, min(LEAST_LENGTH, config.sequence_length - 1))
     command = [sys.executable, str(MAIN), "--role", role, "--host", host, "--port", "0"]
     command += ["--speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
-    command += ["--dtype", config.dtype]
+    command += ["--backend", config.backend, "--dtype", config.dtype]
     for flag, value in (("--batch", config.batch), ("--threads", config.threads)):
         command += [flag, str(value)] if value is not None else []
     return [*command, *extra]
