@@ -34,8 +34,6 @@ class DraftClient:
     """A channel to one DraftWorker, shared by the requests of a process; `health` is what they know about it."""
 
     def __init__(self, address: str, tokenizer_sha256: str, seconds: float = PROPOSE_SECONDS) -> None:
-        if seconds <= 0:
-            raise ValueError(f"draft_seconds: {seconds} is not above 0")
         self.address, self.tokenizer_sha256, self.seconds = address, tokenizer_sha256, seconds
         self.channel = open_channel(address)
         self.stub: Any = stub(self.channel, DRAFT)

@@ -49,6 +49,10 @@ class RoleConfig:
     lease_seconds: float = 60.0
     profile: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.draft_seconds > 0:
+            raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
+
 
 async def run_target(config: RoleConfig) -> None:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
