@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from comparison.architectures import COMPARED
 from comparison.config import DRAFTERS, DTYPES, ComparisonConfig, parse_connect
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
-from speculation.types import SamplingParams
+from speculation.types import Rule, SamplingParams
 
 PROMPTS_PER_WORKLOAD = 4
 """So that the default comparison stays within a few minutes on two cores."""
@@ -69,6 +69,9 @@ def _add_generation_flags(parser: Parser) -> None:
     parser.flag("--top-p", type=float, default=1.0, help="nucleus, in (0, 1] (default: 1)")
     parser.flag("--min-p", type=float, default=0.0, help="drop tokens below this fraction of the best (default: 0)")
     parser.flag("--seed", type=int, default=0, help="seed of the draws (default: 0)")
+    parser.flag(
+        "--rule", default="agreement", help="how drafts are verified: agreement or rejection (default: agreement)"
+    )
     parser.flag("--timeout", type=float, default=300.0, metavar="SECONDS", help="for one request (default: 300)")
 
 
@@ -104,6 +107,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
             min_p=arguments.min_p,
             seed=arguments.seed,
         ),
+        rule=Rule.named(arguments.rule),
         sequence_length=arguments.sequence_length,
         batch=arguments.batch,
         threads=arguments.threads,

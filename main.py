@@ -95,6 +95,7 @@ def _request_flags(p: argparse.ArgumentParser) -> None:
     _flag(asking, "top_p", type=float, default=1.0, help="keep the likeliest tokens up to this probability (default 1)")
     _flag(asking, "min_p", type=float, default=0.0, help="drop tokens below this share of the likeliest (default 0)")
     _flag(asking, "seed", type=int, default=0, help="seed of the draws (default 0)")
+    _flag(asking, "rule", default="agreement", help="how drafts are verified: agreement (default) or rejection")
     _flag(asking, "stop", action="append", default=[], help="a string that ends the output; may be repeated")
     _flag(asking, "output", help="accept: write the figures here as JSON")
     _flag(asking, "ignore_eos", action="store_true", help="go on past the end-of-sequence token")
@@ -148,7 +149,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
 def client_config(args: argparse.Namespace) -> ClientConfig:
     """What to ask and whom."""
     from clients.terminal import ClientConfig
-    from speculation.types import GenerationRequest, SamplingParams
+    from speculation.types import GenerationRequest, Rule, SamplingParams
 
     prompts = (*(args.prompt or ()), *_file_prompts(args.prompt_text))
     if not prompts:
@@ -162,6 +163,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         speculation_length=args.speculation_length,
         stop_strings=tuple(args.stop),
         ignore_end_of_sequence=args.ignore_eos,
+        rule=Rule.named(args.rule),
     )
     address = _address(args.target_host, args.port)
     return ClientConfig(address, prompts, request, profile=args.profile, timeout=args.timeout)

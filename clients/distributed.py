@@ -29,7 +29,7 @@ async def open_distributed(
         raise ValueError(str(error)) from None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        verifier = RemoteVerifier(client, stats, request.report_margins)
-        return DraftThenVerify(verifier, make_drafter(draft, target.vocab_size, config.draft))
+        verifier = RemoteVerifier(client, stats, request.report_margins, request.rule)
+        return DraftThenVerify(verifier, make_drafter(draft, target.vocab_size, config.draft, request.rule))
 
     return Generator(worker_info(target, draft, config), tokenizer, rounds), client

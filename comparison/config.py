@@ -9,7 +9,7 @@ from pathlib import Path
 
 from comparison.architectures import COMPARED, CONNECTABLE
 from comparison.workloads import Prompt
-from speculation.types import SamplingParams
+from speculation.types import Rule, SamplingParams
 
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
@@ -27,6 +27,7 @@ class ComparisonConfig:
     max_new_tokens: int = 64
     speculation_length: int = 3
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    rule: Rule = Rule.AGREEMENT
     sequence_length: int = 512
     batch: int | None = None
     threads: int | None = None

@@ -100,7 +100,7 @@ async def _measured(
     started_at: str,
 ) -> Comparison:
     settings = RequestSettings(
-        config.max_new_tokens, config.speculation_length, config.sampling, timeout_s=config.timeout_s
+        config.max_new_tokens, config.speculation_length, config.sampling, config.timeout_s, config.rule
     )
     progress.say("warming up")
     failures = await warm_up(contenders, config.prompts[0], settings)

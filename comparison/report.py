@@ -78,6 +78,7 @@ def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
         "output_dir": str(config.output_dir),
         "connect": dict(config.connect),
         "sampling": asdict(config.sampling),
+        "rule": config.rule.value,
         "prompts": [asdict(prompt) for prompt in config.prompts],
     }
 

@@ -14,6 +14,7 @@ from comparison.deployment import baseline_of
 from comparison.records import CAUSES, Record
 from comparison.report import Comparison
 from comparison.summary import Summary
+from speculation.types import Rule
 
 SHOWN = 5
 """Failures and divergences listed before the rest is left to comparison.json."""
@@ -113,6 +114,7 @@ def setting_lines(comparison: Comparison) -> Iterator[str]:
     drafters = dict.fromkeys(model.draft_name for model in models if model.draft_name)
     sampling = config.sampling
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}"
+    how += "" if config.rule is Rule.AGREEMENT else f", verified by {config.rule.value}"
     yield f"machine: {comparison.machine}"
     yield (
         f"target: {_names(model.model_name for model in models)}; dtype {_names(model.dtype for model in models)}"

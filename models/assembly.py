@@ -16,7 +16,7 @@ from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
 from speculation.drafters import Drafter, HybridDrafter, NgramDrafter
 from speculation.loop import DraftThenVerify, Rounds
-from speculation.types import GenerationRequest, ModelInfo, SpeculationStats
+from speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
 
 BACKENDS = ("torch", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
@@ -190,8 +190,8 @@ def fused_generator(target: Loaded, draft: Loaded | None, default_k: int, choice
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if pair is not None:
-            return FusedRounds(pair, request.report_margins, choice.lookup())
-        return DraftThenVerify(LocalVerifier(target.engine, request.report_margins), NgramDrafter())
+            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule)
+        return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
 
     return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
 
@@ -205,11 +205,13 @@ def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
         )
 
 
-def make_drafter(draft: Loaded | None, target_vocab_size: int, choice: DraftChoice) -> Drafter:
+def make_drafter(
+    draft: Loaded | None, target_vocab_size: int, choice: DraftChoice, rule: Rule = Rule.AGREEMENT
+) -> Drafter:
     """A drafter for one request."""
     if draft is None:
         return NgramDrafter()
-    model, lookup = ModelDrafter(draft.engine, target_vocab_size), choice.lookup()
+    model, lookup = ModelDrafter(draft.engine, target_vocab_size, rule), choice.lookup()
     return model if lookup is None else HybridDrafter(lookup, model)
 
 

@@ -219,7 +219,7 @@ class ToyVerifier:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
 
-    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
         def draw(context: Tokens, position: int, again: bool):
             return self._impl.draws.draw(self._model.logits(context), self._sampling, position)
 
@@ -357,7 +357,7 @@ class EnumeratedTarget:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         pass
 
-    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
         def draw(context: Tokens, position: int, again: bool):
             token = self._chance.choose(self._law(context)) if again else self.drawn(context)
             return speculation.draws.Drawn(token, 0.0)
