@@ -57,9 +57,8 @@ def rule_from_wire(value: int) -> Rule:
 
 def rule_name(value: int) -> str:
     """What to call a rule in a message, known or not."""
-    return next(
-        (rule.value for rule, known in _RULES.items() if value == known), "nothing" if not value else str(value)
-    )
+    names = {known: rule.value for rule, known in _RULES.items()}
+    return names.get(value, str(value) if value else "nothing")
 
 
 def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[pb.SparseDistribution]:

@@ -163,9 +163,8 @@ def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict 
             raise BadLogits("no finite largest logit")
         return Drawn(ids[r][i], 0.0)
 
-    return [
-        _sound(functools.partial(agree, row.draft, functools.partial(target_draw, r))) for r, row in enumerate(rows)
-    ]
+    draws = [functools.partial(target_draw, r) for r in range(len(rows))]
+    return [_sound(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)]
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:
