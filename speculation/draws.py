@@ -149,8 +149,12 @@ def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
 
 
 def _largest(scores: Floats, k: int) -> Ids:
-    """Ids of the k largest scores, the largest first, the lower id first among equals."""
-    threshold = np.partition(scores, -k)[-k]
+    """Ids of the k largest scores, the largest first, the lower id first among equals.
+
+    Partitioned from the front: a draft with a narrowed head has mostly -inf, and numpy's introselect takes twenty
+    times as long to reach the far end past that many equals.
+    """
+    threshold = -np.partition(-scores, k - 1)[k - 1]
     above = np.flatnonzero(scores > threshold)
     level = np.flatnonzero(scores == threshold)[: k - len(above)]
     ids = np.concatenate([above, level])
@@ -182,7 +186,7 @@ def _possible_winners(scores: Floats, raw: Words) -> Ids:
     """
     if len(scores) <= 2 * _HEAD:
         return np.arange(len(scores))
-    head = np.argpartition(scores, -_HEAD)[-_HEAD:]
+    head = np.argpartition(-scores, _HEAD - 1)[:_HEAD]  # from the front, as in _largest
     if scores[head].min() == -np.inf:
         return np.sort(head)  # every token that can be drawn is in the head
     bound = np.partition(scores[head] + gumbel(raw[head]), -2)[-2] - scores[head].min()

@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from speculation.draws import BadLogits, Drawn, Floats, Ids, Purpose, draw, likeliest, probabilities, uniform
 from speculation.types import SamplingParams, SparseDistribution, Verdict
 
-# A draft's distribution is cut to its likeliest tokens, without those this much less likely than the first. On the
-# embedded pair's chat and prose at temperature 0.8 that sends 16 tokens on average (32 without the floor), and of
-# 0.363 acceptance 0.001 is lost to it.
+# A draft's distribution is cut to its likeliest tokens, without those this much less likely than the first. Measured
+# on the embedded pair's chat and prose, acceptance of (whole, cut) and tokens sent: temperature 0.5 (0.378, 0.378) and
+# 7, 0.8 (0.363, 0.362) and 16, 1.0 (0.377, 0.375) and 21. At 1.5 the draft is flat, (0.276, 0.133), and no support that
+# is worth sending keeps it: 256 tokens reach 0.180.
 SUPPORT = 32
 FLOOR = 2.0**-8
 

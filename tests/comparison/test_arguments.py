@@ -11,6 +11,7 @@ import pytest
 import compare_architectures
 from compare_architectures import build_config, build_parser
 from comparison.config import ComparisonConfig
+from speculation.types import Rule
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,7 +45,7 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
         *("--dtype", "float32", "--threads", "1", "--sequence-length", "256", "--batch", "2"),
         *("--draft-model", "D", "--draft", "model", "--architectures", "fused, autoregressive"),
         *("--connect", "fused=[::1]:50051", "--output-dir", str(tmp_path), "--timeout", "9"),
-        *("--workloads", "code,prose", "--prompts-per-workload", "1"),
+        *("--workloads", "code,prose", "--prompts-per-workload", "1", "--rule", "rejection"),
     )
     sampling = found.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (
@@ -58,6 +59,7 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
     assert (found.draft_model, found.draft, found.architectures) == ("D", "model", ("fused", "autoregressive"))
     assert (found.connect, found.output_dir, found.timeout_s) == ({"fused": "[::1]:50051"}, tmp_path, 9.0)
     assert [prompt.kind for prompt in found.prompts] == ["code", "prose"]
+    assert (found.rule, config().rule) == (Rule.REJECTION, Rule.AGREEMENT)
 
 
 def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
@@ -77,6 +79,7 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--temperature", "nan"], "temperature: nan is not a finite number >= 0"),
         (["--temperature", "warm"], "argument --temperature: invalid float value: 'warm'"),
         (["--top-p", "0"], "top_p: 0.0 is outside (0, 1]"),
+        (["--rule", "vote"], "rule: 'vote' is not one of agreement, rejection"),
         (["--seed", "-1"], "seed: -1 is outside [0, 2**64)"),
         (["--num-runs", "0"], "num-runs: 0 is below 1"),
         (["--max-new-tokens", "0"], "max-new-tokens: 0 is below 1"),

@@ -78,6 +78,7 @@ def test_json_and_csv_are_written_whole_with_the_promised_keys(tmp_path: Path) -
         "chat": False,
     }
     assert found["settings"]["sampling"]["temperature"] == 0
+    assert found["settings"]["rule"] == "agreement"
     assert found["machine"]["usable_cores"] >= 1
     assert "python" in found["versions"]
     assert set(found["architectures"]) == {"autoregressive", "fused"}
