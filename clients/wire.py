@@ -57,7 +57,7 @@ def rule_from_wire(value: int) -> Rule:
 
 def rule_name(value: int) -> str:
     """What to call a rule in a message, known or not."""
-    names = {known: rule.value for rule, known in _RULES.items()}
+    names = {int(known): rule.value for rule, known in _RULES.items()}
     return names.get(value, str(value) if value else "nothing")
 
 
