@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from comparison.architectures import COMPARED
-from comparison.config import BACKENDS, DRAFTERS, DTYPES, RULES, ComparisonConfig, parse_connect
+from comparison.config import BACKENDS, DRAFTERS, DTYPES, ComparisonConfig, parse_connect
 from comparison.link_settings import LINK_KINDS
 from comparison.reading import read_comparison
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
-from speculation.types import SamplingParams
+from speculation.types import Rule, SamplingParams
 
 PROMPTS_PER_WORKLOAD = 4
 """So that the default comparison stays within a few minutes on two cores."""
@@ -69,7 +69,9 @@ def _add_generation_flags(parser: Parser) -> None:
     parser.flag("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate (default: 64)")
     parser.flag("--speculation-length", type=int, default=3, metavar="K", help="draft tokens per round (default: 3)")
     parser.flag("--temperature", default="0", metavar="LIST", help="0 is greedy; of several the first is the base")
-    parser.flag("--rule", default="agreement", metavar="LIST", help=f"of {', '.join(RULES)} (default: agreement)")
+    parser.flag(
+        "--rule", default="agreement", metavar="LIST", help="how drafts are verified: agreement, rejection or both"
+    )
     parser.flag("--top-k", type=int, default=0, help="keep the k most likely tokens, 0 keeps all (default: 0)")
     parser.flag("--top-p", type=float, default=1.0, help="nucleus, in (0, 1] (default: 1)")
     parser.flag("--min-p", type=float, default=0.0, help="drop tokens below this fraction of the best (default: 0)")
@@ -122,7 +124,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         bandwidth_mbps=arguments.bandwidth_mbps,
         link=arguments.link,
         temperatures=temperatures,
-        rules=split_list(arguments.rule),
+        rules=tuple(Rule.named(name) for name in split_list(arguments.rule)),
         sampling=SamplingParams(
             temperature=temperatures[0],
             top_k=arguments.top_k,

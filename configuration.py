@@ -57,7 +57,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
 def client_config(args: argparse.Namespace) -> ClientConfig:
     """What to ask and whom."""
     from clients.terminal import ClientConfig
-    from speculation.types import GenerationRequest, SamplingParams
+    from speculation.types import GenerationRequest, Rule, SamplingParams
 
     prompts = (*(args.prompt or ()), *_file_prompts(args.prompt_text))
     if not prompts:
@@ -71,6 +71,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         speculation_length=args.speculation_length,
         stop_strings=tuple(args.stop),
         ignore_end_of_sequence=args.ignore_eos,
+        rule=Rule.named(args.rule),
     )
     address = address_of(args.target_host, args.port)
     return ClientConfig(address, prompts, request, profile=args.profile, timeout=args.timeout)

@@ -92,6 +92,7 @@ def _request_flags(p: argparse.ArgumentParser) -> None:
     _flag(asking, "top_p", type=float, default=1.0, help="keep the likeliest tokens up to this probability (default 1)")
     _flag(asking, "min_p", type=float, default=0.0, help="drop tokens below this share of the likeliest (default 0)")
     _flag(asking, "seed", type=int, default=0, help="seed of the draws (default 0)")
+    _flag(asking, "rule", default="agreement", help="how drafts are verified: agreement (default) or rejection")
     _flag(asking, "stop", action="append", default=[], help="a string that ends the output; may be repeated")
     _flag(asking, "output", help="accept: write the figures here as JSON")
     _flag(asking, "report", help="advise: the comparison.json whose measurements to use")

@@ -14,7 +14,7 @@ from speculation.drafters import Drafter
 from speculation.draws import Drawn
 from speculation.loop import DraftThenVerify, speculate
 from speculation.stopping import Stopping, StopRules
-from speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
+from speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ class KnownTarget:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Nothing to prepare."""
 
-    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+    ) -> Verdict:
         done = len(tokens) - len(self._said.prompt)
         left = self._said.answer[done:]
         return agree(draft[: len(left) - 1], lambda i: Drawn(left[i], 0.0))

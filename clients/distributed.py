@@ -35,7 +35,7 @@ async def connect_distributed(
         raise ValueError(str(error)) from None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        verifier = RemoteVerifier(client, stats, request.report_margins)
-        return DraftThenVerify(verifier, drafting.drafter(target.vocab_size))
+        verifier = RemoteVerifier(client, stats, request.report_margins, request.rule)
+        return DraftThenVerify(verifier, drafting.drafter(target.vocab_size, request.rule))
 
     return Generator(worker_info(target, drafting.draft, config), drafting.tokenizer, rounds), client

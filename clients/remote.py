@@ -16,7 +16,7 @@ from clients import wire
 from clients.channel import TARGET, open_channel, stub
 from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
-from speculation.types import ModelInfo, SamplingParams, SpeculationStats, Verdict
+from speculation.types import ModelInfo, Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
 _RETRY_SECONDS = 0.2  # where a server refuses for lack of slots without saying for how long
@@ -55,8 +55,14 @@ class VerifierClient:
 class RemoteVerifier:
     """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`."""
 
-    def __init__(self, client: VerifierClient, stats: SpeculationStats, margins: bool = False) -> None:
-        self._client, self._stats, self._margins = client, stats, margins
+    def __init__(
+        self,
+        client: VerifierClient,
+        stats: SpeculationStats,
+        margins: bool = False,
+        rule: Rule = Rule.AGREEMENT,
+    ) -> None:
+        self._client, self._stats, self._margins, self._rule = client, stats, margins, rule
         self._session_id = ""
         self._prompt_length = 0
         self._sampling = SamplingParams()
@@ -73,35 +79,50 @@ class RemoteVerifier:
             prefix=prefix,
             prompt_length=self._prompt_length,
             sampling=wire.sampling_to_wire(self._sampling),
+            rule=wire.rule_to_wire(self._rule),
             tokenizer_sha256=self._client.tokenizer_sha256,
         )
         give_up = time.monotonic() + self._client.deadlines.admission
         while True:
             try:
-                await self._call(self._client.stub.OpenSession, request, self._client.deadlines.open)
-                return
+                reply = await self._call(self._client.stub.OpenSession, request, self._client.deadlines.open)
+                return self._check_rule(reply.rule)
             except TandemError as error:
                 wait = error.retry_seconds or _RETRY_SECONDS
                 if error.code != "RESOURCE_EXHAUSTED" or time.monotonic() + wait > give_up:
                     raise
                 await asyncio.sleep(wait)
 
-    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+    def _check_rule(self, replied: int) -> None:
+        """A server from before the rules were told apart says nothing, and means agreement."""
+        if replied != wire.rule_to_wire(self._rule) and (replied or self._rule is not Rule.AGREEMENT):
+            raise TandemError(
+                "FAILED_PRECONDITION",
+                f"rule: the TargetVerifier at {self._client.address} does not verify by {self._rule.value}, which was "
+                f"asked for; it says {wire.rule_name(replied)}",
+            )
+
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+    ) -> Verdict:
         try:
-            return await self._verify(tokens, draft)
+            return await self._verify(tokens, draft, distributions)
         except TandemError as error:
             if error.code != "NOT_FOUND":  # the lease ran out, or the server is a new one
                 raise
         await self._open(tokens)
-        return await self._verify(tokens, draft)
+        return await self._verify(tokens, draft, distributions)
 
-    async def _verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+    async def _verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution]
+    ) -> Verdict:
         request = pb.VerifyRequest(
             session_id=self._session_id,
             base_length=len(tokens),
             last_token=tokens[-1],
             draft_tokens=draft,
             report_margins=self._margins,
+            distributions=wire.distributions_to_wire(distributions),
         )
         sent = time.perf_counter()
         reply = await self._call(self._client.stub.Verify, request, self._client.deadlines.verify)

@@ -8,7 +8,7 @@ from models.assembly import Loaded, drafted_generator
 from models.generator import Generator
 from speculation.drafters import Drafter
 from speculation.fallible import FallibleDrafter
-from speculation.types import SpeculationStats
+from speculation.types import GenerationRequest, SpeculationStats
 
 
 async def open_remote_draft(
@@ -29,8 +29,8 @@ async def open_remote_draft(
         await client.close()
         raise
 
-    def drafter(stats: SpeculationStats) -> Drafter:
-        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats)
+    def drafter(request: GenerationRequest, stats: SpeculationStats) -> Drafter:
+        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule)
         return FallibleDrafter(remote, client.health)
 
     return drafted_generator(target, default_k, f"remote:{name}", drafter), client

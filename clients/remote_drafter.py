@@ -17,7 +17,16 @@ from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
 from models.runner import known_prefix
 from speculation.fallible import DrafterHealth, DrafterRefused
-from speculation.types import Draft, ModelInfo, Proposer, SamplingParams, SpeculationStats
+from speculation.types import (
+    Draft,
+    InvalidField,
+    ModelInfo,
+    Proposer,
+    Rule,
+    SamplingParams,
+    SparseDistribution,
+    SpeculationStats,
+)
 from tandem.v1 import draft_worker_pb2 as pb
 
 PROPOSE_SECONDS = 5.0
@@ -81,8 +90,10 @@ class RemoteDrafter:
     Counts bytes, and the network time of the calls that were answered, into `stats`.
     """
 
-    def __init__(self, client: DraftClient, vocab_size: int, stats: SpeculationStats) -> None:
-        self._client, self._vocab_size, self._stats = client, vocab_size, stats
+    def __init__(
+        self, client: DraftClient, vocab_size: int, stats: SpeculationStats, rule: Rule = Rule.AGREEMENT
+    ) -> None:
+        self._client, self._vocab_size, self._stats, self._rule = client, vocab_size, stats, rule
         self._sampling = SamplingParams()
         self._session_id = ""
         self._known = 0
@@ -105,7 +116,18 @@ class RemoteDrafter:
             reply.queue_seconds,
             reply.compute_seconds,
             proposed_by if len(proposed_by) == len(drafted) else (Proposer.MODEL,) * len(drafted),
+            self._distributions(reply)[: len(drafted)],
         )
+
+    def _distributions(self, reply: pb.ProposeResponse) -> tuple[SparseDistribution, ...]:
+        """What the tokens were drawn from. One that reaches beyond our vocabulary would bias the law if it were cut."""
+        try:
+            found = wire.distributions_from_wire(reply.distributions, reply.draft_tokens)
+        except InvalidField as error:
+            raise DrafterRefused(f"the worker's {error}") from None
+        if any(token >= self._vocab_size for each in found for token in each.token_ids):
+            raise DrafterRefused("the worker draws from tokens that the target does not have")
+        return found
 
     async def close(self) -> None:
         """Ends the session without waiting for the answer: it may never come."""
@@ -144,6 +166,7 @@ class RemoteDrafter:
             speculation_length=k,
             sampling=wire.sampling_to_wire(self._sampling) if first else None,
             tokenizer_sha256=self._client.tokenizer_sha256 if first else "",
+            rule=wire.rule_to_wire(self._rule) if first else None,
         )
         reply: pb.ProposeResponse = await self._call(self._client.stub.Propose, request, give_up - time.monotonic())
         return reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from speculation.types import (
@@ -11,12 +12,17 @@ from speculation.types import (
     GenerationRequest,
     InvalidField,
     ModelInfo,
+    Rule,
     SamplingParams,
+    SparseDistribution,
     SpeculationStats,
 )
 from tandem.v1 import generation_pb2 as pb
 
-KNOWN_RULES = (pb.VERIFICATION_RULE_UNSPECIFIED, pb.VERIFICATION_RULE_AGREEMENT)
+_RULES = {
+    Rule.AGREEMENT: pb.VERIFICATION_RULE_AGREEMENT,
+    Rule.REJECTION: pb.VERIFICATION_RULE_REJECTION,
+}
 
 
 def sampling_to_wire(sampling: SamplingParams) -> pb.Sampling:
@@ -35,9 +41,47 @@ def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
     return SamplingParams(**{name: getattr(message, name) for name in fields if message.HasField(name)})
 
 
-def check_rule(rule: int) -> None:
-    if rule not in KNOWN_RULES:
-        raise InvalidField("rule", f"{rule} is not a known verification rule")
+def rule_to_wire(rule: Rule) -> pb.VerificationRule:
+    return _RULES[rule]
+
+
+def rule_from_wire(value: int) -> Rule:
+    """Unspecified is the default, agreement. Raises InvalidField."""
+    if value == pb.VERIFICATION_RULE_UNSPECIFIED:
+        return Rule.AGREEMENT
+    for rule, known in _RULES.items():
+        if value == known:
+            return rule
+    raise InvalidField("rule", f"{value} is not a known verification rule")
+
+
+def rule_name(value: int) -> str:
+    """What to call a rule in a message, known or not."""
+    names = {int(known): rule.value for rule, known in _RULES.items()}
+    return names.get(value, str(value) if value else "nothing")
+
+
+def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[pb.SparseDistribution]:
+    return [pb.SparseDistribution(token_ids=each.token_ids, weights=each.weights) for each in distributions]
+
+
+def distributions_from_wire(
+    messages: Sequence[pb.SparseDistribution], draft: Sequence[int]
+) -> tuple[SparseDistribution, ...]:
+    """What each token of `draft` was drawn from, or nothing at all. Raises InvalidField naming the field."""
+    if messages and len(messages) != len(draft):
+        raise InvalidField(
+            "distributions", f"{len(messages)} for {len(draft)} draft tokens: give one for each, or none at all"
+        )
+    distributions = []
+    for i, (message, token) in enumerate(zip(messages, draft, strict=False)):
+        try:
+            distributions.append(SparseDistribution(tuple(message.token_ids), tuple(message.weights)))
+        except InvalidField as error:
+            raise InvalidField(f"distributions[{i}].{error.field}", error.reason) from None
+        if token not in message.token_ids:
+            raise InvalidField("draft_tokens", f"token {token} at {i} is not in the support of distributions[{i}]")
+    return tuple(distributions)
 
 
 def generation_to_wire(request: GenerationRequest) -> pb.Generation:
@@ -51,6 +95,7 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
         ignore_end_of_sequence=request.ignore_end_of_sequence,
         report_margins=request.report_margins,
         max_total_tokens=request.max_total_tokens,
+        rule=rule_to_wire(request.rule),
     )
     if request.token_ids is not None:
         message.token_ids.ids.extend(request.token_ids)
@@ -62,7 +107,6 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
 
 def generation_from_wire(message: pb.Generation) -> GenerationRequest:
     """Raises InvalidField naming the field."""
-    check_rule(message.rule)
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise InvalidField("prompt", "missing: give text or token_ids")
@@ -76,6 +120,7 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
         stop_strings=tuple(message.stop_strings),
         ignore_end_of_sequence=message.ignore_end_of_sequence,
         report_margins=message.report_margins,
+        rule=rule_from_wire(message.rule),
         **{name: getattr(message, name) for name in optional if message.HasField(name)},
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from comparison.link_settings import LinkSettings
-from speculation.types import SamplingParams
+from speculation.types import Rule, SamplingParams
 
 BASE, LINK, SAMPLING = "base", "link", "sampling"
 
@@ -43,7 +43,7 @@ class Condition:
     varies: str
     link: LinkChoice
     sampling: SamplingParams
-    rule: str = "agreement"
+    rule: Rule = Rule.AGREEMENT
 
 
 def plan(
@@ -51,7 +51,7 @@ def plan(
     rtts_ms: Sequence[float] = (),
     bandwidth_mbps: float | None = None,
     temperatures: Sequence[float] = (),
-    rules: Sequence[str] = ("agreement",),
+    rules: Sequence[Rule] = (Rule.AGREEMENT,),
 ) -> tuple[Condition, ...]:
     """The base first (`sampling`, the first link, the first rule), then every other link, then every other sampling.
 
@@ -66,6 +66,6 @@ def plan(
         for rule in rules if temperature else rules[:1]:
             drawn = replace(sampling, temperature=temperature)
             if (drawn, rule) != (base.sampling, base.rule):
-                name = f"temperature {temperature:g}, {rule}"
+                name = f"temperature {temperature:g}, {rule.value}"
                 conditions.append(replace(base, name=name, varies=SAMPLING, sampling=drawn, rule=rule))
     return tuple(conditions)

@@ -12,12 +12,11 @@ from comparison.architectures import COMPARED, CONNECTABLE
 from comparison.conditions import Condition, plan
 from comparison.link_settings import LINK_KINDS, LinkKind
 from comparison.workloads import Prompt
-from speculation.types import SamplingParams
+from speculation.types import Rule, SamplingParams
 
 BACKENDS: tuple[str, ...] = ("torch", "toy")
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
-RULES: tuple[str, ...] = ("agreement", "rejection")
 FORMATS: tuple[str, ...] = ("html", "md")
 
 
@@ -42,7 +41,7 @@ class ComparisonConfig:
     bandwidth_mbps: float | None = None
     link: LinkKind = "emulated"
     temperatures: tuple[float, ...] = ()
-    rules: tuple[str, ...] = ("agreement",)
+    rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
     sequence_length: int = 512
     batch: int | None = None
     threads: int | None = None
@@ -82,7 +81,6 @@ class ComparisonConfig:
             ("dtype", (self.dtype,), DTYPES),
             ("draft", (self.draft,), DRAFTERS),
             ("link", (self.link,), LINK_KINDS),
-            ("rule", self.rules, RULES),
             ("format", self.formats, FORMATS),
         ):
             _check_names(flag, chosen, dict.fromkeys(known))

@@ -34,7 +34,7 @@ from comparison.servers import Fleet, Server, ServerFailed
 from comparison.site import LinkUnavailable, Site, open_site
 from comparison.summary import References, Summary, summarize
 from comparison.table import print_comparison
-from speculation.types import ModelInfo
+from speculation.types import ModelInfo, Rule
 
 
 class Client(Generator, Protocol):
@@ -197,7 +197,7 @@ class _Measuring:
         own = [record for record in records if record.condition == condition.name]
         baseline = baseline_of(list(self.endpoints))
         plain = [contender for contender in self.contenders if contender.name == AUTOREGRESSIVE.name]
-        exact = plain and condition.rule == "agreement"  # the rejection rule keeps the law, not the tokens
+        exact = plain and condition.rule is Rule.AGREEMENT  # the rejection rule keeps the law, not the tokens
         references = References(
             baseline.architecture.name if baseline else None, AUTOREGRESSIVE.name if exact else None
         )

@@ -37,7 +37,7 @@ def run_as_json(comparison: Comparison) -> dict[str, Any]:
         "max_new_tokens": config.max_new_tokens,
         "speculation_length": config.speculation_length,
         "temperature": config.sampling.temperature,
-        "rule": config.rules[0],
+        "rule": config.rules[0].value,
         "architectures": {
             s.architecture: {
                 "tpot_s": s.distributions["tpot_s"].mean,

@@ -101,6 +101,7 @@ def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
     return {
         **settings,
         "output_dir": str(config.output_dir),
+        "rules": [rule.value for rule in config.rules],
         "baseline": config.baseline["started_at"] if config.baseline else None,
         "connect": dict(config.connect),
         "sampling": asdict(config.sampling),
@@ -123,7 +124,7 @@ def _condition_as_json(result: ConditionResult, kind: str) -> dict[str, Any]:
         "varies": condition.varies,
         "link": _link_as_json(condition.link, kind, result.link),
         "sampling": asdict(condition.sampling),
-        "rule": condition.rule,
+        "rule": condition.rule.value,
         "architectures": {summary.architecture: summary_as_json(summary) for summary in result.summaries},
     }
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from comparison.identity import MarginTrace
 from comparison.records import Failure, Measurement, Record, attribute_seconds, failure_of
 from comparison.workloads import Prompt
-from speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
+from speculation.types import Chunk, Completion, GenerationRequest, Rule, SamplingParams
 
 WARM_UP_TOKENS = 8
 
@@ -50,7 +50,7 @@ class RequestSettings:
     speculation_length: int
     sampling: SamplingParams
     timeout_s: float | None = None
-    rule: str = "agreement"
+    rule: Rule = Rule.AGREEMENT
 
     def request(self, prompt: Prompt) -> GenerationRequest:
         return GenerationRequest(
@@ -59,6 +59,7 @@ class RequestSettings:
             sampling=self.sampling,
             max_new_tokens=self.max_new_tokens,
             speculation_length=self.speculation_length,
+            rule=self.rule,
         )
 
 

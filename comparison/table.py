@@ -16,6 +16,7 @@ from comparison.predictions import Prediction
 from comparison.records import CAUSES, Record
 from comparison.report import Comparison, ConditionResult
 from comparison.summary import Summary
+from speculation.types import Rule
 
 SHOWN = 5
 """Failures and divergences listed before the rest is left to comparison.json."""
@@ -145,6 +146,7 @@ def setting_lines(comparison: Comparison) -> Iterator[str]:
     drafters = dict.fromkeys(model.draft_name for model in models if model.draft_name)
     sampling = config.sampling
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}"
+    how += "" if config.rules[0] is Rule.AGREEMENT else f", verified by {config.rules[0].value}"
     yield f"machine: {comparison.machine}"
     yield (
         f"target: {_names(model.model_name for model in models)}; dtype {_names(model.dtype for model in models)}"

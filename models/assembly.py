@@ -17,7 +17,7 @@ from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
 from speculation.drafters import Drafter, HybridDrafter, NgramDrafter
 from speculation.loop import DraftThenVerify, Rounds
-from speculation.types import GenerationRequest, ModelInfo, SpeculationStats
+from speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
 
 BACKENDS = ("torch", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
@@ -177,7 +177,7 @@ def plain_generator(loaded: Loaded) -> Generator:
 
 
 def drafted_generator(
-    target: Loaded, default_k: int, name: str, drafter: Callable[[SpeculationStats], Drafter]
+    target: Loaded, default_k: int, name: str, drafter: Callable[[GenerationRequest, SpeculationStats], Drafter]
 ) -> Generator:
     """The target, and whatever `drafter` makes for a request, called `name`. A length of 0 asks it for nothing."""
     info = target_info(target, default_k, name)
@@ -185,7 +185,8 @@ def drafted_generator(
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         asked = request.speculation_length
         k = info.default_speculation_length if asked is None else asked
-        return DraftThenVerify(LocalVerifier(target.engine, request.report_margins), drafter(stats) if k else None)
+        verifier = LocalVerifier(target.engine, request.report_margins, request.rule)
+        return DraftThenVerify(verifier, drafter(request, stats) if k else None)
 
     return Generator(info, target.tokenizer, rounds)
 
@@ -205,8 +206,8 @@ def fused_generator(target: Loaded, draft: Loaded | None, default_k: int, choice
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if pair is not None:
-            return FusedRounds(pair, request.report_margins, choice.lookup())
-        return DraftThenVerify(LocalVerifier(target.engine, request.report_margins), NgramDrafter())
+            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule)
+        return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
 
     return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
 
@@ -220,11 +221,17 @@ def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
         )
 
 
-def make_drafter(draft: Loaded | None, target_vocab_size: int, choice: DraftChoice, waits: bool = True) -> Drafter:
+def make_drafter(
+    draft: Loaded | None,
+    target_vocab_size: int,
+    choice: DraftChoice,
+    rule: Rule = Rule.AGREEMENT,
+    waits: bool = True,
+) -> Drafter:
     """A drafter for one request. Without `waits`, its `open` raises NoFreeSlot where all slots are taken."""
     if draft is None:
         return NgramDrafter()
-    model, lookup = ModelDrafter(draft.engine, target_vocab_size, waits), choice.lookup()
+    model, lookup = ModelDrafter(draft.engine, target_vocab_size, rule, waits), choice.lookup()
     return model if lookup is None else HybridDrafter(lookup, model)
 
 

@@ -8,7 +8,7 @@ from models.assembly import DraftChoice, Loaded, ModelConfig, draft_name, load_d
 from models.batcher import Batcher
 from models.tokenizers import Tokenizer
 from speculation.drafters import Drafter
-from speculation.types import ModelInfo
+from speculation.types import ModelInfo, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Drafting:
         """Token ids that may be asked about are below it."""
         return self.draft.runner.limits.vocab_size if self.draft else self.tokenizer.vocab_size
 
-    def drafter(self, vocab_size: int, waits: bool = True) -> Drafter:
+    def drafter(self, vocab_size: int, rule: Rule = Rule.AGREEMENT, waits: bool = True) -> Drafter:
         """For one request, proposing token ids below `vocab_size`. Without `waits`, `open` raises NoFreeSlot."""
-        return make_drafter(self.draft, vocab_size, self.choice, waits)
+        return make_drafter(self.draft, vocab_size, self.choice, rule, waits)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher) -> Drafting:

@@ -17,11 +17,10 @@ from models.runner import (
     Runner,
     VerifyRow,
     fused_step,
-    known_prefix,
 )
 from models.slots import SlotPool
 from speculation.drafters import NgramDrafter
-from speculation.types import Draft, Proposer, SamplingParams, Verdict
+from speculation.types import Draft, Proposer, Rule, SamplingParams, SparseDistribution, Verdict
 
 
 class Engine:
@@ -64,13 +63,19 @@ class TargetSequence(KVSequence):
     """A sequence of the target: prefilled, then verified round by round."""
 
     async def verify(
-        self, tokens: Sequence[int], draft: Sequence[int], sampling: SamplingParams, margins: bool = False
+        self,
+        tokens: Sequence[int],
+        draft: Sequence[int],
+        sampling: SamplingParams,
+        margins: bool = False,
+        rule: Rule = Rule.AGREEMENT,
+        distributions: Sequence[SparseDistribution] = (),
     ) -> Verdict:
         """One pass over [last of tokens, draft...]; what was accepted stays held."""
         position = len(tokens) - 1
         self.keep(tokens[:position], start=max(0, position - 1))
         await self.fill(tokens[:position])
-        row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins)
+        row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins, rule, tuple(distributions))
         done = await self.engine.batcher.run(self.engine.runner.verify, row, self.engine.runner.limits.slots)
         verdict = done.value
         self.held += [tokens[-1], *draft[: verdict.accepted]]
@@ -80,8 +85,8 @@ class TargetSequence(KVSequence):
 class LocalVerifier:
     """The target beside us, for one request; waits for a slot if all are taken."""
 
-    def __init__(self, engine: Engine, margins: bool = False) -> None:
-        self._engine, self._margins = engine, margins
+    def __init__(self, engine: Engine, margins: bool = False, rule: Rule = Rule.AGREEMENT) -> None:
+        self._engine, self._margins, self._rule = engine, margins, rule
         self._sequence: TargetSequence | None = None
         self._sampling = SamplingParams()
 
@@ -90,9 +95,11 @@ class LocalVerifier:
         self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire())
         await self._sequence.fill(prompt[:-1])
 
-    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+    ) -> Verdict:
         assert self._sequence is not None, "open comes first"
-        return await self._sequence.verify(tokens, draft, self._sampling, self._margins)
+        return await self._sequence.verify(tokens, draft, self._sampling, self._margins, self._rule, distributions)
 
     async def close(self) -> None:
         if self._sequence:
@@ -101,7 +108,11 @@ class LocalVerifier:
 
 
 class DraftSequence(KVSequence):
-    """A sequence of the draft model."""
+    """A sequence of the draft model, which proposes by `rule` of the `known` first token ids."""
+
+    def __init__(self, engine: Engine, slot: int, rule: Rule, known: int) -> None:
+        super().__init__(engine, slot)
+        self._rule, self._known = rule, known
 
     async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow:
         """What to ask of the next step, once the cache holds all of `tokens` but a short tail."""
@@ -110,7 +121,7 @@ class DraftSequence(KVSequence):
             await self.fill(tokens[:-2])
             behind = 2
         tail = tuple(tokens[-max(2, behind) :])
-        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling)
+        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._known)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         """Notes what a step fed: the last draft token was drawn, not fed."""
@@ -118,20 +129,22 @@ class DraftSequence(KVSequence):
 
 
 class ModelDrafter:
-    """A draft model, for one request. Tokens the target does not have end the draft.
+    """A draft model, for one request. Tokens the target does not have end the draft, or are not drawn at all.
 
     `open` waits for a slot if all are taken; without `waits` it raises NoFreeSlot.
     """
 
-    def __init__(self, engine: Engine, target_vocab_size: int, waits: bool = True) -> None:
-        self._engine, self._target_vocab_size, self._waits = engine, target_vocab_size, waits
+    def __init__(self, engine: Engine, target_vocab_size: int, rule: Rule = Rule.AGREEMENT, waits: bool = True) -> None:
+        self._engine, self._target_vocab_size = engine, target_vocab_size
+        self._rule, self._waits = rule, waits
         self._sequence: DraftSequence | None = None
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
         slots = self._engine.slots
-        self._sequence = DraftSequence(self._engine, await slots.acquire() if self._waits else slots.take())
+        slot = await slots.acquire() if self._waits else slots.take()
+        self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size)
         await self._sequence.fill(prompt[:-2])
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
@@ -145,12 +158,13 @@ class ModelDrafter:
         row = await sequence.row(tokens, k, self._sampling)
         done = await self._engine.batcher.run(self._engine.runner.propose, row, limits.slots)
         sequence.proposed(tokens, done.value.token_ids)
-        known = known_prefix(done.value.token_ids, self._target_vocab_size)
+        known = done.value.known(self._target_vocab_size)
         return Draft(
-            known,
+            known.token_ids,
             sequence.queue_seconds - waited + done.queue_seconds,
             sequence.compute_seconds - worked + done.compute_seconds,
-            (Proposer.MODEL,) * len(known),
+            (Proposer.MODEL,) * len(known.token_ids),
+            known.distributions,
         )
 
     async def close(self) -> None:
@@ -173,8 +187,14 @@ class FusedRounds:
     With a `lookup`, a round that it can answer verifies the copy and leaves the draft model alone.
     """
 
-    def __init__(self, pair: FusedPair, margins: bool = False, lookup: NgramDrafter | None = None) -> None:
-        self._pair, self._margins, self._lookup = pair, margins, lookup
+    def __init__(
+        self,
+        pair: FusedPair,
+        margins: bool = False,
+        lookup: NgramDrafter | None = None,
+        rule: Rule = Rule.AGREEMENT,
+    ) -> None:
+        self._pair, self._margins, self._lookup, self._rule = pair, margins, lookup, rule
         self._target: KVSequence | None = None
         self._draft: DraftSequence | None = None
         self._sampling = SamplingParams()
@@ -182,7 +202,9 @@ class FusedRounds:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
         slot = await self._pair.target.slots.acquire()
-        self._target, self._draft = KVSequence(self._pair.target, slot), DraftSequence(self._pair.draft, slot)
+        self._target = KVSequence(self._pair.target, slot)
+        known = self._pair.target.runner.limits.vocab_size
+        self._draft = DraftSequence(self._pair.draft, slot, self._rule, known)
         if self._lookup:
             await self._lookup.open(prompt, sampling)
         await self._target.fill(prompt[:-1])
@@ -194,7 +216,8 @@ class FusedRounds:
         if k and not copied:
             propose = await self._draft.row(tokens, k, self._sampling)
         else:
-            propose = ProposeRow(self._target.slot, len(tokens) - 1, tuple(tokens[-1:]), k, self._sampling)
+            last = tuple(tokens[-1:])
+            propose = ProposeRow(self._target.slot, len(tokens) - 1, last, k, self._sampling, self._rule)
         row = FusedRow(propose, self._margins, copied)
         done = await self._pair.target.batcher.run(self._pair.step, row, self._pair.target.runner.limits.slots)
         proposed, verdict = done.value.proposal, done.value.verdict
@@ -203,7 +226,13 @@ class FusedRounds:
         proposer = Proposer.NGRAM if copied else Proposer.MODEL
         compute = done.compute_seconds - proposed.seconds
         return (
-            Draft(proposed.token_ids, 0.0, proposed.seconds, (proposer,) * len(proposed.token_ids)),
+            Draft(
+                proposed.token_ids,
+                0.0,
+                proposed.seconds,
+                (proposer,) * len(proposed.token_ids),
+                proposed.distributions,
+            ),
             Verdict(verdict.token_ids, verdict.accepted, done.queue_seconds, compute, verdict.margins),
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from speculation.types import SamplingParams, Verdict
+from speculation.types import Rule, SamplingParams, SparseDistribution, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,10 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """Feed the last committed token at `position` and the draft after it; draw the target's tokens."""
+    """Feed the last committed token at `position` and the draft after it; decide by `rule` what is committed.
+
+    `distributions`: what the draft's tokens were drawn from, under the rejection rule; empty: proposed for certain.
+    """
 
     slot: int
     position: int
@@ -58,6 +61,8 @@ class VerifyRow:
     draft: tuple[int, ...]
     sampling: SamplingParams
     margins: bool = False
+    rule: Rule = Rule.AGREEMENT
+    distributions: tuple[SparseDistribution, ...] = ()
 
 
 TAIL = 8  # committed tokens that a draft's first step can catch up on; behind by more, it prefills
@@ -68,7 +73,8 @@ class ProposeRow:
     """Draw `k` draft tokens after `tail`, the last committed tokens, at most `TAIL` of them.
 
     `position` is that of the last token of `tail`. Feeding more than one catches up on tokens that the draft model did
-    not propose itself: two after a fully accepted draft, more after a copied one.
+    not propose itself: two after a fully accepted draft, more after a copied one. `known` is how many of the first ids
+    the target has, if not all: the rejection rule draws no others.
     """
 
     slot: int
@@ -76,14 +82,22 @@ class ProposeRow:
     tail: tuple[int, ...]
     k: int
     sampling: SamplingParams
+    rule: Rule = Rule.AGREEMENT
+    known: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Draft tokens, and the seconds they took."""
+    """Draft tokens, the seconds they took, and what they were drawn from where the verifier must know."""
 
     token_ids: tuple[int, ...]
     seconds: float = 0.0
+    distributions: tuple[SparseDistribution, ...] = ()
+
+    def known(self, vocab_size: int) -> Proposal:
+        """What comes before the first token that the target does not have."""
+        ids = known_prefix(self.token_ids, vocab_size)
+        return Proposal(ids, self.seconds, self.distributions[: len(ids)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +220,7 @@ def _fused_result(
         return verdict
     if isinstance(proposal, RowFailed):
         return FusedResult(Proposal(()), verdict)
-    return FusedResult(Proposal(known_prefix(proposal.token_ids, vocab_size), proposal.seconds), verdict)
+    return FusedResult(proposal.known(vocab_size), verdict)
 
 
 def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:
@@ -218,5 +232,7 @@ def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:
 def _to_verify(row: FusedRow, proposal: Proposal | RowFailed, vocab_size: int) -> VerifyRow:
     """A row whose draft failed goes on undrafted."""
     p = row.propose
-    draft = known_prefix(proposal.token_ids, vocab_size) if isinstance(proposal, Proposal) else ()
-    return VerifyRow(p.slot, p.position, p.tail[-1], draft, p.sampling, row.margins)
+    known = proposal.known(vocab_size) if isinstance(proposal, Proposal) else Proposal(())
+    return VerifyRow(
+        p.slot, p.position, p.tail[-1], known.token_ids, p.sampling, row.margins, p.rule, known.distributions
+    )

@@ -29,8 +29,9 @@ from models.runner import (
 )
 from models.torch_model import TorchModel
 from speculation.acceptance import agree
-from speculation.draws import BadLogits, Drawn, draw
-from speculation.types import SamplingParams, Verdict
+from speculation.draws import BadLogits, Drawn
+from speculation.rules import guess, judge
+from speculation.types import SamplingParams, SparseDistribution, Verdict
 
 
 class TorchRunner:
@@ -75,7 +76,7 @@ class TorchRunner:
         if all(row.sampling.greedy and not row.margins for row in rows):
             return _verdicts_greedy(rows, logits)
         host = logits.float().cpu().numpy()
-        return [_verdict(row, _draws(row, host[r])) for r, row in enumerate(rows)]
+        return [_sound(functools.partial(_judged, row, host[r])) for r, row in enumerate(rows)]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         """The target's logits [rows or more, width, vocabulary]: column i is the prediction after draft[:i]."""
@@ -95,16 +96,16 @@ class TorchRunner:
         )
         columns = self.model.tensor([len(row.tail) - 1 for row in rows])
         logits = first[torch.arange(len(rows), device=first.device), columns]
-        drafts: list[list[int]] = [[] for _ in rows]
+        drafts: list[list[_Guess]] = [[] for _ in rows]
         for i in range(max(row.k for row in rows)):
             if i:
-                logits = self._forward(slots, [[d[-1]] for d in drafts], [row.position + i for row in rows])[
+                logits = self._forward(slots, [[d[-1][0]] for d in drafts], [row.position + i for row in rows])[
                     : len(rows), 0
                 ]
-            for draft, token in zip(drafts, _draw_each(self.model, rows, logits, i), strict=True):
-                draft.append(token)
+            for draft, guessed in zip(drafts, _guess_each(self.model, rows, logits, i), strict=True):
+                draft.append(guessed)
         seconds = time.perf_counter() - started
-        return [Proposal(tuple(d[: row.k]), seconds) for d, row in zip(drafts, rows, strict=True)]
+        return [_proposal(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
 
     def _forward(self, slots: list[int], tokens: Sequence[Sequence[int]], starts: list[int]) -> Tensor:
         """Logits of a step padded to a batch bucket."""
@@ -121,29 +122,32 @@ def _padded(tokens: Sequence[int], width: int) -> list[int]:
     return [*tokens, *[tokens[-1]] * (width - len(tokens))]
 
 
-def _draw_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[int]:
-    """Draft token i of every row, drawn with the noise of the position it would stand at."""
+_Guess = tuple[int, SparseDistribution | None]
+
+
+def _guess_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[_Guess]:
+    """Draft token i of every row, drawn for the position it would stand at, and what it was drawn from."""
     if all(row.sampling.greedy for row in rows):
-        return model.tokens_of(logits.argmax(-1)).tolist()
+        return [(token, None) for token in model.tokens_of(logits.argmax(-1)).tolist()]
     host = model.widened(logits).cpu().numpy()
-    return [_guess(host[r], row.sampling, row.position + 1 + i) for r, row in enumerate(rows)]
+    return [guess(host[r], row.sampling, row.rule, row.position + 1 + i, row.known) for r, row in enumerate(rows)]
 
 
-def _guess(logits: NDArray[np.float32], sampling: SamplingParams, position: int) -> int:
+def _proposal(guesses: Sequence[_Guess], seconds: float) -> Proposal:
+    sent = tuple(distribution for _, distribution in guesses if distribution is not None)
+    return Proposal(tuple(token for token, _ in guesses), seconds, sent)
+
+
+def _judged(row: VerifyRow, logits: NDArray[np.float32]) -> Verdict:
+    """A row's verdict from the target's logits [width, vocabulary]."""
+    return judge(
+        row.draft, row.distributions, lambda i: logits[i], row.sampling, row.rule, row.position + 1, row.margins
+    )
+
+
+def _sound(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
     try:
-        return draw(logits, sampling, position).token
-    except BadLogits:
-        return 0  # a draft may be wrong about anything
-
-
-def _draws(row: VerifyRow, logits: NDArray[np.float32]) -> Callable[[int], Drawn]:
-    """The target's draw i of a row, from its logits [width, vocabulary]."""
-    return lambda i: draw(logits[i], row.sampling, row.position + 1 + i)
-
-
-def _verdict(row: VerifyRow, target_draw: Callable[[int], Drawn]) -> Verdict | RowFailed:
-    try:
-        return agree(row.draft, target_draw, row.margins)
+        return verdict()
     except BadLogits as error:
         return RowFailed(f"target logits: {error}")
 
@@ -159,7 +163,8 @@ def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict 
             raise BadLogits("no finite largest logit")
         return Drawn(ids[r][i], 0.0)
 
-    return [_verdict(row, functools.partial(target_draw, r)) for r, row in enumerate(rows)]
+    draws = [functools.partial(target_draw, r) for r in range(len(rows))]
+    return [_sound(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)]
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:

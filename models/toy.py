@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.runner import Identity, Limits, PrefillRow, Proposal, ProposeRow, RowFailed, StepShapes, VerifyRow
-from speculation.acceptance import agree
-from speculation.draws import draw
-from speculation.types import Verdict
+from speculation.rules import guess, judge
+from speculation.types import SparseDistribution, Verdict
 
 VOCAB_SIZE = 258
 END = 257
@@ -83,20 +82,28 @@ class ToyRunner:
         self._write(row.slot, row.position, (row.last_token, *row.draft))
         if any(token < 0 for token in self._cache[row.slot, : row.position]):
             return RowFailed("a position before the row's was never written")
-        return agree(
+        return judge(
             row.draft,
-            lambda i: draw(self._logits(row.slot, row.position + i), row.sampling, row.position + 1 + i),
+            row.distributions,
+            lambda i: self._logits(row.slot, row.position + i),
+            row.sampling,
+            row.rule,
+            row.position + 1,
             row.margins,
         )
 
     def _propose(self, row: ProposeRow) -> Proposal:
         self._write(row.slot, row.position + 1 - len(row.tail), row.tail)
         proposed: list[int] = []
+        distributions: list[SparseDistribution] = []
         for i in range(row.k):
             if i:
                 self._write(row.slot, row.position + i, proposed[-1:])
-            proposed.append(draw(self._logits(row.slot, row.position + i), row.sampling, row.position + 1 + i).token)
-        return Proposal(tuple(proposed))
+            logits = self._logits(row.slot, row.position + i)
+            token, distribution = guess(logits, row.sampling, row.rule, row.position + 1 + i, row.known)
+            proposed.append(token)
+            distributions += [distribution] if distribution is not None else []
+        return Proposal(tuple(proposed), distributions=tuple(distributions))
 
     def _logits(self, slot: int, position: int) -> NDArray[np.float32]:
         return toy_logits(self._cache[slot, : position + 1].tolist(), self.config)

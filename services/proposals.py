@@ -62,7 +62,8 @@ class Proposals:
         if not request.HasField("sampling"):
             raise InvalidField("sampling", "missing: a session's first call must say how tokens are drawn")
         sampling = wire.sampling_from_wire(request.sampling)
-        held = Held(self._drafting.drafter(self._info.vocab_size, waits=False))
+        rule = wire.rule_from_wire(request.rule)
+        held = Held(self._drafting.drafter(self._info.vocab_size, rule, waits=False))
         return self.sessions.admit(request.session_id, held, sampling, [], self._info.max_sequence_length)
 
     async def _round(self, session: Session[Held, None], request: pb.ProposeRequest) -> pb.ProposeResponse:
@@ -83,6 +84,7 @@ class Proposals:
         return pb.ProposeResponse(
             draft_tokens=draft.token_ids,
             proposed_by=[proposer.value for proposer in draft.proposed_by],
+            distributions=wire.distributions_to_wire(draft.distributions),
             queue_seconds=draft.queue_seconds,
             compute_seconds=draft.compute_seconds,
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from speculation.types import SamplingParams
+from speculation.types import Rule, SamplingParams
 
 MAX_SESSION_ID = 128
 
@@ -48,6 +48,7 @@ class Session(Generic[Held, Reply]):
     in_use: int = 0
     recorded_base: int = -1
     recorded: Reply | None = field(default=None)
+    rule: Rule = Rule.AGREEMENT
 
     def fence(self, base_length: int, last_token: int) -> Fence:
         """Whether a round that extends `base_length` tokens, ending in `last_token`, is due, done, or neither."""
@@ -62,13 +63,15 @@ class Session(Generic[Held, Reply]):
         self.recorded_base, self.recorded = len(self.tokens), reply
         self.tokens += tokens
 
-    def resume(self, prefix: list[int], sampling: SamplingParams) -> None:
+    def resume(self, prefix: list[int], sampling: SamplingParams, rule: Rule = Rule.AGREEMENT) -> None:
         """Goes on from `prefix`, which must agree with the tokens as far as both reach. Raises SessionConflict."""
         common = min(len(prefix), len(self.tokens))
         if prefix[:common] != self.tokens[:common]:
             raise SessionConflict(f"session {self.session_id} is open with another prefix")
         if sampling != self.sampling:
             raise SessionConflict(f"session {self.session_id} is open with other sampling parameters")
+        if rule is not self.rule:
+            raise SessionConflict(f"session {self.session_id} is open under the rule of {self.rule.value}")
         if prefix != self.tokens:
             self.tokens = list(prefix)
             self.recorded_base, self.recorded = -1, None
@@ -93,13 +96,21 @@ class SessionTable(Generic[Held, Reply]):
         return self._sessions.get(session_id)
 
     def admit(
-        self, session_id: str, held: Held, sampling: SamplingParams, tokens: list[int], max_total_tokens: int
+        self,
+        session_id: str,
+        held: Held,
+        sampling: SamplingParams,
+        tokens: list[int],
+        max_total_tokens: int,
+        rule: Rule = Rule.AGREEMENT,
     ) -> Session[Held, Reply]:
         """A new session; its id must be free."""
         if session_id in self._sessions:
             raise SessionConflict(f"session {session_id} is open")
         expires = self._clock() + self.lease_seconds
-        session: Session[Held, Reply] = Session(session_id, held, sampling, list(tokens), max_total_tokens, expires)
+        session: Session[Held, Reply] = Session(
+            session_id, held, sampling, list(tokens), max_total_tokens, expires, rule=rule
+        )
         self._sessions[session_id] = session
         return session
 

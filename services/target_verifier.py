@@ -19,7 +19,7 @@ from services.errors import Mismatch
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.sessions import MAX_SESSION_ID, Fence, Session, SessionTable
-from speculation.types import InvalidField, ModelInfo, SamplingParams, TooLong
+from speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 
@@ -62,22 +62,24 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.OpenSessionResponse:
-        sampling = self._check_open(request)
+        sampling, rule = self._check_open(request), wire.rule_from_wire(request.rule)
         session = self.sessions.find(request.session_id)
         if session is None:
             self._lifecycle.check()
             held = Held(TargetSequence(self._engine, self._engine.slots.take()))
             total = self._max_total(request)
-            session = self.sessions.admit(request.session_id, held, sampling, list(request.prefix), total)
+            session = self.sessions.admit(request.session_id, held, sampling, list(request.prefix), total, rule)
         async with self._using(session):
-            return await self._fill(session, list(request.prefix), sampling)
+            session.resume(list(request.prefix), sampling, rule)
+            return await self._fill(session)
 
     async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
         arrived = time.perf_counter()
         session = self.sessions.touch(request.session_id)
         self._check_draft(session, request)
+        distributions = self._distributions(session, request)
         async with self._using(session):
-            reply = await self._round(session, request)
+            reply = await self._round(session, request, distributions)
         reply.server_seconds = time.perf_counter() - arrived
         return reply
 
@@ -96,11 +98,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def _free(self, session: Session[Held, pb.VerifyResponse]) -> None:
         self._engine.slots.release(session.held.sequence.slot)
 
-    async def _fill(
-        self, session: Session[Held, pb.VerifyResponse], prefix: list[int], sampling: SamplingParams
-    ) -> pb.OpenSessionResponse:
-        session.resume(prefix, sampling)
-        sequence = session.held.sequence
+    async def _fill(self, session: Session[Held, pb.VerifyResponse]) -> pb.OpenSessionResponse:
+        prefix, sequence = session.tokens, session.held.sequence
         reused = sequence.keep(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         await sequence.fill(prefix[:-1])
@@ -111,9 +110,15 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             queue_seconds=sequence.queue_seconds - waited,
             prefill_seconds=sequence.compute_seconds - worked,
             max_speculation_length=self._info.max_speculation_length,
+            rule=wire.rule_to_wire(session.rule),
         )
 
-    async def _round(self, session: Session[Held, pb.VerifyResponse], request: pb.VerifyRequest) -> pb.VerifyResponse:
+    async def _round(
+        self,
+        session: Session[Held, pb.VerifyResponse],
+        request: pb.VerifyRequest,
+        distributions: tuple[SparseDistribution, ...],
+    ) -> pb.VerifyResponse:
         fence = session.fence(request.base_length, request.last_token)
         if fence is Fence.STALE:
             return pb.VerifyResponse(stale=True, committed_length=len(session.tokens))
@@ -123,7 +128,12 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             replay.replayed = True
             return replay
         verdict = await session.held.sequence.verify(
-            session.tokens, request.draft_tokens, session.sampling, request.report_margins
+            session.tokens,
+            request.draft_tokens,
+            session.sampling,
+            request.report_margins,
+            session.rule,
+            distributions,
         )
         reply = pb.VerifyResponse(
             committed_length=len(session.tokens) + len(verdict.token_ids),
@@ -146,7 +156,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 "prompt_length", f"{request.prompt_length} is outside 1 to {len(request.prefix)}, the prefix's length"
             )
         check_tokens("prefix", list(request.prefix), self._info.vocab_size)
-        wire.check_rule(request.rule)
         if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:
             raise Mismatch(
                 f"the client's tokenizer {request.tokenizer_sha256[:12]} is not the target's "
@@ -175,3 +184,14 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 f"base_length {request.base_length} and a round of up to {drafted + 1} tokens: "
                 f"together above the sequence length {session.max_total_tokens}"
             )
+
+    def _distributions(
+        self, session: Session[Held, pb.VerifyResponse], request: pb.VerifyRequest
+    ) -> tuple[SparseDistribution, ...]:
+        """What the draft tokens were drawn from, checked: a wrong one would bend the output's law unseen."""
+        if request.distributions and session.rule is not Rule.REJECTION:
+            raise InvalidField("distributions", f"{len(request.distributions)} under {session.rule.value}: it has none")
+        distributions = wire.distributions_from_wire(request.distributions, request.draft_tokens)
+        for i, each in enumerate(distributions):
+            check_tokens(f"distributions[{i}].token_ids", each.token_ids, self._info.vocab_size)
+        return distributions

@@ -8,6 +8,7 @@ logits the lower id comes first, so that every set is unique.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,10 +35,30 @@ class Drawn:
     margin: float
 
 
-def words(seed: int, position: int, count: int) -> Words:
-    """The first `count` 64-bit words of the stream of (seed, position); word v belongs to token v."""
+class Purpose(enum.IntEnum):
+    """What random numbers are for: at each (seed, position) every purpose has a stream of its own.
+
+    TOKEN is the noise of `draw`: agreement's, plain decoding's, and that of the rejection rule's bonus token.
+    """
+
+    TOKEN = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
+
+
+def words(seed: int, position: int, count: int, purpose: Purpose = Purpose.TOKEN) -> Words:
+    """The first `count` 64-bit words of the stream of (seed, position, purpose); TOKEN's word v belongs to token v.
+
+    The purpose is the highest word of the counter, which no stream counts up to: streams never meet.
+    """
     key = np.array([seed, position], dtype=np.uint64)
-    return np.random.Philox(key=key).random_raw(count)
+    return np.random.Philox(key=key, counter=int(purpose) << 192).random_raw(count)
+
+
+def uniform(seed: int, position: int, purpose: Purpose) -> float:
+    """One number of 52 bits strictly inside (0, 1)."""
+    return ((int(words(seed, position, 1, purpose)[0]) >> 12) + 0.5) * 2.0**-52
 
 
 def gumbel(raw: Words) -> Floats:
@@ -50,17 +71,49 @@ def draw(logits: NDArray[np.float32], params: SamplingParams, position: int) -> 
     """Draws the token at absolute `position` from `logits` [vocabulary]. Raises BadLogits."""
     if params.greedy:
         return _greedy(logits)
-    top = float(logits.max())
-    if not np.isfinite(top):
-        raise BadLogits("no finite largest logit")
-    with np.errstate(over="ignore"):  # a tiny temperature takes all but the largest to -inf, as it should
-        scores = (logits.astype(np.float64) - top) / params.temperature
+    scores = _scores(logits, params)
     raw = words(params.seed, position, len(scores))
     candidates = surviving(scores, params)
     if candidates is None:
         candidates = _possible_winners(scores, raw)
     noisy = scores[candidates] + gumbel(raw[candidates])
     return _best(noisy, candidates, params.temperature)
+
+
+def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> tuple[Ids, Floats]:
+    """The distribution that `draw` follows, for a temperature above 0: ascending ids and their probabilities.
+
+    Raises BadLogits.
+    """
+    scores = _scores(logits, params)
+    survivors = surviving(scores, params)
+    ids = np.arange(len(scores)) if survivors is None else np.sort(survivors)
+    weights = np.exp(scores if survivors is None else scores[ids])
+    return ids, weights / weights.sum()
+
+
+def likeliest(logits: NDArray[np.float32], params: SamplingParams, most: int) -> tuple[Ids, Floats]:
+    """The likeliest `most` of the tokens that warping leaves: ascending ids, and weights of which the largest is 1.
+
+    Raises BadLogits.
+    """
+    scores = _scores(logits, params)
+    ids = surviving(scores, params)
+    if ids is None:
+        ids = _largest(scores, min(most, len(scores)))
+    elif len(ids) > most:
+        ids = ids[_largest(scores[ids], most)]
+    ids = np.sort(ids)
+    return ids, np.exp(scores[ids])
+
+
+def _scores(logits: NDArray[np.float32], params: SamplingParams) -> Floats:
+    """Logits over temperature, the largest at 0. Raises BadLogits."""
+    top = float(logits.max())
+    if not np.isfinite(top):
+        raise BadLogits("no finite largest logit")
+    with np.errstate(over="ignore"):  # a tiny temperature takes all but the largest to -inf, as it should
+        return (logits.astype(np.float64) - top) / params.temperature
 
 
 def _greedy(logits: NDArray[np.float32]) -> Drawn:
@@ -96,8 +149,12 @@ def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
 
 
 def _largest(scores: Floats, k: int) -> Ids:
-    """Ids of the k largest scores, the largest first, the lower id first among equals."""
-    threshold = np.partition(scores, -k)[-k]
+    """Ids of the k largest scores, the largest first, the lower id first among equals.
+
+    Partitioned from the front: a draft with a narrowed head has mostly -inf, and numpy's introselect takes twenty
+    times as long to reach the far end past that many equals.
+    """
+    threshold = -np.partition(-scores, k - 1)[k - 1]
     above = np.flatnonzero(scores > threshold)
     level = np.flatnonzero(scores == threshold)[: k - len(above)]
     ids = np.concatenate([above, level])
@@ -129,7 +186,7 @@ def _possible_winners(scores: Floats, raw: Words) -> Ids:
     """
     if len(scores) <= 2 * _HEAD:
         return np.arange(len(scores))
-    head = np.argpartition(scores, -_HEAD)[-_HEAD:]
+    head = np.argpartition(-scores, _HEAD - 1)[:_HEAD]  # from the front, as in _largest
     if scores[head].min() == -np.inf:
         return np.sort(head)  # every token that can be drawn is in the head
     bound = np.partition(scores[head] + gumbel(raw[head]), -2)[-2] - scores[head].min()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from speculation.drafters import Drafter
 from speculation.stopping import Stopping
-from speculation.types import Chunk, Draft, SamplingParams, SpeculationStats, Verdict
+from speculation.types import Chunk, Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 
 
 class Verifier(Protocol):
@@ -18,8 +18,13 @@ class Verifier(Protocol):
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Takes a KV slot and processes the prompt."""
 
-    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
-        """One pass over [last of tokens, draft...]: what the target commits after `tokens`."""
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+    ) -> Verdict:
+        """One pass over [last of tokens, draft...]: what the target commits after `tokens`.
+
+        `distributions`, what each draft token was drawn from, are of the rejection rule (see Draft).
+        """
 
     async def close(self) -> None:
         """Frees the slot. May be called at any time, and again."""
@@ -49,7 +54,7 @@ class DraftThenVerify:
 
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
         draft = await self.drafter.propose(tokens, k) if self.drafter and k else Draft()
-        return draft, await self.verifier.verify(tokens, draft.token_ids)
+        return draft, await self.verifier.verify(tokens, draft.token_ids, draft.distributions)
 
     async def close(self) -> None:
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,7 +15,7 @@ class InvalidField(ValueError):
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
-        self.field = field
+        self.field, self.reason = field, message
 
 
 class TooLong(ValueError):
@@ -47,6 +49,46 @@ class SamplingParams:
         return self.temperature == 0
 
 
+class Rule(enum.Enum):
+    """How draft tokens are verified. The values name it on the command line and in reports."""
+
+    AGREEMENT = "agreement"
+    REJECTION = "rejection"
+
+    @classmethod
+    def named(cls, name: str) -> Rule:
+        """Raises InvalidField."""
+        if name not in {rule.value for rule in cls}:
+            raise InvalidField("rule", f"{name!r} is not one of {', '.join(rule.value for rule in cls)}")
+        return cls(name)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseDistribution:
+    """What a draft token was drawn from: ascending ids and a weight above 0 for each, a 32-bit float.
+
+    It is exactly what crosses the wire, so whoever draws from it and whoever verifies read the same numbers.
+    """
+
+    token_ids: tuple[int, ...]
+    weights: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise InvalidField("token_ids", "empty: a distribution has at least one token")
+        if len(self.weights) != len(self.token_ids):
+            raise InvalidField("weights", f"{len(self.weights)} for {len(self.token_ids)} token ids")
+        for before, after in itertools.pairwise(self.token_ids):
+            if before >= after:
+                raise InvalidField("token_ids", f"{after} follows {before}: not ascending")
+        for weight in self.weights:
+            if not (math.isfinite(weight) and weight > 0):
+                raise InvalidField("weights", f"{weight} is not a finite number above 0")
+        sent = f"<{len(self.weights)}f"
+        if struct.unpack(sent, struct.pack(sent, *self.weights)) != self.weights:
+            raise InvalidField("weights", "not all of them are 32-bit floats")
+
+
 class FinishReason(enum.Enum):
     """Why a generation ended. The values are the wire's."""
 
@@ -71,6 +113,7 @@ class GenerationRequest:
     stop_strings: tuple[str, ...] = ()
     ignore_end_of_sequence: bool = False
     report_margins: bool = False
+    rule: Rule = Rule.AGREEMENT
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.token_ids is None):
@@ -96,7 +139,8 @@ class Proposer(enum.Enum):
 class Verdict:
     """What one verification committed: `accepted` draft tokens, then one token of the target's own.
 
-    Seconds are measured beside the target; `margins` (logits, 0 is a tie) only where asked for.
+    Seconds are measured beside the target; `margins` (logits, 0 is a tie) only where asked for, and not where the
+    rejection rule decided: it compares no scores.
     """
 
     token_ids: tuple[int, ...]
@@ -108,14 +152,20 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens, who proposed each of them, and what they cost."""
+    """Proposed tokens, who proposed each of them, and what they cost.
+
+    Under the rejection rule `distributions` says what each token was drawn from; none at all: proposed for certain.
+    """
 
     token_ids: tuple[int, ...] = ()
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
     proposed_by: tuple[Proposer, ...] = ()
+    distributions: tuple[SparseDistribution, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.distributions and len(self.distributions) != len(self.token_ids):
+            raise ValueError(f"distributions: {len(self.distributions)} for {len(self.token_ids)} tokens")
         if self.proposed_by and len(self.proposed_by) != len(self.token_ids):
             raise ValueError(f"proposed_by: {len(self.proposed_by)} entries for {len(self.token_ids)} tokens")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import main
+from speculation.types import Rule
 from tests.support import GREEDY, REPOSITORY, ServerProcess, launch, oracle, server_process
 
 SEED_COMMANDS = [
@@ -88,6 +89,16 @@ def test_hyphens_and_underscores_mean_the_same() -> None:
     words = line.split()
     hyphens = [w.replace("_", "-") if w.startswith("--") else w for w in words]
     assert main.parser().parse_args(words) == main.parser().parse_args(hyphens)
+
+
+def test_the_rule_of_a_request_is_agreement_unless_another_is_asked_for() -> None:
+    for flags, rule in (
+        ([], Rule.AGREEMENT),
+        (["--rule", "agreement"], Rule.AGREEMENT),
+        (["--rule", "rejection"], Rule.REJECTION),
+    ):
+        args = main.parser().parse_args(["--role", "client", "--prompt", "x", *flags])
+        assert main.client_config(args).request.rule is rule
 
 
 def test_gamma_and_prompt_file_are_other_names() -> None:
@@ -330,6 +341,7 @@ def test_a_truncated_gguf_is_exit_code_2_and_one_line(
         ("--role client --prompt x --min_p 2", "min_p: 2"),
         ("--role client --prompt x --top_k -1", "top_k: -1"),
         ("--role client --prompt x --seed -1", "seed: -1"),
+        ("--role client --prompt x --rule majority", "rule: 'majority'"),
         ("--role client --prompt x --max_new_tokens 0", "max_new_tokens: 0"),
         ("--role client --prompt x --speculation_length -1", "speculation_length: -1"),
         ("--role client --prompt x --service Nobody", "Nobody"),

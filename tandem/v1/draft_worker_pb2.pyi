@@ -31,36 +31,40 @@ class DraftWorkerGenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("session_id", "known_length", "tokens", "speculation_length", "sampling", "tokenizer_sha256")
+    __slots__ = ("session_id", "known_length", "tokens", "speculation_length", "sampling", "tokenizer_sha256", "rule")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_LENGTH_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     known_length: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     speculation_length: int
     sampling: _generation_pb2.Sampling
     tokenizer_sha256: str
-    def __init__(self, session_id: _Optional[str] = ..., known_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ...) -> None: ...
+    rule: _generation_pb2.VerificationRule
+    def __init__(self, session_id: _Optional[str] = ..., known_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
-    __slots__ = ("unknown", "draft_tokens", "proposed_by", "queue_seconds", "compute_seconds", "server_seconds")
+    __slots__ = ("unknown", "draft_tokens", "proposed_by", "queue_seconds", "compute_seconds", "server_seconds", "distributions")
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_BY_FIELD_NUMBER: _ClassVar[int]
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SERVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
     unknown: bool
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     proposed_by: _containers.RepeatedScalarFieldContainer[str]
     queue_seconds: float
     compute_seconds: float
     server_seconds: float
-    def __init__(self, unknown: bool = ..., draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., server_seconds: _Optional[float] = ...) -> None: ...
+    distributions: _containers.RepeatedCompositeFieldContainer[_generation_pb2.SparseDistribution]
+    def __init__(self, unknown: bool = ..., draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., server_seconds: _Optional[float] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ...) -> None: ...
 
 class EndProposalsRequest(_message.Message):
     __slots__ = ("session_id",)

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class DraftWorkerStub(object):
-    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone.
+    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone;
+    under the rejection rule, of the same law.
     """
 
     def __init__(self, channel):
@@ -58,7 +59,8 @@ class DraftWorkerStub(object):
 
 
 class DraftWorkerServicer(object):
-    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone.
+    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone;
+    under the rejection rule, of the same law.
     """
 
     def GetModelInfo(self, request, context):
@@ -122,7 +124,8 @@ def add_DraftWorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DraftWorker(object):
-    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone.
+    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone;
+    under the rejection rule, of the same law.
     """
 
     @staticmethod

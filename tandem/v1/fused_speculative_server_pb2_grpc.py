@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class FusedSpeculativeServerStub(object):
-    """Owns both models. Its output is that of the target alone.
+    """Owns both models. Its output is that of the target alone; under the rejection rule, of the same law.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class FusedSpeculativeServerStub(object):
 
 
 class FusedSpeculativeServerServicer(object):
-    """Owns both models. Its output is that of the target alone.
+    """Owns both models. Its output is that of the target alone; under the rejection rule, of the same law.
     """
 
     def GetModelInfo(self, request, context):
@@ -87,7 +87,7 @@ def add_FusedSpeculativeServerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FusedSpeculativeServer(object):
-    """Owns both models. Its output is that of the target alone.
+    """Owns both models. Its output is that of the target alone; under the rejection rule, of the same law.
     """
 
     @staticmethod

@@ -74,7 +74,8 @@ class TargetVerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """What the target alone says: plain decoding, the baseline; or speculation with the drafts of a DraftWorker.
+        """What the target alone says: plain decoding, the baseline, and what every architecture's output equals under
+        agreement; or speculation with the drafts of a DraftWorker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -17,7 +17,9 @@ from speculation.types import (
     GenerationRequest,
     InvalidField,
     ModelInfo,
+    Rule,
     SamplingParams,
+    SparseDistribution,
     SpeculationStats,
 )
 from tandem.v1 import generation_pb2 as pb
@@ -49,8 +51,12 @@ common = {
     "stop_strings": st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
     "ignore_end_of_sequence": st.booleans(),
     "report_margins": st.booleans(),
+    "rule": st.sampled_from(Rule),
 }
 requests = st.builds(GenerationRequest, text=text, **common) | st.builds(GenerationRequest, token_ids=ids, **common)
+distributions = st.dictionaries(
+    uint32, st.floats(0, width=32, exclude_min=True, allow_infinity=False), min_size=1, max_size=8
+).map(lambda weights: SparseDistribution(tuple(sorted(weights)), tuple(weights[v] for v in sorted(weights))))
 stats = st.builds(
     SpeculationStats,
     rounds=counts,
@@ -170,9 +176,49 @@ def test_every_field_of_the_messages_is_filled() -> None:
     assert not math.isnan(message.stats.draft_seconds)
 
 
+@repeatable
+@given(distributions)
+def test_what_a_draft_token_was_drawn_from_bit_for_bit(sent: SparseDistribution) -> None:
+    (message,) = wire.distributions_to_wire([sent])
+    assert wire.distributions_from_wire([through_bytes(message)], [sent.token_ids[-1]]) == (sent,)
+
+
+def test_every_rule_has_its_name_on_the_wire_and_unspecified_is_agreement() -> None:
+    for rule in Rule:
+        assert pb.VerificationRule.Name(wire.rule_to_wire(rule)) == f"VERIFICATION_RULE_{rule.name}"
+        assert wire.rule_from_wire(wire.rule_to_wire(rule)) is rule
+        assert wire.rule_name(wire.rule_to_wire(rule)) == rule.value
+    assert wire.rule_from_wire(pb.VERIFICATION_RULE_UNSPECIFIED) is Rule.AGREEMENT
+    assert (wire.rule_name(0), wire.rule_name(9)) == ("nothing", "9")
+
+
 def test_unknown_rules_are_refused() -> None:
-    for rule in wire.KNOWN_RULES:
-        wire.check_rule(rule)
     with pytest.raises(InvalidField) as caught:
-        wire.check_rule(9)
+        wire.rule_from_wire(9)
     assert caught.value.field == "rule"
+
+
+WRONG = [
+    ("distributions", [], [1], [([1], [1.0]), ([2], [1.0])]),
+    ("distributions", [], [1, 2], [([1], [1.0])]),
+    ("distributions[0].token_ids", ["empty"], [1], [([], [])]),
+    ("distributions[1].token_ids", ["3 follows 3"], [1, 3], [([1], [1.0]), ([3, 3], [1.0, 1.0])]),
+    ("distributions[0].token_ids", ["1 follows 2"], [1], [([2, 1], [1.0, 1.0])]),
+    ("distributions[0].weights", ["1 for 2"], [1], [([1, 2], [1.0])]),
+    ("distributions[0].weights", ["0.0"], [1], [([1, 2], [1.0, 0.0])]),
+    ("distributions[0].weights", ["-1.0"], [1], [([1, 2], [1.0, -1.0])]),
+    ("distributions[0].weights", ["nan"], [1], [([1, 2], [1.0, math.nan])]),
+    ("distributions[0].weights", ["inf"], [1], [([1, 2], [1.0, math.inf])]),
+    ("draft_tokens", ["token 7 at 1"], [1, 7], [([1], [1.0]), ([2], [1.0])]),
+]
+
+
+@pytest.mark.parametrize(("field", "said", "draft", "given"), WRONG)
+def test_a_distribution_that_no_token_can_have_come_from_is_refused(field, said, draft, given) -> None:
+    messages = [pb.SparseDistribution(token_ids=ids, weights=weights) for ids, weights in given]
+    with pytest.raises(InvalidField) as caught:
+        wire.distributions_from_wire(messages, draft)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: ")
+    for part in said:
+        assert part in str(caught.value)

@@ -11,6 +11,7 @@ import pytest
 import compare_architectures
 from compare_architectures import build_config, build_parser
 from comparison.config import ComparisonConfig
+from speculation.types import Rule
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = "autoregressive, distributed, fused, remote_draft"
@@ -45,7 +46,7 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
         *("--dtype", "float32", "--threads", "1", "--sequence-length", "256", "--batch", "2"),
         *("--draft-model", "D", "--draft", "model", "--architectures", "fused, autoregressive"),
         *("--connect", "fused=[::1]:50051", "--output-dir", str(tmp_path), "--timeout", "9"),
-        *("--workloads", "code,prose", "--prompts-per-workload", "1"),
+        *("--workloads", "code,prose", "--prompts-per-workload", "1", "--rule", "rejection"),
     )
     sampling = found.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed) == (
@@ -59,6 +60,7 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
     assert (found.draft_model, found.draft, found.architectures) == ("D", "model", ("fused", "autoregressive"))
     assert (found.connect, found.output_dir, found.timeout_s) == ({"fused": "[::1]:50051"}, tmp_path, 9.0)
     assert [prompt.kind for prompt in found.prompts] == ["code", "prose"]
+    assert (found.rules, config().rules) == ((Rule.REJECTION,), (Rule.AGREEMENT,))
 
 
 def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
@@ -86,6 +88,7 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--rule", "hope"], "rule: 'hope' is not one of agreement, rejection"),
         (["--rtt-ms", "5", "--connect", "fused=a:1"], "rtt-ms: a link is put before servers that are started here"),
         (["--top-p", "0"], "top_p: 0.0 is outside (0, 1]"),
+        (["--rule", "vote"], "rule: 'vote' is not one of agreement, rejection"),
         (["--seed", "-1"], "seed: -1 is outside [0, 2**64)"),
         (["--num-runs", "0"], "num-runs: 0 is below 1"),
         (["--max-new-tokens", "0"], "max-new-tokens: 0 is below 1"),

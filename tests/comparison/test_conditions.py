@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comparison.conditions import LinkChoice, plan
-from speculation.types import SamplingParams
+from speculation.types import Rule, SamplingParams
 
 
 def names(*args, **settings) -> list[str]:  # type: ignore[no-untyped-def]
@@ -14,14 +14,14 @@ def names(*args, **settings) -> list[str]:  # type: ignore[no-untyped-def]
 
 def test_nothing_varied_is_the_base_alone_with_nothing_between() -> None:
     (base,) = plan(SamplingParams())
-    assert (base.name, base.varies, base.rule) == ("base", "base", "agreement")
+    assert (base.name, base.varies, base.rule) == ("base", "base", Rule.AGREEMENT)
     assert base.link.settings is None
     assert str(base.link) == "nothing between"
 
 
 def test_links_and_sampling_are_varied_one_at_a_time() -> None:
     sampling = SamplingParams(temperature=0.5, seed=7)
-    found = plan(sampling, (0.0, 20.0), 100.0, (0.5, 1.0), ("agreement", "rejection"))
+    found = plan(sampling, (0.0, 20.0), 100.0, (0.5, 1.0), (Rule.AGREEMENT, Rule.REJECTION))
     assert [condition.name for condition in found] == [
         "base",
         "RTT 20 ms, 100 Mbit/s",
@@ -35,12 +35,12 @@ def test_links_and_sampling_are_varied_one_at_a_time() -> None:
 
 
 def test_greedy_tokens_are_the_same_under_every_rule_so_one_is_measured() -> None:
-    found = names(SamplingParams(), temperatures=(0.0, 0.8), rules=("agreement", "rejection"))
+    found = names(SamplingParams(), temperatures=(0.0, 0.8), rules=(Rule.AGREEMENT, Rule.REJECTION))
     assert found == ["base", "temperature 0.8, agreement", "temperature 0.8, rejection"]
 
 
 def test_names_are_unique() -> None:
-    found = names(SamplingParams(temperature=0.5), (0, 5, 50), 10.0, (0.5, 0.8, 1.0), ("rejection", "agreement"))
+    found = names(SamplingParams(temperature=0.5), (0, 5, 50), 10.0, (0.5, 0.8, 1.0), (Rule.REJECTION, Rule.AGREEMENT))
     assert len(set(found)) == len(found)
 
 

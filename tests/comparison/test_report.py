@@ -86,6 +86,7 @@ def test_json_and_csv_are_written_whole_with_the_promised_keys(tmp_path: Path) -
         "chat": False,
     }
     assert found["settings"]["sampling"]["temperature"] == 0
+    assert found["settings"]["rules"] == ["agreement"]
     assert found["machine"]["usable_cores"] >= 1
     assert "python" in found["versions"]
     architectures = found["conditions"][0]["architectures"]

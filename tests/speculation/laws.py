@@ -49,16 +49,19 @@ OURS = Implementation()
 _copies = itertools.count()
 
 
-def mutated(module: ModuleType, old: str, new: str) -> ModuleType:
-    """A copy of `module` in whose source `old`, which must stand there exactly once, reads `new`."""
+def mutated(module: ModuleType, old: str, new: str, *more: tuple[str, str]) -> ModuleType:
+    """A copy of `module` in whose source `old`, which must stand there exactly once, reads `new`; and `more` of it."""
     assert module.__file__ and module.__spec__
     with open(module.__file__, encoding="utf-8") as file:
         source = file.read()
-    assert source.count(old) == 1, f"{old!r} stands {source.count(old)} times in {module.__name__}: adapt the mutant"
+    for before, after in ((old, new), *more):
+        found = source.count(before)
+        assert found == 1, f"{before!r} stands {found} times in {module.__name__}: adapt the mutant"
+        source = source.replace(before, after)
     name = f"mutated_{module.__name__.rpartition('.')[2]}_{next(_copies)}"
     copy = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader=None))
     sys.modules[name] = copy  # dataclasses look their module up
-    exec(compile(source.replace(old, new), name, "exec"), copy.__dict__)
+    exec(compile(source, name, "exec"), copy.__dict__)
     return copy
 
 
@@ -219,7 +222,7 @@ class ToyVerifier:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
 
-    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
         def draw(context: Tokens, position: int, again: bool):
             return self._impl.draws.draw(self._model.logits(context), self._sampling, position)
 
@@ -357,7 +360,7 @@ class EnumeratedTarget:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         pass
 
-    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
         def draw(context: Tokens, position: int, again: bool):
             token = self._chance.choose(self._law(context)) if again else self.drawn(context)
             return speculation.draws.Drawn(token, 0.0)

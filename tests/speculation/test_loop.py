@@ -250,7 +250,7 @@ class Part:
         self._note("propose")
         return Draft((1,) * k)
 
-    async def verify(self, tokens: Sequence[int], draft: Sequence[int]) -> Verdict:
+    async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
         self._note("verify")
         return Verdict((*draft, 2), len(draft))
 

@@ -218,8 +218,8 @@ MUTANTS = [
     Mutant(
         "drafts are verified without the last committed token",
         "loop",
-        "await self.verifier.verify(tokens, draft.token_ids)",
-        "await self.verifier.verify(tokens[:-1], draft.token_ids)",
+        "await self.verifier.verify(tokens, draft.token_ids, draft.distributions)",
+        "await self.verifier.verify(tokens[:-1], draft.token_ids, draft.distributions)",
         (LAW, SAME),
     ),
     Mutant(

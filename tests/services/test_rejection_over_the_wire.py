@@ -1,0 +1,363 @@
+"""The rejection rule end to end: negotiated at open, exact in law, the same tokens wherever the draft runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from clients import wire
+from clients.errors import TandemError
+from clients.remote import RemoteVerifier, VerifierClient
+from models.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
+from speculation.rejection import guess
+from speculation.types import GenerationRequest, Rule, SamplingParams, SparseDistribution, SpeculationStats
+from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.speculation.laws import chain_law, chi_square_p_value, reference_law
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    Generate,
+    answer,
+    distributed,
+    fused_site,
+    ids,
+    listening,
+    oracle,
+    raw_stub,
+    run,
+    target_site,
+    toy,
+    worker_site,
+)
+
+PROMPT = list(b"abcabcabc")
+FREE = SamplingParams(temperature=0.8, seed=3)
+REJECTION = generation_pb2.VERIFICATION_RULE_REJECTION
+DRAFTS = {"perfect": "salt=0", "noisy": "miss=0.3", "other": "salt=9", "n-gram": None}
+
+
+def asked(sampling: SamplingParams, k: int = 3, count: int = 24, rule: Rule = Rule.REJECTION) -> GenerationRequest:
+    return ids(PROMPT, count, sampling=sampling, speculation_length=k, rule=rule)
+
+
+@contextlib.asynccontextmanager
+async def everywhere(draft: str | None) -> AsyncIterator[dict[str, Generate]]:
+    """`generate` of the fused server, the draft worker and the draft role, with the same draft."""
+    values = dict(part.split("=") for part in (draft or "").split(",") if part)
+    config = ToyConfig(int(values.get("salt", 0)), float(values.get("miss", 0)))
+    async with (
+        target_site() as target,
+        fused_site(toy(), toy(config) if draft else None) as fused,
+        fused.client() as fused_client,
+        worker_site(target.address, draft) as worker,
+        worker.client() as worker_client,
+        distributed(target.address, draft) as (generator, _),
+    ):
+        yield {"fused": fused_client.generate, "worker": worker_client.generate, "role": generator.generate}
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_one_draft_one_seed_one_output_wherever_the_draft_runs(draft: str) -> None:
+    async def test() -> None:
+        async with everywhere(DRAFTS[draft]) as generates:
+            for sampling in (FREE, SAMPLED, replace(SAMPLED, temperature=1.5, seed=2**63)):
+                for k in (1, 3, 5):
+                    answers = [await answer(generate, asked(sampling, k)) for generate in generates.values()]
+                    assert len({got.token_ids for got in answers}) == 1
+                    stats = [got.completion.stats for got in answers]
+                    assert len({(s.rounds, s.drafted, s.accepted) for s in stats}) == 1
+                    again = await answer(generates["worker"], asked(sampling, k))
+                    assert again.token_ids == answers[0].token_ids
+                    if draft == "noisy" and k > 1:
+                        assert 0 < stats[0].accepted < stats[0].drafted
+
+    run(test())
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_greedy_output_is_the_targets_own_and_nothing_drafted_is_plain_decoding(draft: str) -> None:
+    async def test() -> None:
+        async with everywhere(DRAFTS[draft]) as generates, target_site() as target, target.client() as client:
+            for generate in (*generates.values(), client.generate):
+                assert (await answer(generate, asked(GREEDY))).token_ids == oracle(PROMPT, GREEDY, 24)
+                assert (await answer(generate, asked(SAMPLED, 0))).token_ids == oracle(PROMPT, SAMPLED, 24)
+            assert (await answer(client.generate, asked(SAMPLED, 4))).token_ids == oracle(PROMPT, SAMPLED, 24)
+
+    run(test())
+
+
+def test_the_output_over_the_wire_follows_the_targets_law() -> None:
+    """Chi-square over seeds of three tokens, each of which can be three, drafted two at a time by another model."""
+    sampling, seeds = SamplingParams(temperature=3.0, top_k=3), 700
+
+    def alone(context: Sequence[int]) -> np.ndarray:
+        return reference_law(toy_logits([*PROMPT, *context[3:]], ToyConfig()).tolist(), sampling)
+
+    async def test() -> list[tuple[int, ...]]:
+        async with target_site() as target, distributed(target.address, "miss=0.5") as (generator, _):
+            requests = [asked(replace(sampling, seed=seed), 2, 3) for seed in range(seeds)]
+            said = []
+            for start in range(0, seeds, 4):
+                answers = await asyncio.gather(*(answer(generator.generate, r) for r in requests[start : start + 4]))
+                said += [got.token_ids for got in answers]
+            return said
+
+    outputs = run(test())
+    law = chain_law(alone, 3, frozenset())
+    assert set(outputs) <= set(law)
+    counts = np.array([outputs.count(tokens) for tokens in law])
+    assert chi_square_p_value(counts, np.array(list(law.values()))) > 1e-3
+
+
+class Contextless(ToyRunner):
+    """Five tokens alone are likely, the same ones everywhere; the draft likes others of them than the target."""
+
+    def _logits(self, slot: int, position: int) -> np.ndarray:
+        logits = np.full(VOCAB_SIZE, -30, dtype=np.float32)
+        logits[65:70] = np.roll([2.0, 1.0, 0.5, 0.2, 0.0], self.config.salt)
+        return logits
+
+
+def test_at_temperature_0_8_more_is_accepted_than_under_agreement() -> None:
+    """By what theory says: 1 - TV, against the sum over x of 1 / sum over y of max(p_y / p_x, q_y / q_x)."""
+    p, q = (reference_law(np.roll([2.0, 1.0, 0.5, 0.2, 0.0], i).tolist(), FREE) for i in (0, 1))
+    expected = {
+        Rule.AGREEMENT: sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(5)),
+        Rule.REJECTION: np.minimum(p, q).sum(),
+    }
+
+    async def test() -> None:
+        runners = [toy(ToyConfig(salt=salt), kind=Contextless) for salt in (0, 1)]
+        async with fused_site(*runners) as site:
+            for rule in Rule:
+                requests = [asked(replace(FREE, seed=seed), 1, 120, rule) for seed in range(20)]
+                stats = [(await answer(site.generator.generate, request)).completion.stats for request in requests]
+                drafted = sum(s.drafted for s in stats)
+                rate = sum(s.accepted for s in stats) / drafted
+                print(f"{rule.value}: {rate:.3f} of {drafted} accepted, {expected[rule]:.3f} expected")
+                assert abs(rate - expected[rule]) < 4 * (0.25 / drafted) ** 0.5
+        assert expected[Rule.REJECTION] > expected[Rule.AGREEMENT]
+
+    run(test())
+
+
+def test_requests_of_both_rules_share_steps_and_do_not_disturb_each_other() -> None:
+    async def test() -> None:
+        requests = [asked(replace(SAMPLED, seed=i), 1 + i % 5, rule=list(Rule)[i % 2]) for i in range(8)]
+        async with everywhere("miss=0.3") as generates:
+            for generate in generates.values():
+                alone = [(await answer(generate, request)).token_ids for request in requests]
+                together = await asyncio.gather(*(answer(generate, request) for request in requests))
+                assert [got.token_ids for got in together] == alone
+                for request, tokens in zip(requests, alone, strict=True):
+                    if request.rule is Rule.AGREEMENT:
+                        assert tokens == oracle(PROMPT, request.sampling, 24)
+
+    run(test())
+
+
+class Faulty:
+    """A TargetVerifier in front of the real one's servicer; `fault` sees every call named `method`."""
+
+    def __init__(self, inner: Any, method: str, fault: Callable[[Any, Any, Any], Any]) -> None:
+        self._inner, self._method, self._fault = inner, method, fault
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(self._fault, self._inner) if name == self._method else getattr(self._inner, name)
+
+
+def faulty(inner: Any, method: str, fault: Callable[[Any, Any, Any], Any]) -> Any:
+    return listening(
+        partial(target_verifier_pb2_grpc.add_TargetVerifierServicer_to_server, Faulty(inner, method, fault))
+    )
+
+
+def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
+    calls = 0
+
+    async def fault(inner: Any, request: Any, context: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 5 == 0:
+            await inner._free(inner.sessions.drop(request.session_id))
+        reply = await inner.Verify(request, context)
+        if calls % 3 == 0:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "lost")
+        return reply
+
+    async def test() -> None:
+        async with target_site() as site:
+            async with distributed(site.address, "miss=0.3") as (generator, _):
+                undisturbed = await answer(generator.generate, asked(FREE, 3, 40))
+            async with (
+                faulty(site.verifier, "Verify", fault) as address,
+                distributed(address, "miss=0.3") as (generator, _),
+            ):
+                got = await answer(generator.generate, asked(FREE, 3, 40))
+            assert calls > got.completion.stats.rounds
+            assert got.token_ids == undisturbed.token_ids
+            assert got.completion.stats.accepted == undisturbed.completion.stats.accepted
+
+    run(test())
+
+
+def drafted(tokens: Sequence[int], k: int, sampling: SamplingParams, salt: int) -> tuple[list[int], list[Any]]:
+    """k tokens of a toy draft model, and what each was drawn from, as messages."""
+    context, sent = list(tokens), []
+    for _ in range(k):
+        token, distribution = guess(toy_logits(context, ToyConfig(salt)), sampling, len(context))
+        context.append(token)
+        sent.append(distribution)
+    return context[len(tokens) :], wire.distributions_to_wire(sent)
+
+
+def opening(name: str = "s", prefix: Sequence[int] = PROMPT, sampling: SamplingParams = FREE, **rest: Any) -> Any:
+    return pb.OpenSessionRequest(
+        session_id=name, prefix=prefix, prompt_length=1, sampling=wire.sampling_to_wire(sampling), **rest
+    )
+
+
+def verifying(tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[Any] = (), name: str = "s") -> Any:
+    return pb.VerifyRequest(
+        session_id=name,
+        base_length=len(tokens),
+        last_token=tokens[-1],
+        draft_tokens=draft,
+        distributions=distributions,
+    )
+
+
+def test_a_rejected_round_is_replayed_and_decided_the_same_on_another_replica() -> None:
+    async def test() -> None:
+        draft, sent = drafted(PROMPT, 4, FREE, salt=9)
+        async with target_site() as site, raw_stub(site.address) as target:
+            opened = await target.OpenSession(opening(rule=REJECTION))
+            assert opened.rule == REJECTION
+            first = await target.Verify(verifying(PROMPT, draft, sent))
+            assert first.accepted < 4 and first.token_ids[first.accepted] != draft[first.accepted]
+            steps = site.engine.batcher.steps
+            for again in (verifying(PROMPT, draft, sent), verifying(PROMPT, draft), verifying(PROMPT, [])):
+                reply = await target.Verify(again)
+                assert reply.replayed and list(reply.token_ids) == list(first.token_ids)
+            assert site.engine.batcher.steps == steps
+            await target.OpenSession(opening("other", rule=REJECTION))
+            fresh = await target.Verify(verifying(PROMPT, draft, sent, "other"))
+            assert not fresh.replayed and list(fresh.token_ids) == list(first.token_ids)
+
+    run(test())
+
+
+def test_the_reply_says_which_rule_holds_and_unspecified_is_agreement() -> None:
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            for asked_for, holds in (
+                (0, generation_pb2.VERIFICATION_RULE_AGREEMENT),
+                (1, generation_pb2.VERIFICATION_RULE_AGREEMENT),
+                (2, REJECTION),
+            ):
+                assert (await target.OpenSession(opening(f"s{asked_for}", rule=asked_for))).rule == holds
+            assert (await target.OpenSession(opening("s0", rule=1))).rule == 1
+            for name, other in (("s0", 2), ("s2", 1), ("s2", 0)):
+                with pytest.raises(grpc.RpcError, match="is open under the rule of") as caught:
+                    await target.OpenSession(opening(name, rule=other))
+                assert caught.value.code().name == "ALREADY_EXISTS"
+
+    run(test())
+
+
+ONE = generation_pb2.SparseDistribution(token_ids=[5, 7], weights=[1.0, 0.5])
+WRONG = {
+    "one too few": ([5, 7], [ONE], "distributions: 1 for 2 draft tokens"),
+    "one too many": ([5], [ONE, ONE], "distributions: 2 for 1 draft tokens"),
+    "outside the support": ([5, 6], [ONE, ONE], r"draft_tokens: token 6 at 1 is not in the support"),
+    "descending": ([5], [generation_pb2.SparseDistribution(token_ids=[7, 5], weights=[1, 1])], "5 follows 7"),
+    "twice": ([5], [generation_pb2.SparseDistribution(token_ids=[5, 5], weights=[1, 1])], "5 follows 5"),
+    "outside the vocabulary": (
+        [5],
+        [generation_pb2.SparseDistribution(token_ids=[5, 258], weights=[1, 1])],
+        r"distributions\[0\].token_ids: token id 258 is outside the vocabulary of 258",
+    ),
+    "weight 0": ([5], [generation_pb2.SparseDistribution(token_ids=[5], weights=[0])], r"weights: 0.0 is not"),
+    "weight NaN": ([5], [generation_pb2.SparseDistribution(token_ids=[5], weights=[float("nan")])], "weights: nan"),
+    "fewer weights": ([5], [generation_pb2.SparseDistribution(token_ids=[5, 6], weights=[1])], "weights: 1 for 2"),
+    "empty": ([5], [generation_pb2.SparseDistribution()], r"distributions\[0\].token_ids: empty"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_distributions_that_cannot_be_are_refused_and_the_session_lives_on(case: str) -> None:
+    draft, distributions, said = WRONG[case]
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening(rule=REJECTION))
+            with pytest.raises(grpc.RpcError, match=said) as caught:
+                await target.Verify(verifying(PROMPT, draft, distributions))
+            assert caught.value.code().name == "INVALID_ARGUMENT"
+            assert (await target.Verify(verifying(PROMPT, [5], [ONE]))).committed_length > len(PROMPT)
+
+    run(test())
+
+
+def test_distributions_under_agreement_are_refused() -> None:
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            with pytest.raises(grpc.RpcError, match="distributions: 1 under agreement") as caught:
+                await target.Verify(verifying(PROMPT, [5], [ONE]))
+            assert caught.value.code().name == "INVALID_ARGUMENT"
+
+    run(test())
+
+
+@pytest.mark.parametrize(("replied", "says"), [(0, "nothing"), (1, "agreement"), (7, "7")])
+def test_a_server_that_verifies_by_another_rule_is_not_gone_on_with(replied: int, says: str) -> None:
+    async def old(inner: Any, request: Any, context: Any) -> Any:
+        request.rule = 0
+        reply = await inner.OpenSession(request, context)
+        reply.rule = replied
+        return reply
+
+    async def test() -> None:
+        async with target_site() as site, faulty(site.verifier, "OpenSession", old) as address:
+            async with distributed(address, "miss=0.3") as (generator, _):
+                with pytest.raises(TandemError, match=f"does not verify by rejection, .* says {says}") as caught:
+                    await answer(generator.generate, asked(FREE))
+                assert caught.value.code == "FAILED_PRECONDITION"
+                if replied < 2:
+                    got = await answer(generator.generate, asked(SAMPLED, rule=Rule.AGREEMENT))
+                    assert got.token_ids == oracle(PROMPT, SAMPLED, 24)
+            assert site.free == 4
+
+    run(test())
+
+
+def test_what_is_sent_is_counted_and_copied_drafts_send_no_distributions() -> None:
+    sent = SparseDistribution(tuple(range(100, 132)), (1.0,) * 32)
+
+    async def test() -> None:
+        async with target_site() as site:
+            client, stats = VerifierClient(site.address, "toy"), SpeculationStats()
+            try:
+                remote = RemoteVerifier(client, stats, rule=Rule.REJECTION)
+                await remote.open(PROMPT, FREE)
+                before = stats.bytes_up
+                verdict = await remote.verify(PROMPT, [100, 101], (sent, sent))
+                assert 2 * 32 * 5 < stats.bytes_up - before < 2 * 32 * 7 + 60
+                before = stats.bytes_up
+                await remote.verify([*PROMPT, *verdict.token_ids], [100, 101])
+                assert stats.bytes_up - before < 60
+                await remote.close()
+            finally:
+                await client.close()
+
+    run(test())

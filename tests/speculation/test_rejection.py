@@ -1,0 +1,263 @@
+"""The rejection rule: its law by enumeration, its seeded path by chi-square, its parts at their edges."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from speculation import rejection, rules
+from speculation.draws import BadLogits, Purpose, draw, uniform, words
+from speculation.rejection import (
+    FLOOR,
+    SUPPORT,
+    Distribution,
+    acceptance_probability,
+    certain,
+    exactly,
+    reject_seeded,
+    residual,
+    support,
+    warped,
+)
+from speculation.types import Draft, InvalidField, Rule, SamplingParams, SparseDistribution
+from tests.speculation import rejection_laws as laws
+from tests.speculation.laws import WARPINGS, reference_law, seeded, total_variation
+
+PLAIN = SamplingParams(temperature=1.0, seed=4)
+
+
+def test_the_law_of_a_token_enumerated_is_the_targets_own_for_every_kind_of_q():
+    laws.check_law_of_one_position(rejection)
+
+
+def test_the_law_of_sequences_enumerated_is_the_targets_own():
+    laws.check_law_of_sequences(rejection)
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_the_law_stays_exact_over_many_rounds(k):
+    got, expected = laws.loop_law(rejection, SamplingParams(temperature=1.0), k, 4 if k < 3 else 3, 2)
+    assert sum(got.values()) == pytest.approx(1)
+    assert total_variation(got, expected) < 1e-12
+
+
+def test_forty_thousand_seeded_outputs_follow_the_exact_law():
+    laws.check_seeded_law(rejection, seeds=10_000, lowest=1e-3)
+    laws.check_seeded_law_of_one_position(rejection, seeds=10_000, lowest=1e-3)
+
+
+def test_a_retry_decides_the_same_again():
+    laws.check_rounds_repeat(rejection)
+
+
+def test_decisions_of_a_position_and_of_its_neighbours_are_independent():
+    laws.check_decisions_are_independent(rejection, seeds=10_000)
+
+
+def test_tokens_that_the_target_does_not_have_are_not_proposed():
+    laws.check_only_tokens_of_the_target_are_proposed(rejection)
+
+
+def test_acceptance_is_one_minus_the_total_variation_and_above_agreements():
+    laws.check_acceptance_is_the_most_there_can_be(rejection, seeds=6000)
+
+
+def random_distribution(seed: int) -> Distribution:
+    rng = np.random.default_rng(seed)
+    ids = np.sort(rng.choice(40, rng.integers(1, 9), replace=False))
+    weights = rng.exponential(size=len(ids)) * (rng.random(len(ids)) < 0.7)
+    weights[rng.integers(len(ids))] += 1e-3
+    return Distribution(ids, weights / weights.sum())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_share_of_the_mass_is_a_draw_from_the_distribution(seed):
+    """Integrated exactly: `at` rises with the share, and where it leaves a token is found by bisection."""
+    distribution = random_distribution(seed)
+    begins = 0.0
+    for token, p in zip(distribution.ids, distribution.p, strict=True):
+        low, high = 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if distribution.at(middle) <= token else (low, middle)
+        assert high - begins == pytest.approx(p, abs=1e-12)
+        begins = high
+    smallest, largest = 2.0**-53, 1 - 2.0**-53
+    assert distribution.of(distribution.at(smallest)) > 0 and distribution.of(distribution.at(largest)) > 0
+
+
+def test_rounding_at_the_end_of_the_mass_reaches_no_token_without_any():
+    distribution = Distribution(np.array([3, 5, 8, 9]), np.array([0.7, 0.3 - 1e-17, 0.0, 0.0]))
+    assert distribution.at(1 - 2.0**-53) == 5
+    assert distribution.at(1.0) == 5
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_acceptance_and_residual_share_out_the_target_exactly(seed):
+    p, q = random_distribution(seed), random_distribution(seed + 1000)
+    rest = residual(p, q)
+    assert rest.p.sum() == pytest.approx(1, abs=1e-15) and (rest.p >= 0).all()
+    refused = 1 - math.fsum(q.of(int(t)) * acceptance_probability(p.of(int(t)), q.of(int(t))) for t in support_of(q))
+    for token in range(40):
+        accepted = q.of(token) and q.of(token) * acceptance_probability(p.of(token), q.of(token))
+        assert accepted + refused * rest.of(token) == pytest.approx(p.of(token), abs=1e-14)
+
+
+def support_of(distribution: Distribution) -> np.ndarray:
+    return distribution.ids[distribution.p > 0]
+
+
+def test_a_residual_without_mass_is_the_target_itself():
+    p = random_distribution(1)
+    assert residual(p, p) is p
+    more = Distribution(p.ids, p.p * (1 + 2.0**-50))  # as if rounding had given the draft more of everything
+    assert residual(p, more) is p
+
+
+def test_a_residual_leaves_its_arguments_alone():
+    p, q = random_distribution(1), random_distribution(2)
+    before = p.p.copy(), q.p.copy()
+    residual(p, q)
+    np.testing.assert_array_equal(p.p, before[0])
+    np.testing.assert_array_equal(q.p, before[1])
+
+
+def test_a_token_that_its_own_distribution_rules_out_is_an_error():
+    with pytest.raises(ValueError, match="rules out"):
+        acceptance_probability(0.5, 0.0)
+    with pytest.raises(ValueError, match="rules out"):
+        reject_seeded((1,), (SparseDistribution((2,), (1.0,)),), lambda i: np.zeros(4, np.float32), PLAIN, 3)
+
+
+def test_a_certain_token_is_accepted_with_the_targets_probability():
+    assert acceptance_probability(0.25, certain(7).of(7)) == 0.25
+    p = random_distribution(3)
+    token = int(support_of(p)[0])
+    rest = residual(p, certain(token))
+    assert rest.of(token) == 0
+
+
+@pytest.mark.parametrize("params", WARPINGS, ids=str)
+def test_p_is_the_warped_distribution_that_plain_decoding_draws_from(params):
+    for seed in range(20):
+        logits = np.random.default_rng(seed).normal(0, 2, 12).astype(np.float32)
+        p = warped(logits, params)
+        assert list(p.ids) == sorted(p.ids)
+        expected = reference_law(logits.tolist(), params)
+        np.testing.assert_allclose([p.of(t) for t in range(12)], expected, rtol=0, atol=1e-14)
+        assert p.of(draw(logits, seeded(params, seed), 5).token) > 0
+
+
+@pytest.mark.parametrize("most", [1, 3, 64])
+@pytest.mark.parametrize("params", WARPINGS, ids=str)
+def test_q_is_the_likeliest_of_the_warped_distribution_in_32_bits(params, most):
+    for seed in range(20):
+        logits = np.random.default_rng(seed).normal(0, 2, 12).astype(np.float32)
+        sent = support(logits, params, most)
+        law = reference_law(logits.tolist(), params)
+        best = sorted(range(12), key=lambda t: (-law[t], t))[:most]
+        assert sent.token_ids == tuple(sorted(t for t in best if law[t] >= FLOOR * law.max()))
+        q = exactly(sent)
+        np.testing.assert_allclose(q.p, law[q.ids] / law[q.ids].sum(), rtol=1e-6)
+
+
+def test_q_is_divided_by_the_exactly_rounded_sum():
+    weights = tuple(float(np.float32(w)) for w in np.random.default_rng(0).exponential(size=64))
+    total = float(sum(map(Fraction, weights)))
+    q = exactly(SparseDistribution(tuple(range(64)), weights))
+    assert q.p.tolist() == [w / total for w in weights]
+
+
+def test_tokens_far_below_the_likeliest_are_not_sent():
+    floor = float(np.log(FLOOR))
+    sent = support(np.array([0.0, -200.0, -np.inf, floor + 0.01, floor - 0.01], dtype=np.float32), PLAIN)
+    assert sent.token_ids == (0, 3)
+
+
+def test_logits_without_a_largest_are_a_certain_guess_and_a_failed_verdict():
+    broken = np.full(4, np.nan, dtype=np.float32)
+    assert rejection.guess(broken, PLAIN, 3) == (0, SparseDistribution((0,), (1.0,)))
+    with pytest.raises(BadLogits):
+        reject_seeded((0,), (), lambda i: broken, PLAIN, 3)
+
+
+def test_no_two_purposes_share_numbers_and_a_token_draws_as_ever():
+    assert words(7, 3, 8).tolist() == words(7, 3, 8, Purpose.TOKEN).tolist()
+    streams = np.concatenate([words(7, 3, 4000, purpose) for purpose in Purpose])
+    assert len(np.unique(streams)) == len(streams)
+    assert 0 < uniform(7, 3, Purpose.DRAFT) < 1
+    assert uniform(7, 3, Purpose.DRAFT) == uniform(7, 3, Purpose.DRAFT)
+
+
+# --- the two rules as a runner calls them ---
+
+
+@pytest.mark.parametrize("rule", Rule)
+def test_greedy_verification_compares_ids_under_either_rule(rule):
+    logits = np.array([[0, 3, 1, 2], [5, 0, 0, 0], [0, 0, 9, 0]], dtype=np.float32)
+    greedy = SamplingParams()
+    sent = (SparseDistribution((1, 2), (1.0, 1.0)), SparseDistribution((2, 3), (0.5, 1.0)))
+    assert rules.judge((1, 0), (), logits.__getitem__, greedy, rule, 4).token_ids == (1, 0, 2)
+    verdict = rules.judge((1, 3), sent if rule is Rule.REJECTION else (), logits.__getitem__, greedy, rule, 4)
+    assert (verdict.token_ids, verdict.accepted) == ((1, 0), 1)
+    assert rules.guess(logits[0], greedy, rule, 9) == (1, None)
+
+
+def test_nothing_drafted_is_plain_decoding_under_either_rule():
+    logits = np.random.default_rng(2).normal(size=50).astype(np.float32)
+    for position in range(50):
+        both = [rules.judge((), (), lambda i: logits, PLAIN, rule, position, True) for rule in Rule]
+        assert both[0] == both[1]
+        assert both[0].token_ids == (draw(logits, PLAIN, position).token,)
+
+
+def test_the_bonus_is_the_token_of_plain_decoding():
+    logits = np.random.default_rng(2).normal(size=(2, 6)).astype(np.float32)
+    for seed in range(60):
+        params = seeded(PLAIN, seed)
+        token = draw(logits[0], params, 8).token
+        verdict = rules.judge((token,), (), logits.__getitem__, params, Rule.REJECTION, 8)
+        if verdict.accepted:
+            assert verdict.token_ids == (token, draw(logits[1], params, 9).token)
+
+
+def test_rejection_decides_without_margins():
+    logits = np.zeros((3, 4), dtype=np.float32)
+    assert rules.judge((1, 2), (), logits.__getitem__, PLAIN, Rule.REJECTION, 8, True).margins == ()
+    assert len(rules.judge((), (), logits.__getitem__, PLAIN, Rule.REJECTION, 8, True).margins) == 1
+
+
+def test_agreement_draws_with_the_targets_noise_and_sends_nothing():
+    logits = np.random.default_rng(2).normal(size=30).astype(np.float32)
+    assert rules.guess(logits, PLAIN, Rule.AGREEMENT, 6) == (draw(logits, PLAIN, 6).token, None)
+    assert rules.guess(logits * np.nan, PLAIN, Rule.AGREEMENT, 6) == (0, None)
+
+
+def test_a_guess_has_at_most_the_support_that_is_sent():
+    logits = np.random.default_rng(2).normal(size=500).astype(np.float32)
+    token, sent = rules.guess(logits, PLAIN, Rule.REJECTION, 6)
+    assert sent is not None and len(sent.token_ids) == SUPPORT and token in sent.token_ids
+
+
+# --- the types ---
+
+
+def test_a_draft_has_a_distribution_for_each_token_or_for_none():
+    one = SparseDistribution((1, 2), (1.0, 0.5))
+    assert Draft((1, 2), distributions=(one, one)).distributions == (one, one)
+    with pytest.raises(ValueError, match="1 for 2 tokens"):
+        Draft((1, 2), distributions=(one,))
+
+
+def test_a_weight_that_no_32_bit_float_holds_is_refused():
+    with pytest.raises(InvalidField, match="32-bit"):
+        SparseDistribution((1, 2), (1.0, 0.1))
+
+
+def test_rules_have_names():
+    assert [Rule.named(rule.value) for rule in Rule] == list(Rule)
+    with pytest.raises(InvalidField, match="rule: 'x' is not one of agreement, rejection"):
+        Rule.named("x")
