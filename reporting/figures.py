@@ -63,7 +63,7 @@ def _break_even(theory: JSON) -> str:
         return "Distributed is predicted to beat plain decoding at no round trip."
     text = words.with_interval(f"{words.milliseconds(even, 0)} ms", spread, 1000, 0)
     crossed = f"; the measured times cross at {words.milliseconds(seen, 0)} ms" if seen is not None else ""
-    return f"Distributed is predicted to break even with plain decoding at {text} round trip{crossed}."
+    return f"Distributed is predicted to break even with plain decoding at a round trip of {text}{crossed}."
 
 
 def _time_by_cause(comparison: JSON) -> str:

@@ -46,15 +46,17 @@ def _section(section: Section, pictures: Mapping[str, str]) -> Iterator[str]:
         if isinstance(block, Details):
             yield f"<details><summary>{escaped(block.summary)}</summary>"
             for inner in block.blocks:
-                yield from _block(inner, pictures)
+                yield from _block(inner, pictures, under=block.summary)
             yield "</details>"
         else:
             yield from _block(block, pictures)
 
 
-def _block(block: Block, pictures: Mapping[str, str]) -> Iterator[str]:
+def _block(block: Block, pictures: Mapping[str, str], under: str = "") -> Iterator[str]:
+    """`under`: the heading just above, which a table need not repeat."""
     if isinstance(block, Table):
-        yield f"**{escaped(block.caption)}**"
+        if block.caption != under:
+            yield f"**{escaped(block.caption)}**"
         yield _table(block)
         if block.note:
             yield escaped(block.note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from reporting import reading, words
@@ -60,9 +60,10 @@ def _names(server: JSON) -> bool:
 
 def _date(comparison: JSON) -> str:
     try:
-        return datetime.fromisoformat(comparison["started_at"]).strftime("%-d %B %Y, %H:%M UTC")
+        at = datetime.fromisoformat(comparison["started_at"]).astimezone(timezone.utc)
     except ValueError:
         return str(comparison["started_at"])
+    return f"{at.day} {at:%B %Y, %H:%M} UTC"
 
 
 def _setting(comparison: JSON) -> str:

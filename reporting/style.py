@@ -47,7 +47,7 @@ CAUSES = {  # dark to light where time is unavoidable; the network stands out
     "draft": ("#8fa3bd", "//////"),
     "network": ("#e0a21b", "xxxx"),
     "prefill": ("#b9b4c7", "||||"),
-    "queue": ("#7d6b91", ""),
+    "queue": ("#7d6b91", "------"),
     "other": ("#dcdde2", ""),
 }
 THEMED = {

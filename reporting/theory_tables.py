@@ -131,8 +131,8 @@ def cost_table(theory: JSON) -> Table:
     rows = [
         [
             words.name(name),
-            f"{words.milliseconds(of['draft_fixed_s'], 2)} + {words.milliseconds(of['draft_slope_s'], 2)} g",
-            f"{words.milliseconds(of['verify_fixed_s'], 2)} + {words.milliseconds(of['verify_slope_s'], 2)} n",
+            _line(of["draft_fixed_s"], of["draft_slope_s"], "g"),
+            _line(of["verify_fixed_s"], of["verify_slope_s"], "n"),
             words.milliseconds(of["round_overhead_s"], 2),
             words.milliseconds(of["rpc_s"], 2),
             words.number(of["message_bytes"], 0),
@@ -146,6 +146,14 @@ def cost_table(theory: JSON) -> Table:
         rows,
         f"A plain target step takes {words.milliseconds(theory['costs']['plain_s'], 2)} ms. Fitted by least squares.",
     )  # fmt: skip
+
+
+def _line(fixed_s: float, slope_s: float, of: str) -> str:
+    """'36.60 + 0.50 n' milliseconds; a dash where there is no such step."""
+    if not fixed_s and not slope_s:
+        return words.MISSING
+    sign = "−" if slope_s < 0 else "+"
+    return f"{words.milliseconds(fixed_s, 2)} {sign} {words.milliseconds(abs(slope_s), 2)} {of}"
 
 
 def acceptance_table(theory: JSON) -> Table:
