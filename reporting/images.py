@@ -6,7 +6,7 @@ import io
 import re
 from typing import TYPE_CHECKING
 
-from reporting.style import THEMED
+from reporting.style import THEMED, in_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,7 +17,8 @@ DPI = 200
 def png(figure: Figure) -> bytes:
     """The same bytes for the same figure: no date, no version."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
+    with in_style():
+        figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
     return out.getvalue()
 
 
@@ -30,7 +31,7 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
 
     out = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    with in_style(), mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     return _for_a_page(out.getvalue(), name, label)
 

@@ -5,7 +5,8 @@ matplotlib is imported inside functions: without it the rest of a report is stil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,6 +65,8 @@ THEMED = {
 SETTINGS: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # matplotlib's own: plots come out the same on every machine
     "font.size": 9.5,
+    "text.parse_math": False,  # names are other people's: a $ in one is a $
+    "svg.fonttype": "none",
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
@@ -99,18 +102,25 @@ SETTINGS: dict[str, Any] = {
 Draw = Callable[[JSON], "Figure"]
 
 
+@contextmanager
+def in_style() -> Iterator[None]:
+    """These settings and no one else's, to draw and to save in: a user's matplotlibrc does not reach a report."""
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        in_force: Any = mpl.rcParams
+        defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
+        in_force.update(defaults)
+        in_force.update(SETTINGS)
+        yield
+
+
 def styled(draw: Draw) -> Draw:
-    """Runs `draw` under these settings and no one else's: a user's matplotlibrc does not reach a report."""
+    """Runs `draw` in style."""
 
     @wraps(draw)
     def drawn(comparison: JSON) -> Figure:
-        import matplotlib as mpl
-
-        with mpl.rc_context():
-            in_force: Any = mpl.rcParams
-            defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
-            in_force.update(defaults)
-            in_force.update(SETTINGS)
+        with in_style():
             return draw(comparison)
 
     return drawn

@@ -147,8 +147,18 @@ def test_an_inline_picture_is_named_themed_text_and_refers_to_nothing_outside():
 
 
 def test_drawing_leaves_the_users_settings_alone():
-    with mpl.rc_context({"font.size": 31, "axes.facecolor": "red"}):
-        figure = FIGURES[0].draw(FULL)
+    with mpl.rc_context({"font.size": 31, "xtick.labelsize": 40, "axes.facecolor": "red", "hatch.linewidth": 9}):
+        figure = FIGURES[1].draw(FULL)
+        picture, svg = png(figure), inline_svg(figure, "name", "label")
         assert mpl.rcParams["font.size"] == 31
-    assert max(text.get_fontsize() for text in figure.findobj(mpl.text.Text)) < 12
-    assert png(figure) == png(FIGURES[0].draw(FULL))
+    assert picture == png(FIGURES[1].draw(FULL))
+    assert svg == inline_svg(FIGURES[1].draw(FULL), "name", "label")
+
+
+def test_a_name_with_dollars_is_text_and_no_formula():
+    found = copy.deepcopy(FULL)
+    for of in found["conditions"][0]["architectures"].values():
+        of["workloads"][r"$\foo$ <b>"] = of["workloads"].pop("code")
+    for draw in (plots_speedup.speedup_by_workload, plots_acceptance.acceptance_by_position):
+        svg = inline_svg(draw(found), "name", "label")
+        assert r"$\foo$ &lt;b&gt;" in svg and "<b>" not in svg
