@@ -1,4 +1,4 @@
-"""Compares autoregressive, distributed and fused decoding on the same prompts: `python compare_architectures.py`.
+"""Compares plain, distributed, fused and remote-draft decoding on the same prompts: `python compare_architectures.py`.
 
 Starts real server processes (or connects to running ones), measures at the client, prints a table and writes
 comparison.json and comparison.csv. Nothing heavy is imported until the arguments have been understood.
@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from comparison.architectures import COMPARED
-from comparison.config import DRAFTERS, DTYPES, ComparisonConfig, parse_connect
+from comparison.config import DRAFTERS, DTYPES, RULES, ComparisonConfig, parse_connect
+from comparison.link_settings import LINK_KINDS
+from comparison.reading import read_comparison
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
 from speculation.types import SamplingParams
 
@@ -36,13 +38,15 @@ class Parser(argparse.ArgumentParser):
 def build_parser() -> Parser:
     parser = Parser(
         prog="compare_architectures.py",
-        description="Compare autoregressive, distributed and fused decoding on the same prompts.",
-        epilog="Exit code: 0; 1 when a request failed; 2 for a bad argument.",
+        description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
+        epilog="Exit code: 0; 1 when a request failed; 2 for a bad argument; 3 for a regression against --baseline.",
         allow_abbrev=False,
     )
     _add_prompt_flags(parser)
     _add_generation_flags(parser)
+    _add_link_flags(parser)
     _add_server_flags(parser)
+    parser.flag("--baseline", type=Path, metavar="FILE", help="a comparison.json to compare with, regressions flagged")
     parser.flag("--output-dir", type=Path, metavar="DIR", help="where the files go (default: results/<timestamp>)")
     return parser
 
@@ -64,12 +68,26 @@ def _add_prompt_flags(parser: Parser) -> None:
 def _add_generation_flags(parser: Parser) -> None:
     parser.flag("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate (default: 64)")
     parser.flag("--speculation-length", type=int, default=3, metavar="K", help="draft tokens per round (default: 3)")
-    parser.flag("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.flag("--temperature", default="0", metavar="LIST", help="0 is greedy; of several the first is the base")
+    parser.flag("--rule", default="agreement", metavar="LIST", help=f"of {', '.join(RULES)} (default: agreement)")
     parser.flag("--top-k", type=int, default=0, help="keep the k most likely tokens, 0 keeps all (default: 0)")
     parser.flag("--top-p", type=float, default=1.0, help="nucleus, in (0, 1] (default: 1)")
     parser.flag("--min-p", type=float, default=0.0, help="drop tokens below this fraction of the best (default: 0)")
     parser.flag("--seed", type=int, default=0, help="seed of the draws (default: 0)")
     parser.flag("--timeout", type=float, default=300.0, metavar="SECONDS", help="for one request (default: 300)")
+
+
+def _add_link_flags(parser: Parser) -> None:
+    parser.flag(
+        "--rtt-ms", default="", metavar="LIST", help="emulated round trips, as in 0,20,50,100; the first is the base"
+    )
+    parser.flag("--bandwidth-mbps", type=float, metavar="B", help="of the emulated link, each way (default: no limit)")
+    parser.flag(
+        "--link",
+        default="emulated",
+        metavar="|".join(LINK_KINDS),
+        help="a delay proxy on loopback, or the kernel's netem between network namespaces, which needs root",
+    )
 
 
 def _add_server_flags(parser: Parser) -> None:
@@ -89,6 +107,8 @@ def _add_server_flags(parser: Parser) -> None:
 
 def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
     """Raises ValueError with one line that says what is wrong."""
+    temperatures = numbers("temperature", arguments.temperature) or (0.0,)
+    baseline = read_comparison(arguments.baseline, "baseline") if arguments.baseline else None
     return ComparisonConfig(
         prompts=choose_prompts(arguments),
         output_dir=arguments.output_dir or Path("results") / datetime.now().strftime("%Y%m%d-%H%M%S"),
@@ -97,8 +117,13 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         num_runs=arguments.num_runs,
         max_new_tokens=arguments.max_new_tokens,
         speculation_length=arguments.speculation_length,
+        rtts_ms=numbers("rtt-ms", arguments.rtt_ms),
+        bandwidth_mbps=arguments.bandwidth_mbps,
+        link=arguments.link,
+        temperatures=temperatures,
+        rules=split_list(arguments.rule),
         sampling=SamplingParams(
-            temperature=arguments.temperature,
+            temperature=temperatures[0],
             top_k=arguments.top_k,
             top_p=arguments.top_p,
             min_p=arguments.min_p,
@@ -113,6 +138,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         draft=arguments.draft,
         timeout_s=arguments.timeout,
         startup_timeout_s=arguments.startup_timeout,
+        baseline=baseline,
     )
 
 
@@ -132,6 +158,14 @@ def choose_prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
     per_workload = PROMPTS_PER_WORKLOAD if arguments.prompts_per_workload is None else arguments.prompts_per_workload
     kinds = tuple(BUILT_IN) if arguments.workloads is None else split_list(arguments.workloads)
     return built_in_prompts(kinds, per_workload)
+
+
+def numbers(flag: str, text: str) -> tuple[float, ...]:
+    """A list such as 0,20,50."""
+    try:
+        return tuple(float(part) for part in split_list(text))
+    except ValueError:
+        raise ValueError(f"{flag}: {text!r} is not a list of numbers") from None
 
 
 def split_list(text: str) -> tuple[str, ...]:

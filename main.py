@@ -1,4 +1,4 @@
-"""Launches a role: python main.py --role ROLE. Configuration is built and validated here, once."""
+"""Launches a role: python main.py --role ROLE."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ import asyncio
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from acceptance.measure import AcceptConfig
-    from clients.terminal import ClientConfig
-    from models.assembly import ModelConfig
-    from services.launch import RoleConfig
+from configuration import accept_config, advice_config, client_config, model_config, role_config
 
-STARTED = time.monotonic()
 Run = Coroutine[Any, Any, Any]
 DEFAULT_PORT = 50051
 DRAFT_HELP = "hybrid (prompt lookup, else the draft model), model, or ngram (lookup alone); auto: hybrid if it can"
@@ -77,6 +71,9 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
     )
     _flag(network, "target_host", default="127.0.0.1", help="where the server is, HOST or HOST:PORT")
     _flag(network, "target_port", type=int, default=DEFAULT_PORT, help="draft_worker: port of its TargetVerifier")
+    _flag(network, "propose_only", action="store_true", help="draft_worker: know no target, draft for those that ask")
+    _flag(network, "draft_host", metavar="HOST:PORT", help="target: speculate with the drafts of the DraftWorker there")
+    _flag(network, "draft_seconds", type=float, default=5.0, help="target: how long a draft may take (default 5)")
     _flag(network, "ready_file", help="write address and process id here once ready")
     _flag(network, "drain_seconds", type=float, default=30.0, help="how long running requests may finish after SIGTERM")
     _flag(network, "lease_seconds", type=float, default=60.0, help="how long a session lives without a Verify")
@@ -97,6 +94,9 @@ def _request_flags(p: argparse.ArgumentParser) -> None:
     _flag(asking, "seed", type=int, default=0, help="seed of the draws (default 0)")
     _flag(asking, "stop", action="append", default=[], help="a string that ends the output; may be repeated")
     _flag(asking, "output", help="accept: write the figures here as JSON")
+    _flag(asking, "report", help="advise: the comparison.json whose measurements to use")
+    _flag(asking, "rtt_ms", type=float, help="advise: round trip between client and target (default: as measured)")
+    _flag(asking, "clients", type=int, default=1, help="advise: clients at once on one target (default 1)")
     _flag(asking, "ignore_eos", action="store_true", help="go on past the end-of-sequence token")
     _flag(
         asking,
@@ -108,97 +108,6 @@ def _request_flags(p: argparse.ArgumentParser) -> None:
 def _flag(group: argparse._ArgumentGroup, *names: str, **options: Any) -> None:
     spellings = dict.fromkeys(s for name in names for s in (f"--{name}", f"--{name.replace('_', '-')}"))
     group.add_argument(*spellings, dest=names[0], **options)
-
-
-def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
-    """Which models, on what, in which shape."""
-    from models.assembly import DraftChoice, ModelConfig
-    from models.loading import Execution, Shape
-
-    if args.tp_degree != 1:
-        raise ValueError(
-            f"tp_degree: {args.tp_degree} is not available on cpu and cuda, which run one model on one device"
-        )
-    k = 5 if args.speculation_length is None else args.speculation_length
-    return ModelConfig(
-        execution=Execution(args.device, args.dtype, args.threads),
-        shape=Shape(args.batch, args.sequence_length or 512, k),
-        model=model,
-        draft=DraftChoice(args.draft, args.draft_model),
-        backend=args.backend,
-        default_k=3 if args.speculation_length is None else k,
-    )
-
-
-def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
-    """A server's whole configuration."""
-    from services.launch import RoleConfig
-    from services.server import ServeConfig
-
-    return RoleConfig(
-        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, STARTED),
-        models=model_config(args, model),
-        target_address=_address(args.target_host, args.target_port),
-        connect_seconds=args.connect_seconds,
-        lease_seconds=args.lease_seconds,
-        profile=args.profile,
-    )
-
-
-def client_config(args: argparse.Namespace) -> ClientConfig:
-    """What to ask and whom."""
-    from clients.terminal import ClientConfig
-    from speculation.types import GenerationRequest, SamplingParams
-
-    prompts = (*(args.prompt or ()), *_file_prompts(args.prompt_text))
-    if not prompts:
-        raise ValueError("prompt: give --prompt TEXT or --prompt_text FILE")
-    request = GenerationRequest(
-        text="",
-        chat=args.chat,
-        sampling=SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.seed),
-        max_new_tokens=args.max_new_tokens,
-        max_total_tokens=args.sequence_length,
-        speculation_length=args.speculation_length,
-        stop_strings=tuple(args.stop),
-        ignore_end_of_sequence=args.ignore_eos,
-    )
-    address = _address(args.target_host, args.port)
-    return ClientConfig(address, prompts, request, profile=args.profile, timeout=args.timeout)
-
-
-def accept_config(args: argparse.Namespace) -> AcceptConfig:
-    """Which pair to measure, on what. The rounds go up to the speculation length asked for."""
-    from acceptance.measure import AcceptConfig
-    from comparison.workloads import built_in_prompts, given_prompts, read_prompt_file
-    from speculation.types import SamplingParams
-
-    prompts = given_prompts(args.prompt or (), args.chat)
-    prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()
-    longest = 8 if args.speculation_length is None else args.speculation_length
-    args.speculation_length = max(1, longest)
-    return AcceptConfig(
-        models=model_config(args, args.target_model or args.model),
-        prompts=prompts or built_in_prompts(),
-        sampling=SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.seed),
-        max_new_tokens=64 if args.max_new_tokens is None else args.max_new_tokens,
-        longest=longest,
-    )
-
-
-def _file_prompts(file: str | None) -> tuple[str, ...]:
-    from clients.prompts import read_prompts
-
-    if file is None:
-        return ()
-    try:
-        return tuple(text for _, text in read_prompts(Path(file)))
-    except ValueError as error:
-        raise ValueError(f"prompt_text: {error}") from None
-
-
-def _address(host: str, port: int) -> str:
-    return host if ":" in host else f"{host}:{port}"
 
 
 def _target(args: argparse.Namespace) -> Run:
@@ -267,15 +176,22 @@ def _accept(args: argparse.Namespace) -> Run:
     return run_accept(accept_config(args), Path(args.output) if args.output else None)
 
 
+async def _advise(args: argparse.Namespace) -> int:
+    from comparison.advice import run_advice
+
+    return run_advice(advice_config(args))
+
+
 ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
-    "target": (_target, "server: TargetVerifier, verifies drafts and decodes plainly"),
+    "target": (_target, "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host"),
     "fused_target": (_fused_target, "server: FusedSpeculativeServer, draft and target side by side"),
-    "draft_worker": (_draft_worker, "server: DraftWorker, drafts here and verifies at --target_host"),
+    "draft_worker": (_draft_worker, "server: DraftWorker, drafts here and verifies at --target_host, or for who asks"),
     "client": (_client, "asks any of the three servers"),
     "fused_client": (_fused_client, "asks a FusedSpeculativeServer"),
     "draft": (_draft, "drafts here for its own prompts and verifies at --target_host"),
     "verify_target": (_verify_target, "runs the target alone, without a server, token by token"),
     "accept": (_accept, "measures a draft against a target: acceptance, costs, best speculation length"),
+    "advise": (_advise, "from a comparison.json: which architecture, which length, for which link and load"),
     "verify_draft": (_verify_draft, "runs the draft alone, without a server, token by token"),
 }
 

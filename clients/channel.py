@@ -29,12 +29,16 @@ _STUBS: dict[str, Any] = {
     DRAFT: draft_worker_pb2_grpc.DraftWorkerStub,
 }
 
-# Only UNAVAILABLE is retried, only on calls that are idempotent: every Verify with the same fence gives the same reply.
+# Only UNAVAILABLE is retried, only on calls that are idempotent: every Verify with the same fence gives the same reply,
+# every Propose with the same tokens the same proposal.
+_IDEMPOTENT = {TARGET: ("OpenSession", "Verify", "CloseSession"), DRAFT: ("Propose", "EndProposals")}
 _SERVICE_CONFIG = {
     "methodConfig": [
         {
             "name": [
-                {"service": "tandem.v1.TargetVerifier", "method": m} for m in ("OpenSession", "Verify", "CloseSession")
+                {"service": f"tandem.v1.{service}", "method": method}
+                for service, methods in _IDEMPOTENT.items()
+                for method in methods
             ],
             "retryPolicy": {
                 "maxAttempts": 3,
@@ -51,6 +55,8 @@ _OPTIONS = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.use_local_subchannel_pool", 1),
+    # A server that was restarted is found again within seconds; by default a channel may wait for two minutes.
+    ("grpc.max_reconnect_backoff_ms", 2_000),
 )
 
 

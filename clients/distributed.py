@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from clients.errors import TandemError
 from clients.remote import RemoteVerifier, VerifierClient
-from models.assembly import ModelConfig, load_draft, make_drafter, own_tokenizer, same_tokens, worker_info
+from models.assembly import ModelConfig, same_tokens, worker_info
 from models.batcher import Batcher
+from models.drafting import Drafting, load_drafting
 from models.generator import Generator
 from speculation.loop import DraftThenVerify, Rounds
 from speculation.types import GenerationRequest, SpeculationStats
@@ -18,18 +19,23 @@ async def open_distributed(
 
     The verifier may still be loading: it is waited for up to `connect_seconds`.
     """
-    draft = await load_draft(config, batcher, alone=True)
-    tokenizer = draft.tokenizer if draft else await own_tokenizer(config)
-    client = VerifierClient(target_address, tokenizer.sha256)
+    return await connect_distributed(await load_drafting(config, batcher), config, target_address, connect_seconds)
+
+
+async def connect_distributed(
+    drafting: Drafting, config: ModelConfig, target_address: str, connect_seconds: float
+) -> tuple[Generator, VerifierClient]:
+    """Likewise, with what drafts loaded already."""
+    client = VerifierClient(target_address, drafting.tokenizer.sha256)
     try:
         target = await client.model_info(connect_seconds)
-        same_tokens(tokenizer, target.tokenizer_sha256)
+        same_tokens(drafting.tokenizer, target.tokenizer_sha256)
     except (TandemError, ValueError) as error:
         await client.close()
         raise ValueError(str(error)) from None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         verifier = RemoteVerifier(client, stats, request.report_margins)
-        return DraftThenVerify(verifier, make_drafter(draft, target.vocab_size, config.draft))
+        return DraftThenVerify(verifier, drafting.drafter(target.vocab_size))
 
-    return Generator(worker_info(target, draft, config), tokenizer, rounds), client
+    return Generator(worker_info(target, drafting.draft, config), drafting.tokenizer, rounds), client

@@ -6,18 +6,28 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from comparison.architectures import COMPARED, CONNECTABLE
+from comparison.conditions import Condition, plan
+from comparison.link_settings import LINK_KINDS, LinkKind
 from comparison.workloads import Prompt
 from speculation.types import SamplingParams
 
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
+RULES: tuple[str, ...] = ("agreement", "rejection")
+FORMATS: tuple[str, ...] = ("html", "md")
 
 
 @dataclass(frozen=True)
 class ComparisonConfig:
-    """One comparison. None leaves the choice to the servers."""
+    """One comparison. None leaves the choice to the servers.
+
+    The base is measured with `sampling`, the first of `rtts_ms` and the first of `rules`; see comparison/conditions.py.
+    `baseline` is an earlier comparison.json. Without `rtts_ms` and `bandwidth_mbps` nothing is put between client and
+    servers.
+    """
 
     prompts: tuple[Prompt, ...]
     output_dir: Path
@@ -27,6 +37,11 @@ class ComparisonConfig:
     max_new_tokens: int = 64
     speculation_length: int = 3
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    rtts_ms: tuple[float, ...] = ()
+    bandwidth_mbps: float | None = None
+    link: LinkKind = "emulated"
+    temperatures: tuple[float, ...] = ()
+    rules: tuple[str, ...] = ("agreement",)
     sequence_length: int = 512
     batch: int | None = None
     threads: int | None = None
@@ -36,6 +51,8 @@ class ComparisonConfig:
     draft: str = "auto"
     timeout_s: float = 300.0
     startup_timeout_s: float = 600.0
+    formats: tuple[str, ...] = ("html",)
+    baseline: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _check_names("architectures", self.architectures, COMPARED)
@@ -58,14 +75,36 @@ class ComparisonConfig:
                 f"max-new-tokens: {self.max_new_tokens} leaves no room for a prompt"
                 f" in a sequence length of {self.sequence_length}"
             )
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
-        if self.draft not in DRAFTERS:
-            raise ValueError(f"draft: {self.draft!r} is not one of {', '.join(DRAFTERS)}")
+        for flag, chosen, known in (
+            ("dtype", (self.dtype,), DTYPES),
+            ("draft", (self.draft,), DRAFTERS),
+            ("link", (self.link,), LINK_KINDS),
+            ("rule", self.rules, RULES),
+            ("format", self.formats, FORMATS),
+        ):
+            _check_names(flag, chosen, dict.fromkeys(known))
+        self._check_conditions()
         if not self.prompts:
             raise ValueError("prompt: there is nothing to generate from")
         if self.output_dir.exists() and not self.output_dir.is_dir():
             raise ValueError(f"output-dir: {self.output_dir} is not a directory")
+
+    def _check_conditions(self) -> None:
+        for flag, values in (("rtt-ms", self.rtts_ms), ("temperature", self.temperatures), ("rule", self.rules)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{flag}: a value is named twice")
+        if self.temperatures and self.temperatures[0] != self.sampling.temperature:
+            raise ValueError("temperature: the first of the list is the base's")
+        for condition in self.conditions:
+            if condition.link.settings is not None and self.connect:
+                raise ValueError(
+                    "rtt-ms: a link is put before servers that are started here, not before connected ones"
+                )
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What every architecture is measured under, the base first."""
+        return plan(self.sampling, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
 
 
 def _check_names(flag: str, names: tuple[str, ...], known: Mapping[str, object], may_be_empty: bool = False) -> None:

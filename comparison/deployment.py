@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, WIDTH_1, Architecture
+from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT, WIDTH_1, Architecture
 from comparison.config import ComparisonConfig
+from comparison.site import Site
 from speculation.types import ModelInfo
 
 MAIN = Path(__file__).resolve().parent.parent / "main.py"
+LEAST_LENGTH = 5
+"""Draft tokens that servers allow whatever is compared (requests say their own length): costs can be measured."""
 
 T = TypeVar("T")
 Describe = Callable[[str, str], Awaitable[ModelInfo]]
@@ -38,19 +41,34 @@ class Starter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an architecture answers, and what runs there. `log` is None where the server is somebody else's."""
+    """Where an architecture answers, and what runs there. `log` is None where the server is somebody else's.
+
+    `across`: the address at which the client's side reaches it, where a link lies between.
+    """
 
     architecture: Architecture
     address: str
     model: ModelInfo
     log: Path | None = None
+    across: str | None = None
+
+    @property
+    def reached(self) -> str:
+        return self.across or self.address
 
 
 def server_command(
-    config: ComparisonConfig, role: str, *extra: str, speculation_length: int | None = None
+    config: ComparisonConfig,
+    role: str,
+    *extra: str,
+    speculation_length: int | None = None,
+    host: str = "127.0.0.1",
 ) -> list[str]:
-    length = config.speculation_length if speculation_length is None else speculation_length
-    command = [sys.executable, str(MAIN), "--role", role, "--host", "127.0.0.1", "--port", "0"]
+    """`speculation_length`: the server's maximum; requests say their own, and calibrating ones other lengths."""
+    length = speculation_length
+    if length is None:
+        length = max(config.speculation_length, min(LEAST_LENGTH, config.sequence_length - 1))
+    command = [sys.executable, str(MAIN), "--role", role, "--host", host, "--port", "0"]
     command += ["--speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
     command += ["--dtype", config.dtype]
     for flag, value in (("--batch", config.batch), ("--threads", config.threads)):
@@ -58,23 +76,28 @@ def server_command(
     return [*command, *extra]
 
 
-def target_command(config: ComparisonConfig, speculation_length: int | None = None) -> list[str]:
+def target_command(
+    config: ComparisonConfig, *extra: str, speculation_length: int | None = None, host: str = "127.0.0.1"
+) -> list[str]:
     model = ["--model", config.model] if config.model else []
-    return server_command(config, "target", *model, speculation_length=speculation_length)
+    return server_command(config, "target", *model, *extra, speculation_length=speculation_length, host=host)
 
 
-def drafting_command(config: ComparisonConfig, role: str, *extra: str) -> list[str]:
+def drafting_command(config: ComparisonConfig, role: str, *extra: str, host: str = "127.0.0.1") -> list[str]:
     """A role that drafts; the draft worker too names the target, whose tokenizer it must share."""
     models = ["--target_model", config.model] if config.model else []
     models += ["--draft_model", config.draft_model] if config.draft_model else []
-    return server_command(config, role, *models, "--draft", config.draft, *extra)
+    return server_command(config, role, *models, "--draft", config.draft, *extra, host=host)
 
 
-async def deploy(config: ComparisonConfig, starter: Starter, describe: Describe) -> list[Endpoint]:
-    """Starts what is not connected; the endpoints in the order of the report."""
-    deployment = _Deployment(config, starter, describe)
-    endpoints = [*await _together(deployment.plain_and_distributed(), deployment.fused())]
-    found = [endpoint for group in endpoints for endpoint in group]
+async def deploy(
+    config: ComparisonConfig, starter: Starter, describe: Describe, site: Site | None = None
+) -> list[Endpoint]:
+    """Starts what is not connected; the endpoints in the order of the report. Without a site, no link."""
+    deployment = _Deployment(config, starter, describe, site or Site())
+    groups = await _together(deployment.plain_and_distributed(), deployment.fused())
+    found = [endpoint for group in groups for endpoint in group]
+    found += await deployment.remote_draft(found)
     order = [name for asked in config.architectures for name in _with_width_1(asked)]
     return sorted(found, key=lambda endpoint: order.index(endpoint.architecture.name))
 
@@ -88,6 +111,7 @@ class _Deployment:
     config: ComparisonConfig
     starter: Starter
     describe: Describe
+    site: Site
 
     def _starts(self, architecture: Architecture) -> bool:
         return architecture.name in self.config.architectures and architecture.name not in self.config.connect
@@ -97,16 +121,23 @@ class _Deployment:
         return Endpoint(architecture, address, await self.describe(address, architecture.service))
 
     async def _started(self, architecture: Architecture, command: list[str]) -> Endpoint:
+        """On the client's side."""
         server = await self.starter.start(architecture.name, command)
         model = await self.describe(server.address, architecture.service)
         return Endpoint(architecture, server.address, model, server.log)
+
+    async def _started_across(self, architecture: Architecture, command: list[str]) -> Endpoint:
+        """On the target's side."""
+        endpoint = await self._started(architecture, [*self.site.command_prefix, *command])
+        return replace(endpoint, across=await self.site.across(endpoint.address))
 
     async def fused(self) -> list[Endpoint]:
         if FUSED.name not in self.config.architectures:
             return []
         if FUSED.name in self.config.connect:
             return [await self._connected(FUSED)]
-        return [await self._started(FUSED, drafting_command(self.config, "fused_target"))]
+        command = drafting_command(self.config, "fused_target", host=self.site.host)
+        return [await self._started_across(FUSED, command)]
 
     async def plain_and_distributed(self) -> list[Endpoint]:
         """The draft worker needs to know where the target is, and the baseline whether the target is wide."""
@@ -119,7 +150,7 @@ class _Deployment:
         if connected and (AUTOREGRESSIVE.name in self.config.architectures or self._starts(DISTRIBUTED)):
             return await self._connected(AUTOREGRESSIVE)
         if self._starts(AUTOREGRESSIVE) or self._starts(DISTRIBUTED):
-            return await self._started(AUTOREGRESSIVE, target_command(self.config))
+            return await self._started_across(AUTOREGRESSIVE, target_command(self.config, host=self.site.host))
         return None
 
     async def _plain(self, target: Endpoint | None) -> list[Endpoint]:
@@ -130,16 +161,37 @@ class _Deployment:
         # Beside a connected target nothing is started: this machine's plain decoding would be no baseline for it.
         if target.model.plain_width == 1 or target.log is None:
             return [target]
-        return [target, await self._started(WIDTH_1, target_command(self.config, speculation_length=0))]
+        command = target_command(self.config, speculation_length=0, host=self.site.host)
+        return [target, await self._started_across(WIDTH_1, command)]
 
     async def _distributed(self, target: Endpoint | None) -> list[Endpoint]:
         if DISTRIBUTED.name not in self.config.architectures:
             return []
         if target is None or DISTRIBUTED.name in self.config.connect:
             return [await self._connected(DISTRIBUTED)]
-        host, _, port = target.address.rpartition(":")
+        host, _, port = target.reached.rpartition(":")
         where = ("--target_host", host.strip("[]"), "--target_port", port)
-        return [await self._started(DISTRIBUTED, drafting_command(self.config, "draft_worker", *where))]
+        return [await self._started(DISTRIBUTED, self._worker_command(*where))]
+
+    async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
+        """The draft worker of `distributed`, if there is one among `found`, drafts here too: one model, one process."""
+        if REMOTE_DRAFT.name not in self.config.architectures:
+            return []
+        if REMOTE_DRAFT.name in self.config.connect:
+            return [await self._connected(REMOTE_DRAFT)]
+        workers = [endpoint.address for endpoint in found if endpoint.architecture == DISTRIBUTED]
+        worker = workers[0] if workers else await self._proposing()
+        drafter = await self.site.across(worker)
+        command = target_command(self.config, "--draft_host", drafter, host=self.site.host)
+        return [await self._started_across(REMOTE_DRAFT, command)]
+
+    def _worker_command(self, *extra: str) -> list[str]:
+        """On the client's side, where targets of the other side reach it too."""
+        return drafting_command(self.config, "draft_worker", *extra, host=self.site.near_host)
+
+    async def _proposing(self) -> str:
+        """The address of a draft worker that knows no target."""
+        return (await self.starter.start("draft_worker", self._worker_command("--propose_only"))).address
 
 
 async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from comparison.bootstrap import Interval, ratio_interval
 from comparison.records import CAUSES, Measurement, Record
 
 
@@ -139,27 +140,40 @@ def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, flo
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Against the baseline, over `pairs` of requests; see the top of this module."""
+    """Against the baseline, over `pairs` of requests; see the top of this module. `interval`: 95 %, over prompts."""
 
     speedup: float | None
     end_to_end_speedup: float | None
     pairs: int
+    interval: Interval | None = None
 
 
 def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
     of_baseline = {(r.prompt, r.run): r.measurement for r in baseline}
     pairs: list[tuple[Measurement, Measurement]] = []
+    by_prompt: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for record in records:
         other = of_baseline.get((record.prompt, record.run))
         if record.measurement and other and record.measurement.tpot_s is not None and other.tpot_s is not None:
             pairs.append((record.measurement, other))
-    own_tpot = sum(own.tpot_s or 0.0 for own, _ in pairs)
-    baseline_tpot = sum(other.tpot_s or 0.0 for _, other in pairs)
+            by_prompt[record.prompt][0] += other.tpot_s
+            by_prompt[record.prompt][1] += record.measurement.tpot_s
+    baseline_tpots, own_tpots = zip(*by_prompt.values(), strict=True) if pairs else ((), ())
     return Speedup(
-        ratio(baseline_tpot, own_tpot),
+        ratio(sum(baseline_tpots), sum(own_tpots)),
         ratio(
             sum(other.end_to_end_latency_s / other.output_tokens for _, other in pairs),
             sum(own.end_to_end_latency_s / own.output_tokens for own, _ in pairs),
         ),
         len(pairs),
+        ratio_interval(baseline_tpots, own_tpots),
     )
+
+
+def tpot_interval(records: Iterable[Record]) -> Interval | None:
+    """95 % interval of the mean TPOT, over prompts."""
+    by_prompt: defaultdict[str, list[float]] = defaultdict(list)
+    for record in records:
+        if record.measurement and record.measurement.tpot_s is not None:
+            by_prompt[record.prompt].append(record.measurement.tpot_s)
+    return ratio_interval([sum(values) for values in by_prompt.values()], [len(v) for v in by_prompt.values()])

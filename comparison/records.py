@@ -87,7 +87,7 @@ def failure_of(error: Exception) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One architecture, prompt and run: a measurement or a failure."""
+    """One architecture, prompt and run under one condition: a measurement or a failure."""
 
     architecture: str
     prompt: str
@@ -95,11 +95,12 @@ class Record:
     run: int
     measurement: Measurement | None = None
     error: Failure | None = None
+    condition: str = "base"
 
 
 def record_as_json(record: Record) -> dict[str, Any]:
     """One flat object. A failed request has the same keys, null where nothing was measured."""
-    head = {name: getattr(record, name) for name in ("architecture", "prompt", "workload", "run")}
+    head = {name: getattr(record, name) for name in ("condition", "architecture", "prompt", "workload", "run")}
     measured: dict[str, Any] = {f.name: None for f in fields(Measurement)}
     if record.measurement:
         measured = asdict(record.measurement)

@@ -1,4 +1,7 @@
-"""The files of a comparison: comparison.json and comparison.csv. What the terminal shows is in comparison/table.py."""
+"""The files of a comparison: comparison.json (comparison.schema.json says what is in it) and comparison.csv.
+
+What the terminal shows is in comparison/table.py.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,25 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from comparison.conditions import SAMPLING, Condition, LinkChoice
 from comparison.config import ComparisonConfig
+from comparison.decision import Decision, decide
 from comparison.deployment import Endpoint, baseline_of
 from comparison.environment import Machine, Versions
+from comparison.findings import Theory, theory_as_json
+from comparison.link_overhead import LinkOverhead
+from comparison.reading import SCHEMA_VERSION
 from comparison.records import CAUSES, Failure, Measurement, Record, record_as_json
 from comparison.summary import Summary, summary_as_json
 
-SCHEMA_VERSION = 1
-"""Grows when a key changes its meaning or goes away; new keys leave it."""
+
+@dataclass(frozen=True, slots=True)
+class ConditionResult:
+    """What was found under one condition; the first of a comparison is the base."""
+
+    condition: Condition
+    summaries: tuple[Summary, ...]
+    link: LinkOverhead | None = None
 
 
 @dataclass(frozen=True)
@@ -28,12 +42,21 @@ class Comparison:
     config: ComparisonConfig
     endpoints: tuple[Endpoint, ...]
     records: tuple[Record, ...]
-    summaries: tuple[Summary, ...]
+    results: tuple[ConditionResult, ...]
     machine: Machine
     versions: Versions
     started_at: str
     remarks: tuple[str, ...] = ()
     warm_up_failures: tuple[tuple[str, Failure], ...] = ()
+    theory: Theory | None = None
+
+    @property
+    def base(self) -> ConditionResult:
+        return self.results[0]
+
+    @property
+    def decision(self) -> Decision | None:
+        return decide(self.base.condition, self.base.summaries, self.theory)
 
     @property
     def failed(self) -> tuple[Record, ...]:
@@ -41,7 +64,10 @@ class Comparison:
 
     @property
     def link(self) -> str:
-        """Every hop that was not set up on this machine's loopback is named."""
+        """Every hop that was not set up on this machine's loopback is named; what is emulated is called so."""
+        rtts = [f"{result.condition.link}" for result in self.results if result.condition.varies != SAMPLING]
+        if self.base.condition.link.rtt_ms is not None:
+            return f"{self.config.link} ({'; '.join(rtts)})"
         elsewhere = [f"{e.architecture.name} at {e.address}" for e in self.endpoints if not _on_loopback(e.address)]
         return "loopback" if not elsewhere else "loopback, except " + ", ".join(elsewhere)
 
@@ -62,11 +88,10 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
         "baseline": _baseline_as_json(comparison.endpoints),
         "remarks": list(comparison.remarks),
         "warm_up_failures": {name: asdict(failure) for name, failure in comparison.warm_up_failures},
-        "architectures": {
-            summary.architecture: {**_endpoint_as_json(comparison.endpoints, summary.architecture)}
-            | summary_as_json(summary)
-            for summary in comparison.summaries
-        },
+        "servers": {e.architecture.name: _endpoint_as_json(e) for e in comparison.endpoints},
+        "conditions": [_condition_as_json(result, comparison.config.link) for result in comparison.results],
+        "theory": theory_as_json(comparison.theory) if comparison.theory else None,
+        "decision": asdict(comparison.decision) if comparison.decision else None,
         "records": [record_as_json(record) for record in comparison.records],
     }
 
@@ -76,6 +101,7 @@ def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
     return {
         **settings,
         "output_dir": str(config.output_dir),
+        "baseline": config.baseline["started_at"] if config.baseline else None,
         "connect": dict(config.connect),
         "sampling": asdict(config.sampling),
         "prompts": [asdict(prompt) for prompt in config.prompts],
@@ -90,11 +116,30 @@ def _baseline_as_json(endpoints: Sequence[Endpoint]) -> dict[str, Any] | None:
     return {"architecture": endpoint.architecture.name, "plain_width": endpoint.model.plain_width}
 
 
-def _endpoint_as_json(endpoints: Sequence[Endpoint], architecture: str) -> dict[str, Any]:
-    found = [endpoint for endpoint in endpoints if endpoint.architecture.name == architecture]
-    if not found:
-        return {}
-    endpoint = found[0]
+def _condition_as_json(result: ConditionResult, kind: str) -> dict[str, Any]:
+    condition = result.condition
+    return {
+        "name": condition.name,
+        "varies": condition.varies,
+        "link": _link_as_json(condition.link, kind, result.link),
+        "sampling": asdict(condition.sampling),
+        "rule": condition.rule,
+        "architectures": {summary.architecture: summary_as_json(summary) for summary in result.summaries},
+    }
+
+
+def _link_as_json(link: LinkChoice, kind: str, measured: LinkOverhead | None) -> dict[str, Any]:
+    return {
+        "kind": "direct" if link.rtt_ms is None else kind,
+        "rtt_ms": 1000 * link.seconds,
+        "bandwidth_mbps": link.bandwidth_mbps,
+        "direct_round_trip_s": measured.direct_p50_s if measured else None,
+        "round_trip_s": measured.link_p50_s if measured else None,
+        "added_s": measured.added_s if measured else None,
+    }
+
+
+def _endpoint_as_json(endpoint: Endpoint) -> dict[str, Any]:
     return {
         "service": endpoint.architecture.service,
         "address": endpoint.address,
@@ -104,6 +149,7 @@ def _endpoint_as_json(endpoints: Sequence[Endpoint], architecture: str) -> dict[
 
 
 CSV_COLUMNS: tuple[str, ...] = (
+    "condition",
     "architecture",
     "prompt",
     "workload",

@@ -1,10 +1,13 @@
-"""The measuring loop: the same request to every architecture in turn, prompt by prompt, timed at the client."""
+"""The measuring loop: the same request to every architecture in turn, condition by condition, prompt by prompt.
+
+Timed at the client.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -47,6 +50,7 @@ class RequestSettings:
     speculation_length: int
     sampling: SamplingParams
     timeout_s: float | None = None
+    rule: str = "agreement"
 
     def request(self, prompt: Prompt) -> GenerationRequest:
         return GenerationRequest(
@@ -56,6 +60,19 @@ class RequestSettings:
             max_new_tokens=self.max_new_tokens,
             speculation_length=self.speculation_length,
         )
+
+
+async def _as_it_is() -> None:
+    """Nothing to set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A condition as the loop sees it: its requests, and what sets the link before them."""
+
+    name: str
+    settings: RequestSettings
+    enter: Callable[[], Awaitable[None]] = _as_it_is
 
 
 class IncompleteStream(RuntimeError):
@@ -69,7 +86,7 @@ async def warm_up(contenders: Sequence[Contender], prompt: Prompt, settings: Req
     short = replace(settings, max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens))
     failures: dict[str, Failure] = {}
     for contender in contenders:
-        record = await _record(contender, prompt, 0, short)
+        record = await _record(contender, prompt, 0, Stage("warm-up", short))
         if record.error:
             failures[contender.name] = record.error
     return failures
@@ -79,19 +96,27 @@ async def measure_all(
     contenders: Sequence[Contender],
     prompts: Sequence[Prompt],
     num_runs: int,
-    settings: RequestSettings,
+    stages: Sequence[Stage],
     on_start: Callable[[str, str], None] = lambda architecture, prompt: None,
     on_record: Callable[[Record], None] = lambda record: None,
+    after_prompt: Callable[[Prompt], Awaitable[None]] | None = None,
 ) -> list[Record]:
-    """Interleaved, so that a machine that slows down slows all; who goes first rotates, so that order favours none."""
+    """Interleaved, so that a machine that slows down slows all; who goes first rotates, so that order favours none.
+
+    `after_prompt` is called with the first stage set, after every prompt of every run.
+    """
     records: list[Record] = []
-    for run in range(num_runs):
-        for number, prompt in enumerate(prompts):
-            for contender in rotated(contenders, run * len(prompts) + number):
+    for turn, (run, prompt) in enumerate(itertools.product(range(num_runs), prompts)):
+        for stage in stages:
+            await stage.enter()
+            for contender in rotated(contenders, turn):
                 on_start(contender.name, prompt.name)
-                records.append(await _record(contender, prompt, run, settings))
+                records.append(await _record(contender, prompt, run, stage))
                 on_record(records[-1])
-    return sorted(records, key=_order(contenders, prompts))
+        if after_prompt:
+            await stages[0].enter()
+            await after_prompt(prompt)
+    return sorted(records, key=_order(stages, contenders, prompts))
 
 
 def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
@@ -99,17 +124,20 @@ def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
     return [*contenders[first:], *contenders[:first]]
 
 
-def _order(contenders: Sequence[Contender], prompts: Sequence[Prompt]) -> Callable[[Record], tuple[int, int, int]]:
+def _order(
+    stages: Sequence[Stage], contenders: Sequence[Contender], prompts: Sequence[Prompt]
+) -> Callable[[Record], tuple[int, int, int, int]]:
+    part = {stage.name: i for i, stage in enumerate(stages)}
     place = {contender.name: i for i, contender in enumerate(contenders)}
     page = {prompt.name: i for i, prompt in enumerate(prompts)}
-    return lambda record: (place[record.architecture], record.run, page[record.prompt])
+    return lambda record: (part[record.condition], place[record.architecture], record.run, page[record.prompt])
 
 
-async def _record(contender: Contender, prompt: Prompt, run: int, settings: RequestSettings) -> Record:
+async def _record(contender: Contender, prompt: Prompt, run: int, stage: Stage) -> Record:
     """Whatever goes wrong is recorded: one failing architecture must not take the others' figures with it."""
-    record = Record(contender.name, prompt.name, prompt.kind, run)
+    record = Record(contender.name, prompt.name, prompt.kind, run, condition=stage.name)
     try:
-        measurement = await measure(contender, settings.request(prompt), settings.timeout_s)
+        measurement = await measure(contender, stage.settings.request(prompt), stage.settings.timeout_s)
         return replace(record, measurement=measurement)
     except Exception as error:
         return replace(record, error=failure_of(error))

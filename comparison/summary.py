@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from comparison.bootstrap import Interval
 from comparison.identity import Identity, MarginTrace, identity
 from comparison.metrics import (
     Acceptance,
@@ -17,6 +18,7 @@ from comparison.metrics import (
     milliseconds_per_token,
     ratio,
     speedup,
+    tpot_interval,
 )
 from comparison.records import Measurement, Record
 
@@ -60,6 +62,7 @@ class Summary:
     requests: int
     failed: int
     distributions: Mapping[str, Distribution]
+    tpot_interval: Interval | None
     chunk_gap_s: Distribution
     tokens_per_chunk: Distribution
     output_throughput_token_per_s: float | None
@@ -76,7 +79,7 @@ class Summary:
 def summarize(
     records: Sequence[Record], references: References, traces: Mapping[str, MarginTrace] | None = None
 ) -> list[Summary]:
-    """One summary per architecture, in the order of first appearance."""
+    """One summary per architecture, in the order of first appearance. `records` are of one condition."""
     names = list(dict.fromkeys(record.architecture for record in records))
     return [_summarize_one(name, records, references, traces or {}) for name in names]
 
@@ -103,6 +106,7 @@ def _summarize_one(
         requests=len(own),
         failed=len(own) - len(done),
         distributions={metric: distribution(_metric(m, metric) for m in done) for metric in DISTRIBUTIONS},
+        tpot_interval=tpot_interval(own),
         chunk_gap_s=distribution(gap for m in done for gap in m.chunk_gaps_s),
         tokens_per_chunk=distribution(float(count) for m in done for count in m.chunk_tokens),
         output_throughput_token_per_s=ratio(tokens, sum(m.end_to_end_latency_s for m in done)),
@@ -139,6 +143,7 @@ def summary_as_json(summary: Summary) -> dict[str, Any]:
         "requests": summary.requests,
         "failed": summary.failed,
         **{name: asdict(values) for name, values in summary.distributions.items()},
+        "tpot_interval": list(summary.tpot_interval) if summary.tpot_interval else None,
         "chunk_gap_s": asdict(summary.chunk_gap_s),
         "tokens_per_chunk": asdict(summary.tokens_per_chunk),
         "output_throughput_token_per_s": summary.output_throughput_token_per_s,
@@ -156,6 +161,7 @@ def summary_as_json(summary: Summary) -> dict[str, Any]:
 def _speedup_as_json(value: Speedup | None) -> dict[str, Any]:
     return {
         "speedup_vs_autoregressive": value.speedup if value else None,
+        "speedup_interval": list(value.interval) if value and value.interval else None,
         "end_to_end_speedup_vs_autoregressive": value.end_to_end_speedup if value else None,
         "speedup_pairs": value.pairs if value else 0,
     }

@@ -11,8 +11,10 @@ from rich.table import Table
 
 from comparison.architectures import AUTOREGRESSIVE
 from comparison.deployment import baseline_of
+from comparison.findings import Theory
+from comparison.predictions import Prediction
 from comparison.records import CAUSES, Record
-from comparison.report import Comparison
+from comparison.report import Comparison, ConditionResult
 from comparison.summary import Summary
 
 SHOWN = 5
@@ -20,12 +22,17 @@ SHOWN = 5
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    console.print(architecture_table(comparison))
+    if comparison.decision:
+        console.print(escape(comparison.decision.headline), style="bold", highlight=False)
+    for result in comparison.results:
+        console.print(architecture_table(comparison, result))
     console.print(workload_table(comparison))
-    console.print(cause_table(comparison.summaries))
-    for line in [*setting_lines(comparison), *proposer_lines(comparison.summaries)]:
+    console.print(cause_table(comparison.base.summaries))
+    if comparison.theory:
+        console.print(prediction_table(comparison.theory))
+    for line in [*setting_lines(comparison), *proposer_lines(comparison.base.summaries)]:
         console.print(escape(line), style="dim")
-    for line in [*divergence_lines(comparison.summaries), *comparison.remarks]:
+    for line in [*divergence_lines(comparison.results), *comparison.remarks]:
         console.print(escape(line), style="yellow")
     for line in failure_lines(comparison):
         console.print(escape(line), style="red")
@@ -43,8 +50,8 @@ def _add_figures(table: Table, *headings: str) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
 
 
-def architecture_table(comparison: Comparison) -> Table:
-    table = _table("Architectures", "architecture")
+def architecture_table(comparison: Comparison, result: ConditionResult) -> Table:
+    table = _table(_title(comparison, result), "architecture")
     _add_figures(
         table,
         "TTFT\np50 ms",
@@ -58,7 +65,7 @@ def architecture_table(comparison: Comparison) -> Table:
         "iden-\ntical",
     )
     baseline = baseline_of(list(comparison.endpoints))
-    for summary in comparison.summaries:
+    for summary in result.summaries:
         is_baseline = baseline is not None and summary.architecture == baseline.architecture.name
         table.add_row(
             summary.architecture,
@@ -77,11 +84,36 @@ def architecture_table(comparison: Comparison) -> Table:
     return table
 
 
+def _title(comparison: Comparison, result: ConditionResult) -> str:
+    """Conditions are named where there are several; what is emulated is called so."""
+    if len(comparison.results) == 1 and result.link is None:
+        return "Architectures"
+    link = "" if result.link is None else f", {comparison.config.link} {result.condition.link}"
+    return f"Architectures: {result.condition.name}{link}"
+
+
+def prediction_table(theory: Theory) -> Table:
+    """Milliseconds per token, predicted from component times beside measured."""
+    table = _table("TPOT, ms: predicted / measured (error)", "architecture")
+    links = list(dict.fromkeys((p.condition, p.rtt_ms) for p in theory.predictions))
+    _add_figures(table, *(f"{condition}" for condition, _ in links))
+    for name in dict.fromkeys(p.architecture for p in theory.predictions):
+        table.add_row(name, *(_predicted(p) for p in theory.predictions if p.architecture == name))
+    return table
+
+
+def _predicted(prediction: Prediction) -> str:
+    predicted = f"{1000 * prediction.predicted_tpot_s:.1f}"
+    if prediction.measured_tpot_s is None or prediction.error is None:
+        return f"{predicted} (not run)"
+    return f"{predicted} / {1000 * prediction.measured_tpot_s:.1f} ({100 * prediction.error:+.1f} %)"
+
+
 def workload_table(comparison: Comparison) -> Table:
     """Speedup and acceptance rate of everything that is not the baseline."""
     baseline = baseline_of(list(comparison.endpoints))
     skipped = {baseline.architecture.name if baseline else "", AUTOREGRESSIVE.name}
-    shown = [summary for summary in comparison.summaries if summary.architecture not in skipped]
+    shown = [summary for summary in comparison.base.summaries if summary.architecture not in skipped]
     table = _table("By workload", "workload")
     for summary in shown:
         _add_figures(table, f"{summary.architecture}\nspeedup", f"{summary.architecture}\naccept rate")
@@ -141,20 +173,28 @@ def proposer_lines(summaries: Sequence[Summary]) -> Iterator[str]:
             yield f"accepted, {summary.architecture}: {', '.join(parts)}"
 
 
-def divergence_lines(summaries: Sequence[Summary]) -> Iterator[str]:
-    for summary in summaries:
-        found = summary.identical.divergences if summary.identical else ()
-        if not found or not summary.identical:
-            continue
-        yield f"{summary.architecture} left the autoregressive output on {len(found)} of {summary.identical.total}:"
-        for one in found[:SHOWN]:
-            gap = "unknown" if one.logit_gap is None else f"{one.logit_gap:.4g}"
-            yield (
-                f"  {one.prompt}, run {one.run}, token {one.position}: {one.token} instead of"
-                f" {one.autoregressive_token}, logit gap {gap}"
-            )
-        if len(found) > SHOWN:
-            yield f"  and {len(found) - SHOWN} more, in comparison.json"
+def divergence_lines(results: Sequence[ConditionResult]) -> Iterator[str]:
+    for result in results:
+        for summary in result.summaries:
+            yield from _divergences_of(summary, "" if result is results[0] else f" ({result.condition.name})")
+
+
+def _divergences_of(summary: Summary, condition: str) -> Iterator[str]:
+    found = summary.identical.divergences if summary.identical else ()
+    if not found or not summary.identical:
+        return
+    yield (
+        f"{summary.architecture} left the autoregressive output on {len(found)} of {summary.identical.total}"
+        f"{condition}:"
+    )
+    for one in found[:SHOWN]:
+        gap = "unknown" if one.logit_gap is None else f"{one.logit_gap:.4g}"
+        yield (
+            f"  {one.prompt}, run {one.run}, token {one.position}: {one.token} instead of"
+            f" {one.autoregressive_token}, logit gap {gap}"
+        )
+    if len(found) > SHOWN:
+        yield f"  and {len(found) - SHOWN} more, in comparison.json"
 
 
 def failure_lines(comparison: Comparison) -> Iterator[str]:

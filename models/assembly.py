@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from models.batcher import Batcher
@@ -175,6 +176,20 @@ def plain_generator(loaded: Loaded) -> Generator:
     return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
 
 
+def drafted_generator(
+    target: Loaded, default_k: int, name: str, drafter: Callable[[SpeculationStats], Drafter]
+) -> Generator:
+    """The target, and whatever `drafter` makes for a request, called `name`. A length of 0 asks it for nothing."""
+    info = target_info(target, default_k, name)
+
+    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+        asked = request.speculation_length
+        k = info.default_speculation_length if asked is None else asked
+        return DraftThenVerify(LocalVerifier(target.engine, request.report_margins), drafter(stats) if k else None)
+
+    return Generator(info, target.tokenizer, rounds)
+
+
 def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
     if draft is None:
         return "ngram"
@@ -205,11 +220,11 @@ def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
         )
 
 
-def make_drafter(draft: Loaded | None, target_vocab_size: int, choice: DraftChoice) -> Drafter:
-    """A drafter for one request."""
+def make_drafter(draft: Loaded | None, target_vocab_size: int, choice: DraftChoice, waits: bool = True) -> Drafter:
+    """A drafter for one request. Without `waits`, its `open` raises NoFreeSlot where all slots are taken."""
     if draft is None:
         return NgramDrafter()
-    model, lookup = ModelDrafter(draft.engine, target_vocab_size), choice.lookup()
+    model, lookup = ModelDrafter(draft.engine, target_vocab_size, waits), choice.lookup()
     return model if lookup is None else HybridDrafter(lookup, model)
 
 

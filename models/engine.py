@@ -118,16 +118,20 @@ class DraftSequence(KVSequence):
 
 
 class ModelDrafter:
-    """A draft model, for one request. Tokens the target does not have end the draft."""
+    """A draft model, for one request. Tokens the target does not have end the draft.
 
-    def __init__(self, engine: Engine, target_vocab_size: int) -> None:
-        self._engine, self._target_vocab_size = engine, target_vocab_size
+    `open` waits for a slot if all are taken; without `waits` it raises NoFreeSlot.
+    """
+
+    def __init__(self, engine: Engine, target_vocab_size: int, waits: bool = True) -> None:
+        self._engine, self._target_vocab_size, self._waits = engine, target_vocab_size, waits
         self._sequence: DraftSequence | None = None
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
-        self._sequence = DraftSequence(self._engine, await self._engine.slots.acquire())
+        slots = self._engine.slots
+        self._sequence = DraftSequence(self._engine, await slots.acquire() if self._waits else slots.take())
         await self._sequence.fill(prompt[:-2])
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:

@@ -17,6 +17,7 @@ class Tokenizer(Protocol):
     """What a server needs of a tokenizer."""
 
     sha256: str
+    vocab_size: int  # ids are below it
     end_of_sequence_ids: tuple[int, ...]
 
     def encode(self, text: str, chat: bool) -> list[int]: ...
@@ -29,7 +30,9 @@ class HuggingFaceTokenizer:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._tokenizer = _load(checkpoint)
-        self.sha256 = fingerprint(self._tokenizer.get_vocab(), self._tokenizer.all_special_ids)
+        vocabulary = self._tokenizer.get_vocab()
+        self.sha256 = fingerprint(vocabulary, self._tokenizer.all_special_ids)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.end_of_sequence_ids = _end_ids(self._tokenizer)
 
     def encode(self, text: str, chat: bool) -> list[int]:

@@ -113,6 +113,7 @@ class ToyTokenizer:
     """UTF-8 bytes."""
 
     sha256: str = "toy"
+    vocab_size: int = VOCAB_SIZE
     end_of_sequence_ids: tuple[int, ...] = (END,)
 
     def encode(self, text: str, chat: bool) -> list[int]:

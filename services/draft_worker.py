@@ -1,4 +1,4 @@
-"""DraftWorker: drives the distributed loop against a TargetVerifier."""
+"""DraftWorker: drives the distributed loop against a TargetVerifier, and drafts for targets that drive it."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from collections.abc import AsyncGenerator
 import grpc
 
 from clients import wire
+from services.errors import NotOffered
 from services.generation import GenerateMethod
+from services.proposals import Proposals
 from speculation.types import ModelInfo
 from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1 import draft_worker_pb2_grpc
 
 
 class DraftWorkerService(draft_worker_pb2_grpc.DraftWorkerServicer):
-    """Thin: everything happens in the generator."""
+    """Thin: everything happens in the generator (None where no TargetVerifier is known) and in the proposals."""
 
-    def __init__(self, info: ModelInfo, generate: GenerateMethod) -> None:
-        self._info, self._generate = info, generate
+    def __init__(self, info: ModelInfo, generate: GenerateMethod | None, proposals: Proposals) -> None:
+        self._info, self._generate, self._proposals = info, generate, proposals
 
     async def GetModelInfo(
         self, request: pb.DraftWorkerGetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -28,6 +30,16 @@ class DraftWorkerService(draft_worker_pb2_grpc.DraftWorkerServicer):
     async def Generate(
         self, request: pb.DraftWorkerGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.DraftWorkerGenerateResponse, None]:
+        if self._generate is None:
+            raise NotOffered("this DraftWorker only proposes: it was started without a TargetVerifier to verify with")
         async with contextlib.aclosing(self._generate.stream(request)) as replies:
             async for reply in replies:
                 yield reply
+
+    async def Propose(self, request: pb.ProposeRequest, context: grpc.aio.ServicerContext) -> pb.ProposeResponse:
+        return await self._proposals.propose(request)
+
+    async def EndProposals(
+        self, request: pb.EndProposalsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.EndProposalsResponse:
+        return await self._proposals.end(request)

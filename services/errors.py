@@ -34,6 +34,10 @@ class NotAccepting(RuntimeError):
     """The server is stopping and takes no new work."""
 
 
+class NotOffered(RuntimeError):
+    """This server was started without what the method needs."""
+
+
 # (exception, status code, reason)
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidField, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
@@ -42,6 +46,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (SessionNotFound, code_pb2.NOT_FOUND, "SESSION_NOT_FOUND"),
     (SessionConflict, code_pb2.ALREADY_EXISTS, "SESSION_CONFLICT"),
     (Mismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
+    (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
     (RowFailed, code_pb2.INTERNAL, "ROW_FAILED"),
     (DeviceLost, code_pb2.UNAVAILABLE, "ENGINE_LOST"),

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from clients.distributed import open_distributed
+from clients.distributed import connect_distributed
 from clients.profile import Profile
+from clients.remote_draft import open_remote_draft
+from clients.remote_drafter import PROPOSE_SECONDS
 from models.assembly import Loaded, ModelConfig, fused_generator, load, load_draft, plain_generator
 from models.batcher import Batcher
+from models.drafting import drafting_info, load_drafting
 from models.generator import Generator
 from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
+from services.proposals import Proposals
 from services.server import Hosted, ServeConfig, serve
 from services.target_verifier import TargetVerifierService
 from speculation.types import Completion, GenerationRequest, ModelInfo
@@ -29,23 +34,37 @@ log = logging.getLogger("tandem.server")
 
 @dataclass(frozen=True, slots=True)
 class RoleConfig:
-    """Everything a server role needs; built and validated in main.py."""
+    """Everything a server role needs; built and validated once.
+
+    `draft_address`: the DraftWorker that a target asks for drafts, each within `draft_seconds`. `target_address` None:
+    a DraftWorker that knows no target, and only proposes.
+    """
 
     serve: ServeConfig
     models: ModelConfig
-    target_address: str = "127.0.0.1:50051"
+    target_address: str | None = "127.0.0.1:50051"
+    draft_address: str | None = None
+    draft_seconds: float = PROPOSE_SECONDS
     connect_seconds: float = 120.0
     lease_seconds: float = 60.0
     profile: bool = False
 
 
 async def run_target(config: RoleConfig) -> None:
-    """--role target: TargetVerifier."""
+    """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
 
     async def build() -> Hosted:
         loaded = await load(config.models, batcher)
-        generator = _started(plain_generator(loaded), config)
+        closing = [batcher.close]
+        if config.draft_address is None:
+            generator = plain_generator(loaded)
+        else:
+            generator, client = await open_remote_draft(
+                loaded, config.models.default_k, config.draft_address, config.draft_seconds
+            )
+            closing.insert(0, client.close)
+        generator = _started(generator, config)
         _log_target(loaded, generator.info)
         reply = target_verifier_pb2.TargetVerifierGenerateResponse
         generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
@@ -55,7 +74,7 @@ async def run_target(config: RoleConfig) -> None:
             partial(add_TargetVerifierServicer_to_server, service),
             background=[service.expire_forever],
             busy=lambda: len(service.sessions),
-            close=batcher.close,
+            close=partial(_close, closing),
         )
 
     await serve(config.serve, lifecycle, build)
@@ -83,32 +102,49 @@ async def run_fused(config: RoleConfig) -> None:
 
 
 async def run_draft_worker(config: RoleConfig) -> None:
-    """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier."""
+    """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
 
     async def build() -> Hosted:
-        generator, client = await open_distributed(
-            config.models, config.target_address, config.connect_seconds, batcher
+        drafting = await load_drafting(config.models, batcher)
+        generate, closing = None, [batcher.close]
+        if config.target_address is None:
+            info = _stamped(drafting_info(drafting, config.models), config)
+            log.info("proposes with %s for targets that ask; knows none itself", info.draft_name)
+        else:
+            generator, client = await connect_distributed(
+                drafting, config.models, config.target_address, config.connect_seconds
+            )
+            closing.insert(0, client.close)
+            generator = _started(generator, config)
+            info = generator.info
+            log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
+            reply = draft_worker_pb2.DraftWorkerGenerateResponse
+            generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        proposals = Proposals(drafting, info, lifecycle, config.lease_seconds)
+        return Hosted(
+            "DraftWorker",
+            partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
+            background=[proposals.expire_forever],
+            busy=lambda: len(proposals.sessions),
+            close=partial(_close, closing),
         )
-        generator = _started(generator, config)
-        log.info("drafts with %s for %s at %s", generator.info.draft_name, generator.info.model_name, client.address)
-        reply = draft_worker_pb2.DraftWorkerGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
-        service = DraftWorkerService(generator.info, generate)
-
-        async def close() -> None:
-            await client.close()
-            await batcher.close()
-
-        return Hosted("DraftWorker", partial(add_DraftWorkerServicer_to_server, service), close=close)
 
     await serve(config.serve, lifecycle, build)
     profile.write()
 
 
+async def _close(closing: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    for close in closing:
+        await close()
+
+
 def _started(generator: Generator, config: RoleConfig) -> Generator:
-    info = replace(generator.info, startup_seconds=time.monotonic() - config.serve.started)
-    return replace(generator, info=info)
+    return replace(generator, info=_stamped(generator.info, config))
+
+
+def _stamped(info: ModelInfo, config: RoleConfig) -> ModelInfo:
+    return replace(info, startup_seconds=time.monotonic() - config.serve.started)
 
 
 def _log_target(loaded: Loaded, info: ModelInfo) -> None:

@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 from speculation.types import SamplingParams
 
+MAX_SESSION_ID = 128
+
 Held = TypeVar("Held")
 Reply = TypeVar("Reply")
 

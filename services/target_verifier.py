@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
 import grpc
@@ -13,15 +14,14 @@ import grpc
 from clients import wire
 from models.engine import Engine, TargetSequence
 from models.generator import check_tokens
+from services import holding
 from services.errors import Mismatch
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
-from services.sessions import Fence, Session, SessionTable
+from services.sessions import MAX_SESSION_ID, Fence, Session, SessionTable
 from speculation.types import InvalidField, ModelInfo, SamplingParams, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
-
-MAX_SESSION_ID = 128
 
 
 @dataclass(slots=True)
@@ -84,41 +84,16 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def CloseSession(
         self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.CloseSessionResponse:
-        session = self.sessions.drop(request.session_id)
-        if session is not None and not session.in_use:
-            self._free(session)
-        return pb.CloseSessionResponse(closed=session is not None)
+        return pb.CloseSessionResponse(closed=await holding.drop(self.sessions, request.session_id, self._free))
 
     async def expire_forever(self) -> None:
         """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(min(1.0, self.sessions.lease_seconds / 4))
-            for session in self.sessions.expire():
-                self._free(session)
+        await holding.expire_forever(self.sessions, self._free)
 
-    @contextlib.asynccontextmanager
-    async def _using(self, session: Session[Held, pb.VerifyResponse]) -> AsyncGenerator[None, None]:
-        """The session to ourselves. Its lease is renewed at the end.
+    def _using(self, session: Session[Held, pb.VerifyResponse]) -> AbstractAsyncContextManager[None]:
+        return holding.using(self.sessions, session, self._free)
 
-        A session that was closed meanwhile, or whose first opening failed, gives its slot back with its last user.
-        """
-        session.in_use += 1
-        try:
-            async with session.held.lock:
-                self.sessions.touch(session.session_id, session)
-                yield
-                session.held.opened = True
-        finally:
-            session.in_use -= 1
-            here = self.sessions.find(session.session_id) is session
-            if here and session.held.opened:
-                self.sessions.touch(session.session_id)
-            elif not session.in_use:
-                if here:
-                    self.sessions.drop(session.session_id)
-                self._free(session)
-
-    def _free(self, session: Session[Held, pb.VerifyResponse]) -> None:
+    async def _free(self, session: Session[Held, pb.VerifyResponse]) -> None:
         self._engine.slots.release(session.held.sequence.slot)
 
     async def _fill(

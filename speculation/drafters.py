@@ -33,11 +33,10 @@ class NgramDrafter:
             raise ValueError(f"n-gram sizes: need 1 <= shortest <= longest, not {shortest} and {longest}")
         self._sizes = range(longest, shortest - 1, -1)
         self._follower: dict[tuple[int, ...], int] = {}
-        self._indexed = 0
+        self._indexed: list[int] = []
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._follower.clear()
-        self._indexed = 0
+        self._forget()
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
         self._index(tokens)
@@ -46,15 +45,22 @@ class NgramDrafter:
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
     async def close(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
         self._follower.clear()
+        self._indexed.clear()
 
     def _index(self, tokens: Sequence[int]) -> None:
         """Notes for every n-gram that is followed by a token where its latest follower stands."""
-        for end in range(self._indexed, len(tokens)):
+        if list(tokens[: len(self._indexed)]) != self._indexed:  # rolled back
+            self._forget()
+        start = len(self._indexed)
+        for end in range(start, len(tokens)):
             for n in self._sizes:
                 if n <= end:
                     self._follower[tuple(tokens[end - n : end])] = end
-        self._indexed = len(tokens)
+        self._indexed += tokens[start:]
 
     def _find(self, tokens: Sequence[int]) -> int | None:
         for n in self._sizes:

@@ -30,6 +30,20 @@ def expected_tokens_measured(conditional: Sequence[float]) -> float:
     return 1.0 + sum(itertools.accumulate(conditional, lambda done, rate: done * rate))
 
 
+def rate_for(tokens: float, length: int) -> float:
+    """The one acceptance rate whose expected tokens per round of `length` drafts are `tokens`, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, length) < tokens else (low, middle)
+    return (low + high) / 2
+
+
+def carried_on(conditional: Sequence[float], length: int) -> list[float]:
+    """Rates for `length` positions: as measured, then the last of them on and on."""
+    return [*conditional[:length], *list(conditional[-1:]) * (length - len(conditional))]
+
+
 @dataclass(frozen=True, slots=True)
 class StepCosts:
     """Measured seconds: a draft step, a plain target step, and a verification of n positions as fixed + n * slope."""
@@ -48,11 +62,11 @@ class StepCosts:
         return self.verify_fixed + self.verify_slope * (length + 1)
 
 
-def fit_verify(seconds_by_positions: Mapping[int, float]) -> tuple[float, float]:
-    """Least squares of a target step's seconds over its positions: (fixed, slope). A falling slope is taken as 0."""
-    if not seconds_by_positions:
-        raise ValueError("verify times: none were measured")
-    xs, ys = list(seconds_by_positions), list(seconds_by_positions.values())
+def fit_line(seconds_by_size: Mapping[int, float] | Mapping[float, float]) -> tuple[float, float]:
+    """Least squares of a step's seconds over its size (positions, tokens): (fixed, slope). A falling slope is 0."""
+    if not seconds_by_size:
+        raise ValueError("step times: none were measured")
+    xs, ys = list(seconds_by_size), list(seconds_by_size.values())
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((xi - x) ** 2 for xi in xs)
     slope = sum((xi - x) * (yi - y) for xi, yi in zip(xs, ys, strict=True)) / spread if spread else 0.0
@@ -93,18 +107,6 @@ def break_even_rtt(costs: StepCosts, conditional: Sequence[float]) -> float:
 def capacity_gain(costs: StepCosts, length: int) -> float:
     """Clients that one target serves with drafts elsewhere, over with drafts beside it: 1 + g t_d / t_v."""
     return 1 + length * costs.draft / costs.verify(length)
-
-
-def best_length(costs: StepCosts, acceptance: float, rtt: float = 0.0, most: int = 64) -> int:
-    """The speculation length with the least TPOT; 0 where plain decoding is best."""
-    _check_rtt(rtt)
-
-    def tpot(g: int) -> float:
-        if g == 0:
-            return costs.plain
-        return (g * costs.draft + rtt + costs.verify(g)) / expected_tokens(acceptance, g)
-
-    return min(range(most + 1), key=tpot)
 
 
 def best_length_closed_form(acceptance: float, cost_ratio: float, rtt_ratio: float = 0.0) -> float:

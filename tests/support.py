@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import json
 import os
 import signal
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,26 @@ from typing import Any
 import grpc
 
 from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
-from clients.distributed import open_distributed
+from clients.distributed import connect_distributed
 from clients.generation import GenerationClient
 from clients.remote import VerifierClient
+from clients.remote_draft import open_remote_draft
+from clients.remote_drafter import DraftClient
 from models.assembly import DraftChoice, Loaded, ModelConfig, fused_generator, plain_generator
 from models.batcher import Batcher
+from models.drafting import Drafting, drafting_info, load_drafting
 from models.engine import Engine
 from models.generator import Generator
 from models.loading import Shape
-from models.runner import Limits
+from models.runner import Limits, Runner
+from models.tokenizers import Tokenizer
 from models.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
 from services.draft_worker import DraftWorkerService
 from services.errors import ErrorInterceptor
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
+from services.proposals import Proposals
 from services.target_verifier import TargetVerifierService
 from speculation.draws import draw
 from speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
@@ -100,11 +104,12 @@ class Site:
 
     service: str
     address: str
-    generator: Generator
+    generator: Generator | None
     engine: Engine | None
     lifecycle: Lifecycle
     verifier: TargetVerifierService | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    proposals: Proposals | None = None
+    worker: DraftWorkerService | None = None
 
     def client(self) -> GenerationClient:
         return GenerationClient.connect(self.address, self.service)
@@ -116,10 +121,10 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def listening(register: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
+async def listening(register: Callable[[grpc.aio.Server], None], port: int = 0) -> AsyncIterator[str]:
     """host:port of a server with what `register` adds."""
     server = grpc.aio.server(interceptors=[ErrorInterceptor()])
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     register(server)
     await server.start()
     try:
@@ -162,35 +167,81 @@ async def fused_site(target: ToyRunner | None = None, draft: ToyRunner | None = 
         await batcher.close()
 
 
+def draft_config(draft: str | None, slots: int, max_length: int) -> ModelConfig:
+    """A toy draft model, or n-gram lookup where `draft` is None."""
+    choice = DraftChoice("ngram") if draft is None else DraftChoice("model", draft or "salt=0")
+    return ModelConfig(shape=Shape(slots, max_length, 5), draft=choice, backend="toy")
+
+
+@contextlib.asynccontextmanager
+async def drafting(config: ModelConfig) -> AsyncIterator[Drafting]:
+    """What drafts, on a device thread of its own."""
+    batcher = Batcher("test-draft")
+    try:
+        yield await load_drafting(config, batcher)
+    finally:
+        await batcher.close()
+
+
 @contextlib.asynccontextmanager
 async def distributed(
     target_address: str, draft: str | None = "", slots: int = 4, max_length: int = 160
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
-    batcher = Batcher("test-draft")
-    choice = DraftChoice("ngram") if draft is None else DraftChoice("model", draft or "salt=0")
-    config = ModelConfig(shape=Shape(slots, max_length, 5), draft=choice, backend="toy")
-    generator, client = await open_distributed(config, target_address, 10.0, batcher)
-    try:
-        yield generator, client
-    finally:
-        await client.close()
-        await batcher.close()
+    config = draft_config(draft, slots, max_length)
+    async with drafting(config) as drafts:
+        generator, client = await connect_distributed(drafts, config, target_address, 10.0)
+        try:
+            yield generator, client
+        finally:
+            await client.close()
 
 
 @contextlib.asynccontextmanager
 async def worker_site(
-    target_address: str, draft: str | None = "", slots: int = 4, max_length: int = 160
+    target_address: str | None,
+    draft: str | None = "",
+    slots: int = 4,
+    max_length: int = 160,
+    lease_seconds: float = 60.0,
+    config: ModelConfig | None = None,
+    port: int = 0,
 ) -> AsyncIterator[Site]:
-    """A DraftWorker."""
-    async with distributed(target_address, draft, slots, max_length) as (generator, client):
-        lifecycle = Lifecycle()
-        generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
-        service = DraftWorkerService(generator.info, generate)
-        loaded = inspect.getclosurevars(generator.make_rounds).nonlocals["draft"]
-        async with listening(partial(add_DraftWorkerServicer_to_server, service)) as address:
-            engine = loaded.engine if loaded else None
-            yield Site(DRAFT, address, generator, engine, lifecycle, extra={"client": client})
+    """A DraftWorker; without a target it only proposes."""
+    lifecycle, config = Lifecycle(), config or draft_config(draft, slots, max_length)
+    async with contextlib.AsyncExitStack() as stack:
+        drafts = await stack.enter_async_context(drafting(config))
+        generator, generate, info = None, None, drafting_info(drafts, config)
+        if target_address is not None:
+            generator, client = await connect_distributed(drafts, config, target_address, 10.0)
+            stack.push_async_callback(client.close)
+            generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
+            info = generator.info
+        proposals = Proposals(drafts, info, lifecycle, lease_seconds)
+        expiring = asyncio.create_task(proposals.expire_forever())
+        stack.callback(expiring.cancel)
+        service = DraftWorkerService(info, generate, proposals)
+        register = partial(add_DraftWorkerServicer_to_server, service)
+        address = await stack.enter_async_context(listening(register, port))
+        engine = drafts.draft.engine if drafts.draft else None
+        yield Site(DRAFT, address, generator, engine, lifecycle, proposals=proposals, worker=service)
+
+
+@contextlib.asynccontextmanager
+async def remote_draft(
+    draft_address: str, target: Runner | None = None, seconds: float = 5.0, tokenizer: Tokenizer | None = None
+) -> AsyncIterator[tuple[Generator, DraftClient]]:
+    """A target that drives a DraftWorker, without a server of its own."""
+    batcher = Batcher("test-target")
+    loaded = Loaded(Engine(target or toy(), batcher), tokenizer or ToyTokenizer())
+    try:
+        generator, client = await open_remote_draft(loaded, 5, draft_address, seconds)
+        try:
+            yield generator, client
+        finally:
+            await client.close()
+    finally:
+        await batcher.close()
 
 
 @contextlib.asynccontextmanager

@@ -31,7 +31,7 @@ def test_a_command_of_the_readme_is_understood(command: str) -> None:
         assert args.role in main.ROLES
         if args.prompt or args.prompt_text:
             main.client_config(args)
-        elif args.role == "target":
+        elif args.role in ("target", "draft_worker"):
             main.role_config(args, args.model)
     elif program == "compare_architectures.py":
         compare_architectures.build_parser().parse_args(arguments)

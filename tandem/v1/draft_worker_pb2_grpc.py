@@ -69,7 +69,8 @@ class DraftWorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Distributed speculative decoding: drafts here, verification one round trip away.
+        """Distributed speculative decoding: drafts here, verification one round trip away. UNIMPLEMENTED where this worker
+        knows no target.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

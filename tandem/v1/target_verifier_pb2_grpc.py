@@ -74,7 +74,7 @@ class TargetVerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Plain decoding by the target alone: the baseline, and what every architecture's output equals.
+        """What the target alone says: plain decoding, the baseline; or speculation with the drafts of a DraftWorker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -13,6 +13,7 @@ from compare_architectures import build_config, build_parser
 from comparison.config import ComparisonConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+NAMES = "autoregressive, distributed, fused, remote_draft"
 
 
 def config(*arguments: str) -> ComparisonConfig:
@@ -21,7 +22,7 @@ def config(*arguments: str) -> ComparisonConfig:
 
 def test_the_defaults_are_a_whole_comparison() -> None:
     found = config()
-    assert found.architectures == ("autoregressive", "distributed", "fused")
+    assert found.architectures == ("autoregressive", "distributed", "fused", "remote_draft")
     assert len(found.prompts) == 20
     assert (found.num_runs, found.max_new_tokens, found.speculation_length) == (1, 64, 3)
     assert found.sampling.greedy
@@ -75,7 +76,15 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
     [
         (["--temperature", "-1"], "temperature: -1.0 is not a finite number >= 0"),
         (["--temperature", "nan"], "temperature: nan is not a finite number >= 0"),
-        (["--temperature", "warm"], "argument --temperature: invalid float value: 'warm'"),
+        (["--temperature", "warm"], "temperature: 'warm' is not a list of numbers"),
+        (["--temperature", "0.5,0.5"], "temperature: a value is named twice"),
+        (["--rtt-ms", "0,x"], "rtt-ms: '0,x' is not a list of numbers"),
+        (["--rtt-ms", "-1"], "rtt-ms: -1 is not between 0 and 10000"),
+        (["--rtt-ms", "20,20"], "rtt-ms: a value is named twice"),
+        (["--bandwidth-mbps", "0"], "bandwidth-mbps: 0 is not between 0.01 and 100000"),
+        (["--link", "string"], "link: 'string' is not one of emulated, netns"),
+        (["--rule", "hope"], "rule: 'hope' is not one of agreement, rejection"),
+        (["--rtt-ms", "5", "--connect", "fused=a:1"], "rtt-ms: a link is put before servers that are started here"),
         (["--top-p", "0"], "top_p: 0.0 is outside (0, 1]"),
         (["--seed", "-1"], "seed: -1 is outside [0, 2**64)"),
         (["--num-runs", "0"], "num-runs: 0 is below 1"),
@@ -86,9 +95,15 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--dtype", "int3"], "dtype: 'int3' is not one of auto, float32, bfloat16, float16"),
         (["--draft", "crystal"], "draft: 'crystal' is not one of auto, hybrid, ngram, model"),
         (["--timeout", "inf"], "timeout: inf is not a finite number of seconds above 0"),
-        (["--architectures", "diffused"], "architectures: 'diffused' is not one of autoregressive, distributed, fused"),
+        (
+            ["--architectures", "diffused"],
+            f"architectures: 'diffused' is not one of {NAMES}",
+        ),
         (["--architectures", "fused,fused"], "architectures: 'fused' is named twice"),
-        (["--architectures", ","], "architectures: name at least one of autoregressive, distributed, fused"),
+        (
+            ["--architectures", ","],
+            f"architectures: name at least one of {NAMES}",
+        ),
         (["--connect", "fused"], "connect: 'fused' is not ARCH=HOST:PORT"),
         (["--connect", "fused=host:99999"], "connect: 'fused=host:99999' is not ARCH=HOST:PORT"),
         (["--connect", "x=host:1"], "connect: 'x' is not one of autoregressive, "),

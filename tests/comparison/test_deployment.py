@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from comparison.architectures import COMPARED
 from comparison.config import ComparisonConfig
 from comparison.deployment import Endpoint, baseline_of, deploy, incomparable
 from speculation.types import ModelInfo
@@ -52,14 +55,15 @@ def value(command: list[str], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-def test_three_servers_are_started_for_three_architectures() -> None:
+def test_four_servers_are_started_for_four_architectures() -> None:
     commands, endpoints = deployed()
     assert {name: value(command, "--role") for name, command in commands.items()} == {
         "autoregressive": "target",
         "fused": "fused_target",
         "distributed": "draft_worker",
+        "remote_draft": "target",
     }
-    assert names(endpoints) == ["autoregressive", "distributed", "fused"]
+    assert names(endpoints) == ["autoregressive", "distributed", "fused", "remote_draft"]
     baseline = baseline_of(endpoints)
     assert baseline is not None
     assert baseline.architecture.name == "autoregressive"
@@ -67,16 +71,17 @@ def test_three_servers_are_started_for_three_architectures() -> None:
 
 def test_every_server_flag_reaches_every_server() -> None:
     commands, _ = deployed(
-        model="TARGET", draft_model="DRAFT", draft="model", dtype="bfloat16", threads=2, batch=3, speculation_length=4
+        model="TARGET", draft_model="DRAFT", draft="model", dtype="bfloat16", threads=2, batch=3, speculation_length=7
     )
     for command in commands.values():
         assert value(command, "--dtype") == "bfloat16"
         assert value(command, "--threads") == "2"
         assert value(command, "--batch") == "3"
-        assert value(command, "--speculation_length") == "4"
+        assert value(command, "--speculation_length") == "7"
         assert value(command, "--sequence_length") == "512"
         assert value(command, "--port") == "0"
-    assert value(commands["autoregressive"], "--model") == "TARGET"
+    for name in ("autoregressive", "remote_draft"):
+        assert value(commands[name], "--model") == "TARGET"
     for name in ("fused", "distributed"):
         assert value(commands[name], "--target_model") == "TARGET"
         assert value(commands[name], "--draft_model") == "DRAFT"
@@ -96,17 +101,17 @@ def test_a_wide_target_gets_a_width_one_baseline() -> None:
     commands, endpoints = deployed(plain_width=6)
     assert value(commands["autoregressive_width_1"], "--speculation_length") == "0"
     assert value(commands["autoregressive_width_1"], "--role") == "target"
-    assert names(endpoints) == ["autoregressive_width_1", "autoregressive", "distributed", "fused"]
+    assert names(endpoints) == ["autoregressive_width_1", "autoregressive", "distributed", "fused", "remote_draft"]
     baseline = baseline_of(endpoints)
     assert baseline is not None
     assert baseline.architecture.name == "autoregressive_width_1"
 
 
 def test_connected_architectures_are_not_started() -> None:
-    connect = {"autoregressive": "10.0.0.1:1", "distributed": "10.0.0.2:2", "fused": "10.0.0.3:3"}
+    connect = {name: f"10.0.0.{i}:{i}" for i, name in enumerate(COMPARED, 1)}
     commands, endpoints = deployed(plain_width=6, connect=connect)
     assert commands == {}
-    assert [endpoint.address for endpoint in endpoints] == ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3"]
+    assert [endpoint.address for endpoint in endpoints] == ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3", "10.0.0.4:4"]
     assert all(endpoint.log is None for endpoint in endpoints)
 
 
@@ -122,6 +127,50 @@ def test_a_started_draft_worker_uses_a_connected_target() -> None:
     assert list(commands) == ["distributed"]
     assert value(commands["distributed"], "--target_host") == "::1"
     assert value(commands["distributed"], "--target_port") == "7001"
+
+
+@pytest.mark.parametrize(("asked", "allowed"), [(0, "5"), (3, "5"), (5, "5"), (8, "8")])
+def test_servers_allow_at_least_five_draft_tokens_whatever_is_compared(asked: int, allowed: str) -> None:
+    commands, _ = deployed(plain_width=6, speculation_length=asked)
+    widths = {name: value(command, "--speculation_length") for name, command in commands.items()}
+    assert widths.pop("autoregressive_width_1") == "0"
+    assert set(widths.values()) == {allowed}
+
+
+def test_servers_of_a_short_sequence_length_allow_what_fits() -> None:
+    commands, _ = deployed(speculation_length=1, sequence_length=4, max_new_tokens=2)
+    assert {value(command, "--speculation_length") for command in commands.values()} == {"3"}
+
+
+def test_the_target_that_drives_asks_the_draft_worker_of_distributed() -> None:
+    commands, endpoints = deployed()
+    worker = next(endpoint for endpoint in endpoints if endpoint.architecture.name == "distributed")
+    assert value(commands["remote_draft"], "--draft_host") == worker.address
+    assert "--propose_only" not in commands["distributed"]
+    assert [endpoint.architecture.split for endpoint in endpoints] == [False, True, False, True]
+
+
+def test_the_target_that_drives_asks_a_connected_draft_worker() -> None:
+    connect = {"distributed": "10.0.0.2:2"}
+    commands, _ = deployed(connect=connect, architectures=("distributed", "remote_draft"))
+    assert list(commands) == ["remote_draft"]
+    assert value(commands["remote_draft"], "--draft_host") == "10.0.0.2:2"
+
+
+def test_without_distributed_a_draft_worker_is_started_that_only_proposes() -> None:
+    commands, endpoints = deployed(architectures=("remote_draft",), draft="ngram", model="TARGET")
+    assert list(commands) == ["draft_worker", "remote_draft"]
+    assert "--propose_only" in commands["draft_worker"]
+    assert value(commands["draft_worker"], "--target_model") == "TARGET"
+    assert value(commands["draft_worker"], "--draft") == "ngram"
+    assert value(commands["remote_draft"], "--draft_host") == "127.0.0.1:5001"
+    assert names(endpoints) == ["remote_draft"]  # the worker serves, it is not compared
+
+
+def test_a_connected_remote_draft_needs_no_draft_worker() -> None:
+    commands, endpoints = deployed(architectures=("remote_draft",), connect={"remote_draft": "10.0.0.4:4"})
+    assert commands == {}
+    assert [endpoint.address for endpoint in endpoints] == ["10.0.0.4:4"]
 
 
 def test_only_the_fused_server_is_started_for_fused_alone() -> None:

@@ -24,7 +24,9 @@ import json, os, sys, time
 def value(flag):
     return sys.argv[sys.argv.index(flag) + 1]
 role = value("--role") + ("_plain" if value("--speculation_length") == "0" else "")
-port = {"target": 1001, "target_plain": 1002, "draft_worker": 1003, "fused_target": 1004}[role]
+role += "_driving" if "--draft_host" in sys.argv else ""
+ports = {"target": 1001, "target_plain": 1002, "draft_worker": 1003, "fused_target": 1004, "target_driving": 1005}
+port = ports[role]
 ready = value("--ready_file")
 with open(ready + ".part", "w") as file:
     json.dump({"host": "127.0.0.1", "port": port, "pid": os.getpid(), "startup_seconds": 0.1}, file)
@@ -36,6 +38,7 @@ ADDRESSES = {
     "127.0.0.1:1002": "autoregressive_width_1",
     "127.0.0.1:1003": "distributed",
     "127.0.0.1:1004": "fused",
+    "127.0.0.1:1005": "remote_draft",
 }
 
 
@@ -85,8 +88,10 @@ def test_a_comparison_starts_servers_measures_writes_and_stops_them(
 ) -> None:
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
-    assert list(found["architectures"]) == ["autoregressive", "distributed", "fused"]
-    assert len(found["records"]) == 6
+    names = ["autoregressive", "distributed", "fused", "remote_draft"]
+    assert list(found["servers"]) == names
+    assert list(found["conditions"][0]["architectures"]) == names  # type: ignore[index]
+    assert len(found["records"]) == 8
     output = capsys.readouterr()
     assert str(config.output_dir / "comparison.json") in output.out
     assert "distributed is ready on 127.0.0.1:1003" in output.err
@@ -97,7 +102,7 @@ def test_speedups_are_against_width_one_where_the_target_is_wide(config: Compari
     assert run_comparison(config, Network(wide=True).connect) == 0
     found = written(config)
     assert found["baseline"] == {"architecture": "autoregressive_width_1", "plain_width": 1}
-    assert list(found["architectures"])[:2] == ["autoregressive_width_1", "autoregressive"]
+    assert list(found["servers"])[:2] == ["autoregressive_width_1", "autoregressive"]
 
 
 def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
@@ -107,7 +112,9 @@ def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     fused = FakeGenerator("fused", chunks=((1, 2, 8, 4, 5),))
     assert run_comparison(config, Network(generators=[plain, fused]).connect) == 0
     assert "fused left the autoregressive output on 2 of 2" in capsys.readouterr().out
-    divergences = written(config)["architectures"]["fused"]["identical_to_autoregressive"]["divergences"]  # type: ignore[index]
+    divergences = written(config)["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"][
+        "divergences"
+    ]  # type: ignore[index]
     assert [one["logit_gap"] for one in divergences] == [0.5, 0.5]
     assert sum(request.report_margins for _, request in plain.calls) == 2
 
@@ -116,7 +123,7 @@ def test_a_failed_request_gives_exit_code_1_and_the_rest_is_still_measured(confi
     assert run_comparison(config, Network(generators=[FakeGenerator("fused", fail_on="two")]).connect) == 1
     records = written(config)["records"]
     assert [one["architecture"] for one in records if one["error"]] == ["fused"]  # type: ignore[index]
-    assert len(records) == 6
+    assert len(records) == 8
 
 
 def test_a_server_that_refuses_its_arguments_gives_exit_code_2_and_its_own_line(

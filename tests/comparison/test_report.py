@@ -16,7 +16,14 @@ from comparison.deployment import Endpoint
 from comparison.environment import these_versions, this_machine
 from comparison.identity import MarginTrace
 from comparison.records import Failure, Record
-from comparison.report import Comparison, comparison_as_csv, comparison_as_json, write_atomically, write_files
+from comparison.report import (
+    Comparison,
+    ConditionResult,
+    comparison_as_csv,
+    comparison_as_json,
+    write_atomically,
+    write_files,
+)
 from comparison.summary import References, summarize
 from comparison.table import print_comparison
 from tests.comparison.fakes import MODEL, prompt, record
@@ -44,14 +51,15 @@ FAILED = Record("fused", "code/b", "code", 0, error=Failure("UNAVAILABLE", "gone
 def comparison(tmp_path: Path, *records: Record, address: str = "127.0.0.1:1") -> Comparison:
     references = References("autoregressive", "autoregressive")
     traces = {"code/a": MarginTrace((1, 2, 3), (1.0, 0.0625, 1.0))}
+    config = ComparisonConfig(prompts=(prompt("a"), prompt("b")), output_dir=tmp_path / "out")
     return Comparison(
-        config=ComparisonConfig(prompts=(prompt("a"), prompt("b")), output_dir=tmp_path / "out"),
+        config=config,
         endpoints=(
             Endpoint(AUTOREGRESSIVE, "127.0.0.1:1", MODEL),
             Endpoint(FUSED, address, replace(MODEL, draft_name="ngram")),
         ),
         records=records,
-        summaries=tuple(summarize(records, references, traces)),
+        results=(ConditionResult(config.conditions[0], tuple(summarize(records, references, traces))),),
         machine=this_machine(),
         versions=these_versions(),
         started_at="2026-01-01T00:00:00+00:00",
@@ -69,7 +77,7 @@ def test_json_and_csv_are_written_whole_with_the_promised_keys(tmp_path: Path) -
     files = write_files(comparison(tmp_path, record("autoregressive"), record("fused"), FAILED))
     assert [path.name for path in files] == ["comparison.json", "comparison.csv"]
     found = json.loads(files[0].read_text())
-    assert found["schema_version"] == 1
+    assert found["schema_version"] == 2
     assert found["baseline"] == {"architecture": "autoregressive", "plain_width": 1}
     assert found["settings"]["prompts"][0] == {
         "name": "code/a",
@@ -80,9 +88,10 @@ def test_json_and_csv_are_written_whole_with_the_promised_keys(tmp_path: Path) -
     assert found["settings"]["sampling"]["temperature"] == 0
     assert found["machine"]["usable_cores"] >= 1
     assert "python" in found["versions"]
-    assert set(found["architectures"]) == {"autoregressive", "fused"}
-    assert found["architectures"]["fused"]["model"]["draft_name"] == "ngram"
-    assert found["architectures"]["fused"]["identical_to_autoregressive"] == {"count": 1, "total": 1, "divergences": []}
+    architectures = found["conditions"][0]["architectures"]
+    assert set(architectures) == {"autoregressive", "fused"}
+    assert found["servers"]["fused"]["model"]["draft_name"] == "ngram"
+    assert architectures["fused"]["identical_to_autoregressive"] == {"count": 1, "total": 1, "divergences": []}
     for one in found["records"]:
         assert set(one) >= RECORD_KEYS
     assert set(found["records"][0]["seconds_by_cause"]) == {"draft", "verify", "queue", "network", "prefill", "other"}
@@ -136,7 +145,9 @@ def test_a_divergence_is_plain_to_see(tmp_path: Path) -> None:
     assert "0/1" in text
     assert "fused left the autoregressive output on 1 of 1:" in text
     assert "code/a, run 0, token 1: 9 instead of 2, logit gap 0.0625" in text
-    divergence = comparison_as_json(of)["architectures"]["fused"]["identical_to_autoregressive"]["divergences"][0]
+    divergence = comparison_as_json(of)["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"][
+        "divergences"
+    ][0]
     assert divergence == {
         "prompt": "code/a",
         "run": 0,

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from comparison.records import Record
-from comparison.run import Contender, RequestSettings, measure, measure_all, rotated, trace_margins, warm_up
+from comparison.run import Contender, RequestSettings, Stage, measure, measure_all, rotated, trace_margins, warm_up
 from speculation.types import GenerationRequest, SamplingParams, SpeculationStats
 from tests.comparison.fakes import FakeGenerator, prompt
 
 SETTINGS = RequestSettings(16, 3, SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=42))
+STAGES = [Stage("base", SETTINGS)]
 
 
 def three(calls: list[tuple[str, GenerationRequest]]) -> list[Contender]:
@@ -21,7 +22,7 @@ def three(calls: list[tuple[str, GenerationRequest]]) -> list[Contender]:
 def test_architectures_take_turns_on_every_prompt_and_the_first_place_rotates() -> None:
     calls: list[tuple[str, GenerationRequest]] = []
     prompts = [prompt("one"), prompt("two")]
-    asyncio.run(measure_all(three(calls), prompts, 2, SETTINGS))
+    asyncio.run(measure_all(three(calls), prompts, 2, STAGES))
     assert "".join(name for name, _ in calls) == "abc" + "bca" + "cab" + "abc"
     assert [request.text for _, request in calls[:4]] == ["text of one"] * 3 + ["text of two"]
 
@@ -34,7 +35,7 @@ def test_every_architecture_goes_first_equally_often() -> None:
 
 def test_every_architecture_gets_the_same_request_with_every_sampling_flag() -> None:
     calls: list[tuple[str, GenerationRequest]] = []
-    asyncio.run(measure_all(three(calls), [prompt("one")], 1, SETTINGS))
+    asyncio.run(measure_all(three(calls), [prompt("one")], 1, STAGES))
     requests = {request for _, request in calls}
     assert requests == {
         GenerationRequest(
@@ -83,7 +84,7 @@ def test_bytes_are_the_clients_own_unless_draft_and_target_are_apart() -> None:
 
 
 def records_of(contender: Contender, *names: str) -> list[Record]:
-    return asyncio.run(measure_all([contender], [prompt(name) for name in names], 1, SETTINGS))
+    return asyncio.run(measure_all([contender], [prompt(name) for name in names], 1, STAGES))
 
 
 def test_a_failure_is_recorded_and_the_run_goes_on() -> None:

@@ -21,13 +21,14 @@ from tests.support import (
     fused_site,
     ids,
     oracle,
+    remote_draft,
     run,
     target_site,
     toy,
     worker_site,
 )
 
-ARCHITECTURES = ("autoregressive", "fused", "draft_worker", "draft_role")
+ARCHITECTURES = ("autoregressive", "fused", "draft_worker", "draft_role", "remote_draft")
 DRAFTS = {"perfect": "salt=0", "noisy": "miss=0.3", "always wrong": "salt=9", "n-gram": None}
 PROMPT = b"abcabcabc"
 
@@ -40,6 +41,13 @@ async def asking(architecture: str, draft: str | None, slots: int = 4) -> AsyncI
         drafter = None if draft is None else toy(ToyConfig(**values), slots)
         async with fused_site(toy(slots=slots), drafter) as site, site.client() as client:
             yield client.generate
+        return
+    if architecture == "remote_draft":
+        async with (
+            worker_site(None, draft, slots) as worker,
+            remote_draft(worker.address, toy(slots=slots)) as (generator, _),
+        ):
+            yield generator.generate
         return
     async with target_site(toy(slots=slots)) as target:
         if architecture == "autoregressive":

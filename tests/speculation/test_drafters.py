@@ -149,3 +149,13 @@ def test_the_hybrid_asks_its_model_only_where_nothing_can_be_copied():
 def test_every_draft_token_has_one_proposer():
     with pytest.raises(ValueError, match="proposed_by: 1 entries for 2 tokens"):
         Draft((1, 2), proposed_by=(Proposer.MODEL,))
+
+
+def test_a_rollback_is_followed_as_if_the_rest_had_never_been_said() -> None:
+    async def test() -> None:
+        drafter = NgramDrafter(4, 1)
+        await drafter.open([], SamplingParams())
+        for tokens in ([5, 1, 2, 9, 1, 2], [5, 1, 2], [5], [5, 1, 7, 5, 1], [5, 1, 7, 5, 1], [6, 1, 7, 8, 1, 7, 1]):
+            assert (await drafter.propose(tokens, 3)).token_ids == naive(tokens, 3, 4, 1)
+
+    asyncio.run(test())

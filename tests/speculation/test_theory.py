@@ -8,13 +8,14 @@ import pytest
 
 from speculation.theory import (
     StepCosts,
-    best_length,
     best_length_closed_form,
     break_even_rtt,
     capacity_gain,
+    carried_on,
     expected_tokens,
     expected_tokens_measured,
-    fit_verify,
+    fit_line,
+    rate_for,
     tpot_fused,
     tpot_pipelined,
     tpot_stop_and_wait,
@@ -58,8 +59,6 @@ def test_the_closed_form_is_next_to_the_integer_optimum(acceptance: float, cost:
 
     integer = min(range(1, 65), key=tpot)
     assert abs(continuous - integer) < 1 or continuous < 1 == integer
-    best = best_length(costs, acceptance, rtt)
-    assert best == (integer if tpot(integer) < 1 else 0)
 
 
 def test_the_closed_form_gives_the_known_values() -> None:
@@ -96,10 +95,19 @@ def test_distributed_costs_one_round_trip_per_round_more_than_fused() -> None:
     assert capacity_gain(costs, 3) == pytest.approx(1 + 3 * 2 / 32)
 
 
+def test_one_rate_stands_for_many_and_rates_are_carried_on() -> None:
+    assert rate_for(expected_tokens(0.7, 4), 4) == pytest.approx(0.7)
+    assert rate_for(1.0, 3) == pytest.approx(0.0, abs=1e-12)
+    assert rate_for(4.0, 3) == pytest.approx(1.0)
+    assert carried_on([0.8, 0.6], 4) == [0.8, 0.6, 0.6, 0.6]
+    assert carried_on([0.8, 0.6], 1) == [0.8]
+    assert carried_on([], 3) == []
+
+
 def test_a_line_is_fitted_through_measured_steps() -> None:
-    assert fit_verify({1: 31.0, 3: 33.0, 6: 36.0}) == pytest.approx((30.0, 1.0))
-    assert fit_verify({4: 8.0}) == pytest.approx((8.0, 0.0))
-    fixed, slope = fit_verify({1: 9.0, 5: 7.0})
+    assert fit_line({1: 31.0, 3: 33.0, 6: 36.0}) == pytest.approx((30.0, 1.0))
+    assert fit_line({4: 8.0}) == pytest.approx((8.0, 0.0))
+    fixed, slope = fit_line({1: 9.0, 5: 7.0})
     assert (fixed, slope) == (8.0, 0.0)
 
 
@@ -112,7 +120,7 @@ def test_a_line_is_fitted_through_measured_steps() -> None:
         (lambda: best_length_closed_form(0.5, 0.0), "cost ratio: 0.0"),
         (lambda: StepCosts(1, 0, 1), "step costs"),
         (lambda: tpot_pipelined(StepCosts(1, 1, 1), 0.5, -1), "rtt: -1"),
-        (lambda: fit_verify({}), "verify times"),
+        (lambda: fit_line({}), "step times"),
     ],
 )
 def test_impossible_values_are_refused_by_name(call, named: str) -> None:  # type: ignore[no-untyped-def]

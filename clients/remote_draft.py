@@ -1,0 +1,36 @@
+"""The remote_draft architecture: verifies here, drafts at a DraftWorker, decodes plainly for as long as that fails."""
+
+from __future__ import annotations
+
+from clients.errors import TandemError
+from clients.remote_drafter import DraftClient, RemoteDrafter
+from models.assembly import Loaded, drafted_generator
+from models.generator import Generator
+from speculation.drafters import Drafter
+from speculation.fallible import FallibleDrafter
+from speculation.types import SpeculationStats
+
+
+async def open_remote_draft(
+    target: Loaded, default_k: int, draft_address: str, draft_seconds: float
+) -> tuple[Generator, DraftClient]:
+    """The target driving a DraftWorker, as a generator, and the client to close.
+
+    The worker is waited for up to `draft_seconds`. One that does not answer is no reason not to serve: requests go
+    undrafted, and it is tried again. One with another tokenizer is: raises ValueError.
+    """
+    client = DraftClient(draft_address, target.tokenizer.sha256, draft_seconds)
+    name = draft_address
+    try:
+        name = (await client.info(draft_seconds)).draft_name
+    except TandemError as error:
+        client.health.failed(error)
+    except ValueError:
+        await client.close()
+        raise
+
+    def drafter(stats: SpeculationStats) -> Drafter:
+        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats)
+        return FallibleDrafter(remote, client.health)
+
+    return drafted_generator(target, default_k, f"remote:{name}", drafter), client

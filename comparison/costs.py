@@ -1,0 +1,87 @@
+"""Component times from calibrating requests: what a step costs, and what a round costs beyond its steps. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from comparison.calibration import Calibration
+from comparison.records import Measurement
+from speculation.theory import fit_line
+
+
+@dataclass(frozen=True, slots=True)
+class ArchitectureCosts:
+    """Seconds for one architecture.
+
+    draft_fixed + g * draft_slope: a round of g draft tokens (copied ones cost next to nothing). verify_fixed + n *
+    verify_slope: a verification of n positions. Both are least squares over the lengths asked for; `..._by_...` are the
+    measured means. round_overhead: of a round, what neither steps nor network explain, waiting for the device included.
+    rpc: of a round trip to the other side at no added delay. message_bytes: a round's payload, both ways.
+    """
+
+    draft_fixed_s: float
+    draft_slope_s: float
+    draft_s_by_length: dict[int, float]
+    verify_fixed_s: float
+    verify_slope_s: float
+    verify_s_by_positions: dict[float, float]
+    round_overhead_s: float
+    rpc_s: float
+    message_bytes: float
+
+    def draft(self, length: int) -> float:
+        """Of a round of `length` draft tokens."""
+        return self.draft_fixed_s + self.draft_slope_s * length if length else 0.0
+
+    def verify(self, length: int) -> float:
+        """Of a round of `length` draft tokens, and the token before them."""
+        return self.verify_fixed_s + self.verify_slope_s * (length + 1)
+
+
+def costs_by_architecture(found: Sequence[Calibration], added_rtt: float = 0.0) -> dict[str, ArchitectureCosts]:
+    """`added_rtt`: seconds that the link added to every round trip while calibrating; they are taken out."""
+    grouped: defaultdict[str, list[Calibration]] = defaultdict(list)
+    for one in found:
+        if one.measurement.rounds:
+            grouped[one.architecture].append(one)
+    return {name: _costs(group, added_rtt) for name, group in grouped.items()}
+
+
+def _costs(group: Sequence[Calibration], added_rtt: float) -> ArchitectureCosts:
+    by_length: defaultdict[int, list[Measurement]] = defaultdict(list)
+    for one in group:
+        by_length[one.length].append(one.measurement)
+    verify = {
+        round(1 + _per_round(ms, lambda m: m.drafted), 2): _per_round(ms, lambda m: m.seconds_by_cause.verify)
+        for ms in by_length.values()
+    }
+    draft = {
+        length: _per_round(ms, lambda m: m.seconds_by_cause.draft) for length, ms in sorted(by_length.items()) if length
+    }
+    fixed, slope = fit_line(verify)
+    draft_fixed, draft_slope = fit_line(draft) if draft else (0.0, 0.0)
+    everything = [m for ms in by_length.values() for m in ms]
+    return ArchitectureCosts(
+        draft_fixed_s=draft_fixed,
+        draft_slope_s=draft_slope,
+        draft_s_by_length=draft,
+        verify_fixed_s=fixed,
+        verify_slope_s=slope,
+        verify_s_by_positions=dict(sorted(verify.items())),
+        round_overhead_s=_per_round(everything, lambda m: _overhead(m, added_rtt)),
+        rpc_s=max(0.0, _per_round(everything, lambda m: m.seconds_by_cause.network - m.rounds * added_rtt)),
+        message_bytes=_per_round(everything, lambda m: m.bytes_up + m.bytes_down),
+    )
+
+
+def _overhead(measurement: Measurement, added_rtt: float) -> float:
+    """The request itself crosses the link once; that is no part of a round."""
+    causes = measurement.seconds_by_cause
+    return causes.queue + max(0.0, causes.other - added_rtt)
+
+
+def _per_round(measurements: Sequence[Measurement], value: Callable[[Measurement], float]) -> float:
+    rounds = sum(m.rounds for m in measurements)
+    return sum(value(m) for m in measurements) / rounds if rounds else 0.0

@@ -1,0 +1,129 @@
+"""From the command line to configurations, validated. Nothing heavy is imported before it is known to be needed."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from acceptance.measure import AcceptConfig
+    from clients.terminal import ClientConfig
+    from comparison.advice import AdviceConfig
+    from models.assembly import ModelConfig
+    from services.launch import RoleConfig
+
+STARTED = time.monotonic()
+
+
+def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
+    """Which models, on what, in which shape."""
+    from models.assembly import DraftChoice, ModelConfig
+    from models.loading import Execution, Shape
+
+    if args.tp_degree != 1:
+        raise ValueError(
+            f"tp_degree: {args.tp_degree} is not available on cpu and cuda, which run one model on one device"
+        )
+    k = 5 if args.speculation_length is None else args.speculation_length
+    return ModelConfig(
+        execution=Execution(args.device, args.dtype, args.threads),
+        shape=Shape(args.batch, args.sequence_length or 512, k),
+        model=model,
+        draft=DraftChoice(args.draft, args.draft_model),
+        backend=args.backend,
+        default_k=3 if args.speculation_length is None else k,
+    )
+
+
+def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
+    """A server's whole configuration."""
+    from services.launch import RoleConfig
+    from services.server import ServeConfig
+
+    return RoleConfig(
+        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, STARTED),
+        models=model_config(args, model),
+        target_address=None if args.propose_only else address_of(args.target_host, args.target_port),
+        draft_address=draft_address(args.draft_host),
+        draft_seconds=args.draft_seconds,
+        connect_seconds=args.connect_seconds,
+        lease_seconds=args.lease_seconds,
+        profile=args.profile,
+    )
+
+
+def client_config(args: argparse.Namespace) -> ClientConfig:
+    """What to ask and whom."""
+    from clients.terminal import ClientConfig
+    from speculation.types import GenerationRequest, SamplingParams
+
+    prompts = (*(args.prompt or ()), *_file_prompts(args.prompt_text))
+    if not prompts:
+        raise ValueError("prompt: give --prompt TEXT or --prompt_text FILE")
+    request = GenerationRequest(
+        text="",
+        chat=args.chat,
+        sampling=SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.seed),
+        max_new_tokens=args.max_new_tokens,
+        max_total_tokens=args.sequence_length,
+        speculation_length=args.speculation_length,
+        stop_strings=tuple(args.stop),
+        ignore_end_of_sequence=args.ignore_eos,
+    )
+    address = address_of(args.target_host, args.port)
+    return ClientConfig(address, prompts, request, profile=args.profile, timeout=args.timeout)
+
+
+def accept_config(args: argparse.Namespace) -> AcceptConfig:
+    """Which pair to measure, on what. The rounds go up to the speculation length asked for."""
+    from acceptance.measure import AcceptConfig
+    from comparison.workloads import built_in_prompts, given_prompts, read_prompt_file
+    from speculation.types import SamplingParams
+
+    prompts = given_prompts(args.prompt or (), args.chat)
+    prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()
+    longest = 8 if args.speculation_length is None else args.speculation_length
+    args.speculation_length = max(1, longest)
+    return AcceptConfig(
+        models=model_config(args, args.target_model or args.model),
+        prompts=prompts or built_in_prompts(),
+        sampling=SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.seed),
+        max_new_tokens=64 if args.max_new_tokens is None else args.max_new_tokens,
+        longest=longest,
+    )
+
+
+def advice_config(args: argparse.Namespace) -> AdviceConfig:
+    """Whose measurements, for which link and load."""
+    from comparison.advice import AdviceConfig
+
+    if args.report is None:
+        raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
+    return AdviceConfig(Path(args.report), args.rtt_ms, args.clients)
+
+
+def _file_prompts(file: str | None) -> tuple[str, ...]:
+    from clients.prompts import read_prompts
+
+    if file is None:
+        return ()
+    try:
+        return tuple(text for _, text in read_prompts(Path(file)))
+    except ValueError as error:
+        raise ValueError(f"prompt_text: {error}") from None
+
+
+def address_of(host: str, port: int) -> str:
+    return host if ":" in host else f"{host}:{port}"
+
+
+def draft_address(given: str | None) -> str | None:
+    """HOST:PORT, checked; a port to guess does not exist."""
+    if given is None:
+        return None
+    host, _, port = given.rpartition(":")
+    if not (host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ValueError(f"draft_host: {given!r} is not HOST:PORT")
+    return given

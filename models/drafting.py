@@ -1,0 +1,59 @@
+"""What drafts, without a target: a model or n-gram lookup, and the tokenizer whose ids it speaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from models.assembly import DraftChoice, Loaded, ModelConfig, draft_name, load_draft, make_drafter, own_tokenizer
+from models.batcher import Batcher
+from models.tokenizers import Tokenizer
+from speculation.drafters import Drafter
+from speculation.types import ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A draft model ready to run, or None where n-gram lookup drafts."""
+
+    draft: Loaded | None
+    tokenizer: Tokenizer
+    choice: DraftChoice
+
+    @property
+    def name(self) -> str:
+        return draft_name(self.draft, self.choice)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that may be asked about are below it."""
+        return self.draft.runner.limits.vocab_size if self.draft else self.tokenizer.vocab_size
+
+    def drafter(self, vocab_size: int, waits: bool = True) -> Drafter:
+        """For one request, proposing token ids below `vocab_size`. Without `waits`, `open` raises NoFreeSlot."""
+        return make_drafter(self.draft, vocab_size, self.choice, waits)
+
+
+async def load_drafting(config: ModelConfig, batcher: Batcher) -> Drafting:
+    """Loads what drafts, with `batcher`'s device thread to itself. Raises ValueErrors of one line."""
+    draft = await load_draft(config, batcher, alone=True)
+    return Drafting(draft, draft.tokenizer if draft else await own_tokenizer(config), config.draft)
+
+
+def drafting_info(drafting: Drafting, config: ModelConfig) -> ModelInfo:
+    """What a DraftWorker that knows no target says: no target model, and its own limits."""
+    identity = drafting.draft.runner.identity if drafting.draft else None
+    shape = drafting.draft.runner.limits if drafting.draft else config.shape
+    return ModelInfo(
+        model_name="",
+        weights_revision="",
+        tokenizer_sha256=drafting.tokenizer.sha256,
+        vocab_size=drafting.vocab_size,
+        max_sequence_length=shape.max_length,
+        max_speculation_length=shape.max_draft,
+        kv_slots=shape.slots,
+        dtype=identity.dtype if identity else "",
+        device=identity.device if identity else "",
+        backend=config.backend,
+        draft_name=drafting.name,
+        default_speculation_length=min(config.default_k, shape.max_draft),
+    )

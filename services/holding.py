@@ -1,0 +1,63 @@
+"""Who uses a session, and when what it holds is given back: on every path, and never while somebody works with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from services.sessions import Session, SessionTable
+
+
+class Holding(Protocol):
+    """What a session holds. `lock` keeps its calls in order; `opened`: one of them got through."""
+
+    lock: asyncio.Lock
+    opened: bool
+
+
+Held = TypeVar("Held", bound=Holding)
+Reply = TypeVar("Reply")
+Free = Callable[[Session[Held, Reply]], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def using(
+    table: SessionTable[Held, Reply], session: Session[Held, Reply], free: Free[Held, Reply]
+) -> AsyncGenerator[None, None]:
+    """The session to ourselves. Its lease is renewed at the end. Raises SessionNotFound if it was closed meanwhile.
+
+    A session that was closed meanwhile, or whose first call failed, is freed by its last user.
+    """
+    session.in_use += 1
+    try:
+        async with session.held.lock:
+            table.touch(session.session_id, session)
+            yield
+            session.held.opened = True
+    finally:
+        session.in_use -= 1
+        here = table.find(session.session_id) is session
+        if here and session.held.opened:
+            table.touch(session.session_id)
+        elif not session.in_use:
+            if here:
+                table.drop(session.session_id)
+            await free(session)
+
+
+async def drop(table: SessionTable[Held, Reply], session_id: str, free: Free[Held, Reply]) -> bool:
+    """Ends a session; whether it was there. Its last user frees it, if it is in use."""
+    session = table.drop(session_id)
+    if session is not None and not session.in_use:
+        await free(session)
+    return session is not None
+
+
+async def expire_forever(table: SessionTable[Held, Reply], free: Free[Held, Reply]) -> None:
+    """Frees sessions whose lease ran out. Runs until cancelled."""
+    while True:
+        await asyncio.sleep(min(1.0, table.lease_seconds / 4))
+        for session in table.expire():
+            await free(session)

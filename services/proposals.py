@@ -1,0 +1,110 @@
+"""Sessions of proposals: the drafter of a DraftWorker, for callers that verify elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from clients import wire
+from models.drafting import Drafting
+from models.generator import check_tokens
+from services import holding
+from services.errors import Mismatch
+from services.lifecycle import Lifecycle
+from services.sessions import MAX_SESSION_ID, Session, SessionConflict, SessionTable
+from speculation.drafters import Drafter
+from speculation.types import InvalidField, ModelInfo, TooLong
+from tandem.v1 import draft_worker_pb2 as pb
+
+
+@dataclass(slots=True)
+class Held:
+    """A session's drafter (`ready` once it was opened), and the lock that keeps its rounds in order."""
+
+    drafter: Drafter
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    opened: bool = False
+    ready: bool = False
+
+
+class Proposals:
+    """Answers Propose and EndProposals. A session's tokens are all that its caller said; its drafter follows them."""
+
+    def __init__(self, drafting: Drafting, info: ModelInfo, lifecycle: Lifecycle, lease_seconds: float = 60.0) -> None:
+        self._drafting, self._info, self._lifecycle = drafting, info, lifecycle
+        self._vocab_size = min(info.vocab_size, drafting.vocab_size)
+        self.sessions: SessionTable[Held, None] = SessionTable(time.monotonic, lease_seconds)
+
+    async def propose(self, request: pb.ProposeRequest) -> pb.ProposeResponse:
+        """Raises what services/errors.py knows; a session's first call leaves nothing behind where it fails."""
+        arrived = time.perf_counter()
+        self._check(request)
+        session = self.sessions.find(request.session_id)
+        if session is None:
+            if request.known_length:
+                return pb.ProposeResponse(unknown=True)
+            session = self._admit(request)
+        async with holding.using(self.sessions, session, _free):
+            reply = await self._round(session, request)
+        reply.server_seconds = time.perf_counter() - arrived
+        return reply
+
+    async def end(self, request: pb.EndProposalsRequest) -> pb.EndProposalsResponse:
+        return pb.EndProposalsResponse(ended=await holding.drop(self.sessions, request.session_id, _free))
+
+    async def expire_forever(self) -> None:
+        """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
+        await holding.expire_forever(self.sessions, _free)
+
+    def _admit(self, request: pb.ProposeRequest) -> Session[Held, None]:
+        self._lifecycle.check()
+        if not request.HasField("sampling"):
+            raise InvalidField("sampling", "missing: a session's first call must say how tokens are drawn")
+        sampling = wire.sampling_from_wire(request.sampling)
+        held = Held(self._drafting.drafter(self._info.vocab_size, waits=False))
+        return self.sessions.admit(request.session_id, held, sampling, [], self._info.max_sequence_length)
+
+    async def _round(self, session: Session[Held, None], request: pb.ProposeRequest) -> pb.ProposeResponse:
+        if request.known_length > len(session.tokens):
+            return pb.ProposeResponse(unknown=True)
+        if request.HasField("sampling") and wire.sampling_from_wire(request.sampling) != session.sampling:
+            raise SessionConflict(f"session {session.session_id} proposes with other sampling parameters")
+        tokens = [*session.tokens[: request.known_length], *request.tokens]
+        if not tokens:
+            raise InvalidField("tokens", "empty: at least one token is needed")
+        session.tokens = tokens
+        held = session.held
+        if not held.ready:
+            await held.drafter.close()  # what an opening that was cancelled may hold
+            await held.drafter.open(tokens, session.sampling)
+            held.ready = True
+        draft = await held.drafter.propose(tokens, request.speculation_length)
+        return pb.ProposeResponse(
+            draft_tokens=draft.token_ids,
+            proposed_by=[proposer.value for proposer in draft.proposed_by],
+            queue_seconds=draft.queue_seconds,
+            compute_seconds=draft.compute_seconds,
+        )
+
+    def _check(self, request: pb.ProposeRequest) -> None:
+        if not 1 <= len(request.session_id) <= MAX_SESSION_ID:
+            raise InvalidField("session_id", f"length {len(request.session_id)} is outside 1 to {MAX_SESSION_ID}")
+        most, longest = self._info.max_speculation_length, self._info.max_sequence_length
+        if request.speculation_length > most:
+            raise InvalidField("speculation_length", f"{request.speculation_length} is above the maximum {most}")
+        if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:
+            raise Mismatch(
+                f"the caller's tokenizer {request.tokenizer_sha256[:12]} is not the draft's "
+                f"{self._info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
+            )
+        if request.known_length + len(request.tokens) > longest:
+            raise TooLong(
+                f"known_length {request.known_length} and {len(request.tokens)} tokens: "
+                f"together above the sequence length {longest}"
+            )
+        check_tokens("tokens", list(request.tokens), self._vocab_size)
+
+
+async def _free(session: Session[Held, None]) -> None:
+    await session.held.drafter.close()

@@ -1,0 +1,50 @@
+"""What is varied: a star around the base."""
+
+from __future__ import annotations
+
+import pytest
+
+from comparison.conditions import LinkChoice, plan
+from speculation.types import SamplingParams
+
+
+def names(*args, **settings) -> list[str]:  # type: ignore[no-untyped-def]
+    return [condition.name for condition in plan(*args, **settings)]
+
+
+def test_nothing_varied_is_the_base_alone_with_nothing_between() -> None:
+    (base,) = plan(SamplingParams())
+    assert (base.name, base.varies, base.rule) == ("base", "base", "agreement")
+    assert base.link.settings is None
+    assert str(base.link) == "nothing between"
+
+
+def test_links_and_sampling_are_varied_one_at_a_time() -> None:
+    sampling = SamplingParams(temperature=0.5, seed=7)
+    found = plan(sampling, (0.0, 20.0), 100.0, (0.5, 1.0), ("agreement", "rejection"))
+    assert [condition.name for condition in found] == [
+        "base",
+        "RTT 20 ms, 100 Mbit/s",
+        "temperature 0.5, rejection",
+        "temperature 1, agreement",
+        "temperature 1, rejection",
+    ]
+    assert [condition.varies for condition in found] == ["base", "link", "sampling", "sampling", "sampling"]
+    assert {condition.link for condition in found if condition.varies == "sampling"} == {LinkChoice(0.0, 100.0)}
+    assert {condition.sampling.seed for condition in found} == {7}
+
+
+def test_greedy_tokens_are_the_same_under_every_rule_so_one_is_measured() -> None:
+    found = names(SamplingParams(), temperatures=(0.0, 0.8), rules=("agreement", "rejection"))
+    assert found == ["base", "temperature 0.8, agreement", "temperature 0.8, rejection"]
+
+
+def test_names_are_unique() -> None:
+    found = names(SamplingParams(temperature=0.5), (0, 5, 50), 10.0, (0.5, 0.8, 1.0), ("rejection", "agreement"))
+    assert len(set(found)) == len(found)
+
+
+def test_a_payload_takes_its_time_on_a_limited_link() -> None:
+    assert LinkChoice(20.0, 8.0).transfer(1_000_000) == pytest.approx(1.0)
+    assert LinkChoice(20.0).transfer(1_000_000) == 0.0
+    assert LinkChoice(20.0).seconds == 0.02

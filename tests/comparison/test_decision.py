@@ -1,0 +1,96 @@
+"""The sentences that decide, from figures that are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from comparison.conditions import plan
+from comparison.decision import Decision, decide
+from comparison.findings import Theory
+from comparison.records import Record
+from comparison.summary import References, summarize
+from speculation.types import SamplingParams
+from tests.comparison.test_predictions import request, theory
+
+
+def decision(of: Theory | None, tokens: tuple[int, ...] | None = None, slower: float = 1.0) -> Decision | None:
+    records = [
+        Record(name, f"code/{i}", "code", 0, request(name, length, 20 + i))
+        for name, length in (("autoregressive", 0), ("distributed", 3), ("fused", 3))
+        for i in range(4)
+    ]
+    same = [replace(r, measurement=replace(r.measurement, output_token_ids=(1, 2))) for r in records if r.measurement]
+    parted = [
+        replace(
+            r,
+            measurement=replace(r.measurement, output_token_ids=tokens or (1, 2), tpot_s=r.measurement.tpot_s * slower),
+        )
+        if r.architecture == "fused" and r.measurement and r.measurement.tpot_s
+        else r
+        for r in same
+    ]
+    summaries = summarize(parted, References("autoregressive", "autoregressive"))
+    return decide(plan(SamplingParams())[0], summaries, of)
+
+
+def test_the_headline_names_the_best_and_by_how_much_and_the_break_even() -> None:
+    found = decision(theory())
+    assert found is not None
+    assert found.architecture == "fused"
+    assert found.headline.startswith("On this link (nothing put between) fused is 1.0")
+    assert "times faster than distributed and 1.90" in found.headline
+    assert found.headline.endswith(
+        "times faster than plain decoding; distributed beats plain decoding below 49 ms RTT."
+    )
+    assert found.speedup_interval is not None
+    assert found.speedup_interval[0] <= (found.speedup or 0) <= found.speedup_interval[1]
+
+
+def test_it_says_how_sure_it_is_and_that_tokens_were_identical() -> None:
+    found = decision(theory())
+    assert found is not None
+    because = " ".join(found.because)
+    assert "95 % interval" in because
+    assert "over 4 requests" in because
+    assert "Every output was token-identical to plain decoding." in because
+    assert "miss the 9 measured times per token by" in because
+
+
+def test_outputs_that_parted_are_not_passed_over() -> None:
+    found = decision(theory(), tokens=(1, 3))
+    assert found is not None
+    assert "4 outputs left plain decoding's" in " ".join(found.because)
+
+
+def test_another_architecture_is_chosen_where_it_is_faster() -> None:
+    slow = decision(theory(), slower=1.5)
+    assert slow is not None and slow.architecture == "distributed"
+    assert any("A round trip above 49 ms" in sentence for sentence in slow.would_change)
+    assert "fused" in slow.headline
+
+
+def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:
+    records = [
+        Record(name, f"code/{i}", "code", 0, replace(request(name, 0), tpot_s=tpot))
+        for name, tpot in (("autoregressive", 0.04), ("fused", 0.05))
+        for i in range(3)
+    ]
+    found = decide(plan(SamplingParams())[0], summarize(records, References("autoregressive", None)), None)
+    assert found is not None
+    assert (found.architecture, found.speculation_length) == ("autoregressive", 0)
+    assert found.headline == "On this link (nothing put between) plain decoding is 1.25 times faster than fused."
+
+
+def test_nothing_is_decided_from_one_architecture() -> None:
+    records = [Record("fused", "code/a", "code", 0, request("fused", 3))]
+    assert decide(plan(SamplingParams())[0], summarize(records, References(None, None)), None) is None
+
+
+def test_an_emulated_link_is_called_so() -> None:
+    records = [
+        Record(name, "code/a", "code", 0, request(name, length))
+        for name, length in (("autoregressive", 0), ("fused", 3))
+    ]
+    (base,) = plan(SamplingParams(), (20.0,))
+    found = decide(base, summarize(records, References("autoregressive", None)), None)
+    assert found is not None and found.headline.startswith("On this link (emulated, RTT 20 ms) fused is")

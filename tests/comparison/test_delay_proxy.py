@@ -1,0 +1,362 @@
+"""The delay proxy as a process, between sockets of this one. Lower bounds are exact, upper ones leave room."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from comparison.delay_wire import Wire
+from comparison.link_settings import wire_bits
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROOM = 0.5
+"""Seconds that a busy machine may add."""
+
+
+class Proxy:
+    """The process, and listeners behind it."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-E", "-s", "-S", "-m", "comparison.delay_proxy"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, request: str) -> str:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(request + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def set(self, rtt_ms: float, mbps: str = "none") -> None:
+        assert self.ask(f"set {rtt_ms} {mbps}") == "ok"
+
+    def connected(self, listener: socket.socket) -> tuple[socket.socket, socket.socket]:
+        """Both ends of a connection across the link, which is ready for bytes."""
+        status, port = self.ask(f"listen 127.0.0.1:{listener.getsockname()[1]}").split()
+        assert status == "ok"
+        near = socket.create_connection(("127.0.0.1", int(port)), timeout=20)
+        far, _ = listener.accept()
+        for end in (near, far):
+            end.settimeout(20)
+        near.sendall(b"?")
+        assert far.recv(1) == b"?"
+        return near, far
+
+
+@pytest.fixture
+def proxy() -> Iterator[Proxy]:
+    proxy = Proxy()
+    with proxy.process:
+        yield proxy
+        with contextlib.suppress(BrokenPipeError):
+            assert proxy.process.stdin
+            proxy.process.stdin.close()
+        assert proxy.process.wait(timeout=10) == 0
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(20)
+        yield listener
+
+
+def received(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        assert more, f"closed after {len(data)} of {size} bytes"
+        data += more
+    return bytes(data)
+
+
+def send_in_chunks(sock: socket.socket, data: bytes, seed: int) -> None:
+    noise, start = random.Random(seed), 0
+    while start < len(data):
+        size = noise.choice((1, 7, 300, 5_000, 70_000))
+        sock.sendall(data[start : start + size])
+        start += size
+        if noise.random() < 0.3:
+            time.sleep(noise.random() / 500)
+
+
+# --- bytes ---
+
+
+@pytest.mark.parametrize("mbps", ["none", "400"])
+def test_bytes_arrive_unchanged_and_in_order_in_both_directions_at_once(proxy, listener, mbps):
+    near, far = proxy.connected(listener)
+    proxy.set(6, mbps)
+    up, down = random.Random(1).randbytes(1_500_000), random.Random(2).randbytes(1_500_000)
+    with near, far:
+        senders = [
+            threading.Thread(target=send_in_chunks, args=(near, up, 3)),
+            threading.Thread(target=send_in_chunks, args=(far, down, 4)),
+        ]
+        got: dict[str, bytes] = {}
+        reader = threading.Thread(target=lambda: got.update(down=received(near, len(down))))
+        for thread in (*senders, reader):
+            thread.start()
+        got["up"] = received(far, len(up))
+        for thread in (*senders, reader):
+            thread.join()
+    assert got["up"] == up
+    assert got["down"] == down
+
+
+def test_changing_the_delay_while_bytes_are_under_way_keeps_their_order(proxy, listener):
+    near, far = proxy.connected(listener)
+    with near, far:
+        sent = b""
+        for number, rtt_ms in enumerate((120, 20, 60, 0, 40, 0)):
+            proxy.set(rtt_ms)
+            for part in range(5):
+                message = f"{number}.{part};".encode()
+                near.sendall(message)
+                sent += message
+                time.sleep(0.002)
+        assert received(far, len(sent)) == sent
+
+
+def test_bytes_under_way_keep_their_time_when_the_delay_shrinks(proxy, listener):
+    near, far = proxy.connected(listener)
+    proxy.set(200)
+    with near, far:
+        began = time.monotonic()
+        near.sendall(b"early")
+        time.sleep(0.02)  # it has been read
+        proxy.set(0)
+        assert received(far, 5) == b"early"
+        assert time.monotonic() - began >= 0.1
+
+
+def test_a_side_that_does_not_read_stops_the_other_from_sending_and_loses_nothing(proxy, listener):
+    near, far = proxy.connected(listener)
+    data = random.Random(5).randbytes(2**20)
+    near.settimeout(0.5)
+    sent = 0
+    with near, far:
+        with pytest.raises(TimeoutError):
+            while sent < 256 * len(data):  # more than the proxy and the kernel take
+                sent += near.send(data[sent % len(data) :])
+        assert sent >= 16 * 2**20
+        for start in range(0, sent, len(data)):
+            size = min(len(data), sent - start)
+            assert received(far, size) == data[:size]
+
+
+# --- time ---
+
+
+def test_nothing_arrives_earlier_than_half_the_round_trip_each_way(proxy, listener):
+    near, far = proxy.connected(listener)
+    proxy.set(20)
+    with near, far:
+        for _ in range(20):
+            for source, sink in ((near, far), (far, near)):
+                began = time.monotonic()
+                source.sendall(b"x" * 64)
+                received(sink, 64)
+                assert 0.01 <= time.monotonic() - began < 0.01 + ROOM
+
+
+def test_messages_sent_at_once_arrive_at_once(proxy, listener):
+    near, far = proxy.connected(listener)
+    proxy.set(200)
+    with near, far:
+        began = time.monotonic()
+        for number in range(10):
+            near.sendall(bytes([number]) * 100)
+            time.sleep(0.001)
+        for number in range(10):
+            assert received(far, 100) == bytes([number]) * 100
+        assert 0.1 <= time.monotonic() - began < 0.1 + ROOM  # and not ten times 0.1
+
+
+def test_a_bandwidth_delays_by_bits_over_rate(proxy, listener):
+    near, far = proxy.connected(listener)
+    proxy.set(20, "8")
+    with near, far:
+        began = time.monotonic()
+        near.sendall(bytes(200_000))
+        received(far, 200_000)
+        assert 0.2 + 0.01 <= time.monotonic() - began < 0.21 * 1.05 + ROOM
+
+
+def test_connections_share_the_bandwidth_and_directions_do_not(proxy, listener):
+    first, first_far = proxy.connected(listener)
+    second, second_far = proxy.connected(listener)
+    proxy.set(0, "8")
+    with first, first_far, second, second_far:
+        began = time.monotonic()
+        for sock in (first, second, first_far):
+            sock.sendall(bytes(100_000))
+        received(first, 100_000)
+        back = time.monotonic() - began
+        for sock in (first_far, second_far):
+            received(sock, 100_000)
+        assert time.monotonic() - began >= 0.2
+        assert 0.1 <= back < 0.1 + ROOM
+
+
+def test_a_connection_costs_a_round_trip_before_its_first_bytes(proxy, listener):
+    proxy.set(60)
+    began = time.monotonic()
+    near, far = proxy.connected(listener)  # and half of one for the byte itself
+    with near, far:
+        assert 0.09 <= time.monotonic() - began < 0.09 + ROOM
+
+
+def test_the_lateness_of_what_arrived_is_told(proxy, listener):
+    near, far = proxy.connected(listener)
+    proxy.set(10)
+    with near, far:
+        assert proxy.ask("lateness") == "ok 0.000000 0.000000 0.000000 0"
+        for _ in range(5):
+            near.sendall(b"x")
+            received(far, 1)
+        status, *figures, chunks = proxy.ask("lateness").split()
+    assert (status, chunks) == ("ok", "5")
+    p50, p95, most = map(float, figures)
+    assert 0 <= p50 <= p95 <= most < ROOM
+
+
+# --- ends ---
+
+
+def test_half_a_connection_can_be_closed_and_the_other_half_goes_on(proxy, listener):
+    near, far = proxy.connected(listener)
+    proxy.set(40)
+    with near, far:
+        began = time.monotonic()
+        near.sendall(b"last words")
+        near.shutdown(socket.SHUT_WR)
+        assert received(far, 10) == b"last words"
+        assert far.recv(1) == b""
+        assert time.monotonic() - began >= 0.02
+        far.sendall(b"answer")
+        far.close()
+        assert received(near, 6) == b"answer"
+        assert near.recv(1) == b""
+        assert time.monotonic() - began >= 0.04
+
+
+def test_a_reset_arrives_as_a_reset_and_no_earlier_than_bytes_would(proxy, listener):
+    near, far = proxy.connected(listener)
+    proxy.set(40)
+    with far:
+        began = time.monotonic()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        near.close()
+        with pytest.raises(ConnectionResetError):
+            far.recv(1)
+        assert 0.02 <= time.monotonic() - began < 0.02 + ROOM
+
+
+def test_a_refused_upstream_closes_the_connection_of_the_client_and_no_other(proxy, listener):
+    near, far = proxy.connected(listener)
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        nobody = gone.getsockname()[1]
+    _, port = proxy.ask(f"listen 127.0.0.1:{nobody}").split()
+    proxy.set(40)
+    with near, far:
+        began = time.monotonic()
+        with pytest.raises(ConnectionResetError), socket.create_connection(("127.0.0.1", int(port)), timeout=20) as one:
+            one.recv(1)
+        assert time.monotonic() - began >= 0.04
+        near.sendall(b"still here")
+        assert received(far, 10) == b"still here"
+
+
+def test_it_ends_when_its_stdin_does_also_with_connections_open(proxy, listener):
+    near, far = proxy.connected(listener)
+    with near, far:
+        assert proxy.process.stdin
+        proxy.process.stdin.close()
+        assert proxy.process.wait(timeout=10) == 0
+        assert far.recv(1) == b""
+
+
+def test_it_ends_with_a_parent_that_is_killed():
+    parent = """
+import asyncio, os, signal
+from comparison.link import DelayLink
+async def main():
+    async with DelayLink() as link:
+        print(link._proxy.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(main())
+"""
+    ended = subprocess.run([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=20)
+    assert ended.returncode == -9
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{ended.stdout.strip()}/cmdline").exists() and time.monotonic() < deadline:
+        if "delay_proxy" not in Path(f"/proc/{ended.stdout.strip()}/cmdline").read_text():
+            break  # a zombie has none
+        time.sleep(0.01)
+    assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "listen nowhere",
+        "listen 127.0.0.1:http",
+        "listen 127.0.0.1:65536",
+        "set 20",
+        "set fast none",
+        "set nan none",
+        "set 20 0",
+        "sit down",
+        "",
+    ],
+)
+def test_a_line_that_it_does_not_understand_is_answered_with_an_error_and_changes_nothing(proxy, listener, line):
+    assert proxy.ask(line).startswith("error ")
+    near, far = proxy.connected(listener)
+    near.close()
+    far.close()
+
+
+# --- arithmetic ---
+
+
+def test_without_a_bandwidth_every_chunk_is_due_its_own_delay_after_it_came():
+    wire = Wire()
+    wire.delay = 0.05
+    assert [wire.due(now, 100_000) for now in (1.0, 1.0, 1.01)] == pytest.approx([1.05, 1.05, 1.06])
+
+
+def test_with_a_bandwidth_a_chunk_begins_when_the_one_before_it_is_on_the_wire():
+    wire = Wire()
+    wire.delay, wire.rate = 0.05, 8e6
+    took = wire_bits(1448) / 8e6
+    assert wire_bits(1448) == 8 * 1514  # a full Ethernet frame
+    assert wire.due(1.0, 1448) == pytest.approx(1.0 + took + 0.05)
+    assert wire.due(1.0, 1448) == pytest.approx(1.0 + 2 * took + 0.05)
+    assert wire.due(9.0, 1448) == pytest.approx(9.0 + took + 0.05)
+
+
+def test_pieces_are_whole_segments_of_about_a_millisecond():
+    wire = Wire()
+    data = bytes(range(256)) * 256
+    assert list(wire.pieces(data)) == [data]
+    for mbps, segments in ((1, 1), (100, 8)):
+        wire.rate = mbps * 1e6
+        pieces = list(wire.pieces(data))
+        assert b"".join(pieces) == data
+        assert {len(piece) for piece in pieces[:-1]} == {1448 * segments}

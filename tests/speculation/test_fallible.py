@@ -1,0 +1,245 @@
+"""A drafter that may fail: rounds go undrafted, trials run beside them, each change is said once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from speculation.fallible import Backoff, DrafterHealth, DrafterRefused, FallibleDrafter
+from speculation.types import Draft, SamplingParams
+
+PROMPT = [1, 2, 3]
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Scripted:
+    """Proposes (7,), or raises what `error` says; waits for `gate` first."""
+
+    error: Exception | None = None
+    gate: asyncio.Event | None = None
+    calls: list[str] = field(default_factory=list)
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        await self._do(f"open {len(prompt)}")
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        await self._do(f"propose {len(tokens)}")
+        return Draft((7,))
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+    async def _do(self, call: str) -> None:
+        self.calls.append(call)
+        if self.gate:
+            await self.gate.wait()
+        if self.error:
+            raise self.error
+
+
+def health(clock: Clock) -> DrafterHealth:
+    return DrafterHealth("x", Backoff(clock, 1.0, 30.0))
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+# --- when to try again ---
+
+
+def test_trials_come_after_one_second_then_twice_as_long_up_to_thirty() -> None:
+    clock = Clock()
+    backoff = Backoff(clock, 1.0, 30.0)
+    assert backoff.up and not backoff.due()
+    assert backoff.failed()
+    for wait in (1, 2, 4, 8, 16, 30, 30):
+        clock.now += wait - 0.01
+        assert not backoff.due()
+        clock.now += 0.01
+        assert backoff.due()
+        assert not backoff.due()  # somebody makes it already
+        assert not backoff.failed(trial=True)
+    clock.now += 30
+    assert backoff.due()
+    assert backoff.succeeded() and backoff.up
+    assert not backoff.succeeded()
+
+
+def test_a_trial_that_never_ends_leaves_the_next_one_to_others() -> None:
+    clock = Clock()
+    backoff = Backoff(clock, 1.0, 30.0)
+    backoff.failed()
+    clock.now += 1
+    assert backoff.due()
+    clock.now += 1
+    assert backoff.due()
+
+
+def test_calls_that_were_under_way_when_the_first_failed_change_nothing() -> None:
+    clock = Clock()
+    backoff = Backoff(clock, 1.0, 30.0)
+    assert [backoff.failed() for _ in range(5)] == [True, False, False, False, False]
+    clock.now += 1
+    assert backoff.due()
+
+
+def test_who_fails_again_soon_after_a_success_waits_longer_and_after_a_long_one_begins_anew() -> None:
+    clock = Clock()
+    backoff = Backoff(clock, 1.0, 30.0)
+    waits = []
+    for up_for in (60.0, 5.0, 5.0, 60.0):
+        clock.now += up_for
+        backoff.failed()
+        waits.append(backoff.wait_seconds)
+        backoff.succeeded()
+    assert waits == [1.0, 2.0, 4.0, 1.0]
+
+
+# --- a request ---
+
+
+def test_a_drafter_that_works_is_only_asked(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        inner = Scripted()
+        drafter = FallibleDrafter(inner, health(Clock()))
+        await drafter.open(PROMPT, SamplingParams())
+        assert await drafter.propose(PROMPT, 3) == Draft((7,))
+        await drafter.close()
+        assert inner.calls == ["close", "open 3", "propose 3", "close"]
+
+    asyncio.run(test())
+    assert not caplog.records
+
+
+def test_a_failure_costs_one_call_and_the_following_rounds_ask_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        state = health(Clock())
+        inner = Scripted(RuntimeError("it\nbroke"))
+        drafter = FallibleDrafter(inner, state)
+        await drafter.open(PROMPT, SamplingParams())
+        assert [await drafter.propose([*PROMPT] * n, 3) for n in (1, 2, 3)] == [Draft()] * 3
+        await drafter.close()
+        assert inner.calls == ["close", "open 3", "close"]
+        assert state.undrafted == 3
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(test())
+    assert [r.getMessage() for r in caplog.records] == [
+        "drafter x failed (it broke): decoding plainly, next trial in 1 s"
+    ]
+
+
+def test_a_trial_runs_beside_the_rounds_and_brings_the_drafter_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        clock = Clock()
+        state = health(clock)
+        inner = Scripted(RuntimeError())
+        drafter = FallibleDrafter(inner, state)
+        await drafter.open(PROMPT, SamplingParams())
+        clock.now += 1.0
+        inner.error, inner.gate, inner.calls = None, asyncio.Event(), []
+        for n in range(4, 7):
+            assert await asyncio.wait_for(drafter.propose([0] * n, 3), 1) == Draft()  # nobody waits for the trial
+            await turns()
+        assert inner.calls == ["close", "open 4"]
+        inner.gate.set()
+        await turns()
+        assert state.up
+        assert await drafter.propose([0] * 7, 3) == Draft((7,))
+        assert inner.calls == ["close", "open 4", "propose 4", "propose 7"]
+        await drafter.close()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(test())
+    assert [r.getMessage() for r in caplog.records] == [
+        "drafter x failed (RuntimeError): decoding plainly, next trial in 1 s",
+        "drafter x is back after 1.0 s; 3 rounds went undrafted so far",
+    ]
+
+
+def test_what_one_request_learns_the_others_know() -> None:
+    async def test() -> None:
+        clock = Clock()
+        state = health(clock)
+        broken, others = Scripted(RuntimeError()), [Scripted() for _ in range(3)]
+        drafters = [FallibleDrafter(other, state) for other in others]
+        await FallibleDrafter(broken, state).open(PROMPT, SamplingParams())
+        for drafter in drafters:
+            await drafter.open(PROMPT, SamplingParams())
+            assert await drafter.propose(PROMPT, 3) == Draft()
+        assert [other.calls for other in others] == [[]] * 3
+        clock.now += 1.0
+        for drafter in drafters:
+            await drafter.propose(PROMPT, 3)
+        await turns()
+        assert [len(other.calls) for other in others] == [3, 0, 0]  # one of them makes the trial
+        assert [await drafter.propose(PROMPT, 3) for drafter in drafters] == [Draft((7,))] * 3
+
+    asyncio.run(test())
+
+
+def test_a_refusal_is_the_requests_own_and_tried_again_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        clock = Clock()
+        state = health(clock)
+        full = Scripted(DrafterRefused("no slot"))
+        refused = FallibleDrafter(full, state, Backoff(clock, 1.0, 30.0))
+        await refused.open(PROMPT, SamplingParams())
+        assert await refused.propose(PROMPT, 3) == Draft() and state.up
+        other = FallibleDrafter(Scripted(), state)
+        await other.open(PROMPT, SamplingParams())
+        assert await other.propose(PROMPT, 3) == Draft((7,))
+        full.error = None
+        clock.now += 1.0
+        assert await refused.propose(PROMPT, 3) == Draft()
+        await turns()
+        assert await refused.propose(PROMPT, 3) == Draft((7,))
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(test())
+    assert not caplog.records
+
+
+def test_closing_ends_a_trial_under_way() -> None:
+    async def test() -> None:
+        clock = Clock()
+        inner = Scripted(RuntimeError())
+        drafter = FallibleDrafter(inner, health(clock))
+        await drafter.open(PROMPT, SamplingParams())
+        clock.now += 1.0
+        inner.error, inner.gate = None, asyncio.Event()
+        await drafter.propose(PROMPT, 3)
+        await turns()
+        await asyncio.wait_for(drafter.close(), 1)
+        assert inner.calls[-2:] == ["open 3", "close"]
+        assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    asyncio.run(test())
+
+
+def test_a_cancelled_request_is_cancelled_and_blames_nobody() -> None:
+    async def test() -> None:
+        state = health(Clock())
+        drafter = FallibleDrafter(Scripted(gate=asyncio.Event()), state)
+        task = asyncio.create_task(drafter.open(PROMPT, SamplingParams()))
+        await turns()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert state.up
+
+    asyncio.run(test())
