@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from reporting import plots_acceptance, plots_link, plots_speedup, plots_time, reading, words
 from reporting.blocks import Plot
+from reporting.plots_acceptance import bytes_per_token
 from reporting.reading import JSON, NothingToDraw
 from reporting.style import Draw
 
@@ -164,7 +165,7 @@ def _acceptance_by_temperature(comparison: JSON) -> str:
         if values:
             sentences.append(f"{words.number(statistics.fmean(values))} under {rule}")
     sent = {
-        rule: [b for c in cs if _warm(c) and (b := plots_acceptance.bytes_per_token(c["architectures"][name]))]
+        rule: [b for c in cs if _warm(c) and (b := bytes_per_token(c["architectures"][name])) is not None]
         for rule, cs in by_rule.items()
     }
     parts = [f"{statistics.fmean(values):.0f} under {rule}" for rule, values in sent.items() if values]

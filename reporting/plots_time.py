@@ -105,4 +105,12 @@ def _finish_times(axes: Axes, shown: list[tuple[float, str, int]], everyone: lis
                label=f"{title_of(name)}: {count} in {at:.2f} s")
         for at, name, count in shown
     ]  # fmt: skip
-    axes.legend(handles=handles, loc="lower right", borderpad=0.2, labelcolor=INK)
+    axes.legend(
+        handles=handles,
+        loc="lower right",
+        borderpad=0.2,
+        labelcolor=INK,
+        frameon=True,
+        facecolor=PAPER,
+        edgecolor="none",
+    )

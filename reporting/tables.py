@@ -26,7 +26,7 @@ def _plain(digits: int, value: Value) -> Callable[[JSON], str]:
     return lambda of: words.number(value(of), digits)
 
 
-def _ms(key: str, digits: int) -> Value:
+def _ms(key: str) -> Value:
     def value(of: JSON) -> float | None:
         seconds: float | None = of[key]["p50"]
         return None if seconds is None else 1000 * seconds
@@ -55,8 +55,8 @@ def _measure(heading: str, value: Value, digits: int, better: Callable[[Sequence
 
 
 MEASURES = (
-    _measure("TTFT p50, ms", _ms("ttft_s", 0), 0, min),
-    _measure("TPOT p50, ms", _ms("tpot_s", 1), 1, min),
+    _measure("TTFT p50, ms", _ms("ttft_s"), 1, min),
+    _measure("TPOT p50, ms", _ms("tpot_s"), 2, min),
     _measure("tokens/s", _key("output_throughput_token_per_s"), 1, max),
     _measure("acceptance rate", _drafted("acceptance_rate"), 3, max),
     _measure("mean acceptance length", _key("mean_acceptance_length"), 2, max),
@@ -200,7 +200,7 @@ def sampling_table(comparison: JSON) -> Table | None:
                     [
                         f"{condition['sampling']['temperature']:g}", condition["rule"], words.name(name),
                         words.number(of["acceptance_rate"], 3), words.number(of["mean_acceptance_length"]),
-                        words.milliseconds(of["tpot_s"]["p50"]), words.number(of["bytes_up_per_token"], 1),
+                        words.milliseconds(of["tpot_s"]["p50"], 2), words.number(of["bytes_up_per_token"], 1),
                         words.number(of["bytes_down_per_token"], 1), _speedup(of), _identical(name, of),
                     ]
                 )  # fmt: skip

@@ -118,8 +118,8 @@ def test_every_architectures_figures_are_there_and_the_link_is_said_to_be_emulat
     for name, of in found["conditions"][0]["architectures"].items():
         assert name.replace("_", " ") in text
         for figure in (
-            f"{1000 * of['tpot_s']['p50']:.1f}",
-            f"{1000 * of['ttft_s']['p50']:.0f}",
+            f"{1000 * of['tpot_s']['p50']:.2f}",
+            f"{1000 * of['ttft_s']['p50']:.1f}",
             f"{of['output_throughput_token_per_s']:.1f}",
             f"{of['bytes_up_per_token']:.1f}",
         ):

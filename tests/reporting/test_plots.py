@@ -162,3 +162,12 @@ def test_a_name_with_dollars_is_text_and_no_formula():
     for draw in (plots_speedup.speedup_by_workload, plots_acceptance.acceptance_by_position):
         svg = inline_svg(draw(found), "name", "label")
         assert r"$\foo$ &lt;b&gt;" in svg and "<b>" not in svg
+
+
+def test_traffic_of_no_bytes_is_a_figure_and_not_missing():
+    found = copy.deepcopy(FULL)
+    for condition in found["conditions"]:
+        for of in condition["architectures"].values():
+            of["bytes_up_per_token"] = of["bytes_down_per_token"] = 0.0
+    assert FIGURES[-1].block(found).drawn
+    assert png(FIGURES[-1].draw(found))
