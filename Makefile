@@ -11,11 +11,12 @@ PYTHON ?=
 ARGS ?=
 PIP_ARGS ?=
 
-.PHONY: help setup compare test proto lint format clean distclean
+.PHONY: help setup compare screenshot test proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the three architectures on the embedded models and compare them'
 	@echo 'make test        run the tests'
+	@echo 'make screenshot  docs/report.png from the newest report of make compare (needs chromium)'
 	@echo 'make setup       create $(VENV) and install what is pinned (every target does it when it is due)'
 	@echo 'make proto       format and lint the contract, regenerate the stubs in tandem/v1'
 	@echo 'make lint        ruff, mypy, buf'
@@ -60,6 +61,9 @@ $(STAMP): $(REQUIREMENTS)
 
 compare: $(STAMP)
 	@$(BIN)/python compare_architectures.py $(ARGS)
+
+screenshot: $(STAMP)
+	@$(BIN)/python -m reporting.screenshot $(ARGS)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q $(ARGS)

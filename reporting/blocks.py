@@ -1,0 +1,110 @@
+"""What a report consists of, before any format: sections of paragraphs, lists, tables, plots and details."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """`best`: the best of its column, to be emphasised by more than colour."""
+
+    text: str
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    heading: str
+    numeric: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The first cell of a row is its heading."""
+
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    kind: str = "table"
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """`finding`: what it shows, in words. `drawn`: whether there is a picture; if not, `finding` says why."""
+
+    name: str
+    title: str
+    finding: str
+    drawn: bool = True
+    kind: str = "plot"
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    text: str
+    kind: str = "paragraph"
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets:
+    """A list under a small heading."""
+
+    heading: str
+    items: tuple[str, ...]
+    kind: str = "bullets"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A text as it is, line breaks and all, under its name."""
+
+    name: str
+    text: str
+    kind: str = "listing"
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """Folded on a screen, open on paper."""
+
+    summary: str
+    blocks: tuple[Table | Paragraph | Listing, ...]
+    kind: str = "details"
+
+
+Block = Table | Plot | Paragraph | Bullets | Listing | Details
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    anchor: str
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The top of the report. `figures`: a value and what it is. Without a decision the headline says why."""
+
+    headline: str
+    figures: tuple[tuple[str, str], ...] = ()
+    because: tuple[str, ...] = ()
+    would_change: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    title: str
+    date: str
+    setting: str
+    decision: Decision
+    sections: tuple[Section, ...]
+
+
+def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], note: str = "") -> Table:
+    """Rows of cells or plain text."""
+    cells = tuple(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows)
+    return Table(caption, tuple(columns), cells, note)

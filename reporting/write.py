@@ -1,0 +1,79 @@
+"""A report's files, beside the comparison.json they are made from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from reporting.blocks import Plot, Report
+from reporting.figures import FIGURES
+from reporting.html import html
+from reporting.images import inline_svg, png
+from reporting.markdown import markdown_of
+from reporting.sections import report_of
+
+FORMATS = ("html", "md")
+PLOTS = "plots"
+
+
+def write_report(comparison: Mapping[str, Any], folder: Path, formats: Sequence[str] = ("html",)) -> tuple[Path, ...]:
+    """report.html or report.md or both, and plots/*.png; the paths written, reports first.
+
+    `comparison` is a parsed comparison.json, version 2. Without matplotlib the plots are left out, and the report says
+    what they need. Raises ValueError for an unknown format or version, OSError where nothing can be written.
+    """
+    if unknown := [name for name in formats if name not in FORMATS]:
+        raise ValueError(f"format: {unknown[0]!r} is not one of {', '.join(FORMATS)}")
+    report = report_of(comparison)
+    pngs, svgs = _pictures(comparison, report)
+    folder.mkdir(parents=True, exist_ok=True)
+    if pngs:
+        (folder / PLOTS).mkdir(exist_ok=True)
+    written: list[Path] = []
+    if "html" in formats:
+        written.append(_write(folder / "report.html", html(report, svgs).encode()))
+    if "md" in formats:
+        links = {name: f"{PLOTS}/{name}.png" for name in pngs}
+        written.append(_write(folder / "report.md", markdown_of(report, links).encode()))
+    written += [_write(folder / PLOTS / f"{name}.png", content) for name, content in pngs.items()]
+    return tuple(written)
+
+
+def render(path: Path, formats: Sequence[str] = ("html",)) -> tuple[Path, ...]:
+    """A report again, from a comparison.json and beside it. Raises ValueError in one line for what is none."""
+    try:
+        comparison = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON ({error})") from None
+    if not isinstance(comparison, dict) or "schema_version" not in comparison:
+        raise ValueError(f"{path}: not a comparison.json")
+    return write_report(comparison, path.parent, formats)
+
+
+def _pictures(comparison: Mapping[str, Any], report: Report) -> tuple[dict[str, bytes], dict[str, str]]:
+    """PNG and SVG of every plot that has something to show; nothing where matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return {}, {}
+    blocks = {block.name: block for section in report.sections for block in section.blocks if isinstance(block, Plot)}
+    pngs: dict[str, bytes] = {}
+    svgs: dict[str, str] = {}
+    for figure in FIGURES:
+        block = blocks[figure.name]
+        if block.drawn:
+            drawn = figure.draw(comparison)
+            pngs[figure.name] = png(drawn)
+            svgs[figure.name] = inline_svg(drawn, figure.name, f"{block.title}. {block.finding}")
+    return pngs, svgs
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """Readers see the old file or the new one, never half of one."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, path)
+    return path
