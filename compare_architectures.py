@@ -18,6 +18,7 @@ from comparison.config import BACKENDS, DRAFTERS, DTYPES, ComparisonConfig, pars
 from comparison.link_settings import LINK_KINDS
 from comparison.reading import read_comparison
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
+from reporting.write import write_report
 from speculation.types import Rule, SamplingParams
 
 PROMPTS_PER_WORKLOAD = 4
@@ -46,6 +47,8 @@ def build_parser() -> Parser:
     _add_generation_flags(parser)
     _add_link_flags(parser)
     _add_server_flags(parser)
+    parser.flag("--format", default="html", metavar="LIST", help="of the report: html, md or both (default: html)")
+    parser.flag("--render", type=Path, metavar="FILE", help="measure nothing: write the report of a comparison.json")
     parser.flag("--baseline", type=Path, metavar="FILE", help="a comparison.json to compare with, regressions flagged")
     parser.flag("--output-dir", type=Path, metavar="DIR", help="where the files go (default: results/<timestamp>)")
     return parser
@@ -143,6 +146,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         timeout_s=arguments.timeout,
         startup_timeout_s=arguments.startup_timeout,
         baseline=baseline,
+        formats=split_list(arguments.format),
     )
 
 
@@ -176,10 +180,23 @@ def split_list(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def render_again(arguments: argparse.Namespace) -> int:
+    """The report of a comparison that was measured before, and beside a baseline if one is named."""
+    from comparison.regression import judge
+
+    comparison = read_comparison(arguments.render, "render")
+    files = write_report(comparison, arguments.render.parent, split_list(arguments.format))
+    print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
+    return judge(read_comparison(arguments.baseline, "baseline"), comparison) if arguments.baseline else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
+    arguments = parser.parse_args(argv)
     try:
-        config = build_config(parser.parse_args(argv))
+        if arguments.render:
+            return render_again(arguments)
+        config = build_config(arguments)
     except ValueError as error:
         parser.error(str(error))
     from clients.generation import GenerationClient  # grpc and rich come only now

@@ -12,12 +12,12 @@ from comparison.architectures import COMPARED, CONNECTABLE
 from comparison.conditions import Condition, plan
 from comparison.link_settings import LINK_KINDS, LinkKind
 from comparison.workloads import Prompt
+from reporting.write import FORMATS
 from speculation.types import Rule, SamplingParams
 
 BACKENDS: tuple[str, ...] = ("torch", "toy")
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
-FORMATS: tuple[str, ...] = ("html", "md")
 
 
 @dataclass(frozen=True)

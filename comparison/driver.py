@@ -27,13 +27,14 @@ from comparison.identity import MarginTrace
 from comparison.link_overhead import LinkOverhead
 from comparison.progress import Progress
 from comparison.records import Record, failure_of
-from comparison.regression import against, against_lines
+from comparison.regression import judge
 from comparison.report import Comparison, ConditionResult, comparison_as_json, write_files
 from comparison.run import Contender, Generator, RequestSettings, Stage, measure_all, trace_margins, warm_up
 from comparison.servers import Fleet, Server, ServerFailed
 from comparison.site import LinkUnavailable, Site, open_site
 from comparison.summary import References, Summary, summarize
 from comparison.table import print_comparison
+from reporting.write import write_report
 from speculation.types import ModelInfo, Rule
 
 
@@ -46,7 +47,7 @@ class Client(Generator, Protocol):
 Connect = Callable[[str, str], AbstractAsyncContextManager[Client]]
 """(address, service) -> a client; the only thing here that knows how servers are reached."""
 
-OK, FAILED, USAGE, REGRESSED, INTERRUPTED = 0, 1, 2, 3, 130
+OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 TABLE_WIDTH = 130
 """Where there is no terminal to ask."""
 
@@ -87,11 +88,7 @@ def _judged(comparison: Comparison) -> int:
     """Beside the baseline, where one was given."""
     if comparison.config.baseline is None:
         return OK
-    found = against(comparison.config.baseline, comparison_as_json(comparison))
-    print(f"\nagainst the run of {comparison.config.baseline['started_at']}:")
-    for line in against_lines(found):
-        print(line)
-    return REGRESSED if found.regressions else OK
+    return judge(comparison.config.baseline, comparison_as_json(comparison))
 
 
 async def compare(config: ComparisonConfig, connect: Connect) -> Comparison:
@@ -107,11 +104,13 @@ async def compare(config: ComparisonConfig, connect: Connect) -> Comparison:
         contenders = [await _connected(stack, connect, endpoint) for endpoint in endpoints]
         comparison = await _Measuring(config, endpoints, contenders, site, progress, started_at).run()
         deaths = fleet.deaths()
-    files = write_files(comparison)
+    progress.say("writing the report")
+    files = [*write_files(comparison), *write_report(comparison_as_json(comparison), config.output_dir, config.formats)]
     print_comparison(comparison, _table_console())
     for death in deaths:
         print(death, file=sys.stderr)
-    print("wrote " + ", ".join(str(path) for path in files) + f"; a line in {append_run(comparison)}")
+    print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
+    print(f"plots as PNG are in {config.output_dir / 'plots'}; the run is a line in {append_run(comparison)}")
     return comparison
 
 

@@ -16,6 +16,8 @@ import numpy as np
 
 from comparison.bootstrap import LEAST_UNITS, Interval, percentiles, resampled
 
+REGRESSED = 3
+"""The exit code."""
 LESS_IS_BETTER = {"tpot": True, "ttft": True, "speedup": False, "acceptance rate": False}
 
 
@@ -172,3 +174,12 @@ def _line(change: Change) -> str:
 def _percent_range(interval: Interval) -> str:
     low, high = (100 * (value - 1) for value in interval)
     return f"95 % interval {low:+.1f} to {high:+.1f} %"
+
+
+def judge(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+    """Prints the two beside each other; the exit code: 0, or REGRESSED."""
+    found = against(before, after)
+    print(f"\nagainst the run of {before['started_at']}:")
+    for line in against_lines(found):
+        print(line)
+    return REGRESSED if found.regressions else 0
