@@ -17,7 +17,7 @@ from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED
 from comparison.conditions import LinkChoice
 from comparison.decision import spoken
 from comparison.findings import link_of, model_from_json
-from comparison.predictions import Model, best_length
+from comparison.predictions import Model
 from comparison.reading import read_comparison
 
 FAR_MS = 10_000.0
@@ -89,8 +89,10 @@ def _option(model: Model, name: str, link: LinkChoice, clients: int) -> Option:
     """At the length that is best for so many clients: a shorter draft keeps a busy target less busy."""
     if name == AUTOREGRESSIVE.name:
         return Option(name, 0, model.plain_tpot, model.plain_s, clients)
-    lengths = range(1, len(best_length(model, name, link).tpot_s_by_length))
-    options = (Option(name, g, model.tpot(name, link, g), model.target_seconds(name, g), clients) for g in lengths)
+    options = (
+        Option(name, g, model.tpot(name, link, g), model.target_seconds(name, g), clients)
+        for g in model.lengths(name)[1:]
+    )
     return min(options, key=lambda option: option.tpot_s)
 
 
@@ -110,8 +112,9 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     yield from (f"  - {change}" for change in changes or ["Nothing that was measured comes near it."])
     yield ""
     yield (
-        "Predicted from the comparison's component times; run the comparison with --rtt-ms at your round trip to see"
-        " how far predictions are off. Requests that share steps on the target do better than the capacity says."
+        "Predicted from the comparison's component times, for speculation lengths that were costed; run the comparison"
+        " with --rtt-ms at your round trip to see how far predictions are off. Requests that share steps on the target"
+        " do better than the capacity says."
     )
 
 

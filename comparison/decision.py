@@ -12,7 +12,7 @@ from comparison.findings import Theory
 from comparison.summary import Summary
 
 WORTH = 0.03
-"""A length must be predicted to save this share of the time per token before another than the measured is advised."""
+"""A length must be predicted to save this share of the time per token before another than the measured is proposed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def decide(base: Condition, summaries: Sequence[Summary], theory: Theory | None)
         return None
     best = min(tpots, key=tpots.__getitem__)
     chosen = next(s for s in summaries if s.architecture == best)
-    length, advice = _length(best, base, theory)
+    length, advice = _length(best, theory)
     return Decision(
         headline=_headline(best, base, tpots, theory),
         architecture=best,
@@ -82,8 +82,8 @@ def _joined(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
-def _length(best: str, base: Condition, theory: Theory | None) -> tuple[int, list[str]]:
-    """The length to use, and why."""
+def _length(best: str, theory: Theory | None) -> tuple[int, list[str]]:
+    """The length that the measured speedup belongs to, and what is predicted of others."""
     found = [b for b in theory.best_lengths if b.architecture == best] if theory else []
     if not found or theory is None:
         return (0 if best == AUTOREGRESSIVE.name or theory is None else theory.model.length), []
@@ -93,12 +93,12 @@ def _length(best: str, base: Condition, theory: Theory | None) -> tuple[int, lis
         return measured, [f"Speculation length {measured}, the measured one, is also the predicted best."]
     if saved < WORTH:
         return measured, [
-            f"Speculation length {measured} was measured; the predicted best, {first.length},"
+            f"Speculation length {measured} was measured; the predicted best of those costed, {first.length},"
             f" would save {100 * saved:.1f} % of the time per token, which is not worth a change."
         ]
-    return first.length, [
+    return measured, [
         f"Speculation length {first.length} is predicted to save {100 * saved:.0f} % of the time per token"
-        f" over the measured {measured}: run it before you rely on it."
+        f" over the measured {measured}: compare with --speculation-length {first.length} before you rely on it."
     ]
 
 

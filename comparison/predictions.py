@@ -22,8 +22,6 @@ from speculation import theory
 from speculation.theory import StepCosts
 
 PIPELINED = "pipelined"
-LONGEST = 12
-"""Speculation lengths that are looked at."""
 NOTES = (
     "Component times are from short calibrating requests between the measured ones, acceptance from the measured ones.",
     "A draft and a verification cost a fixed part and a part per token, fitted by least squares.",
@@ -74,6 +72,10 @@ class Model:
     def steps(self, name: str, length: int) -> StepCosts:
         of = self.costs[name]
         return StepCosts(of.draft(length) / max(1, length), self.plain_s, of.verify_fixed_s, of.verify_slope_s)
+
+    def lengths(self, name: str) -> range:
+        """Speculation lengths from 0 up to the longest that was costed: no prediction goes beyond."""
+        return range(int(max(self.costs[name].draft_s_by_length, default=self.length)) + 1)
 
     @property
     def plain_tpot(self) -> float:
@@ -179,7 +181,7 @@ class BestLength:
 
 
 def best_length(model: Model, name: str, link: LinkChoice) -> BestLength:
-    by_length = tuple(model.tpot(name, link, g) for g in range(LONGEST + 1))
+    by_length = tuple(model.tpot(name, link, g) for g in model.lengths(name))
     return BestLength(name, 1000 * link.seconds, model.closed_form(name, link), by_length)
 
 

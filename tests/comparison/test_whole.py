@@ -1,0 +1,124 @@
+"""A whole comparison with real servers of the toy backend, across an emulated link."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import compare_architectures
+from comparison import reading
+
+SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
+ARCHITECTURES = ["autoregressive", "distributed", "fused", "remote_draft"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one comparison wrote: two links, two temperatures, both rules."""
+    folder = tmp_path_factory.mktemp("results") / "run"
+    prompts = [argument for text in ("one", "two", "three") for argument in ("--prompt", text)]
+    code = compare_architectures.main(
+        [
+            *("--backend", "toy", "--model", "step=0.004", "--draft-model", "miss=0.3,step=0.001", "--draft", "model"),
+            *("--rtt-ms", "0,12", "--temperature", "0,0.8", "--rule", "agreement,rejection"),
+            *("--max-new-tokens", "12", "--format", "html,md", "--output-dir", str(folder), *prompts),
+        ]
+    )
+    assert code == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    comparison: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
+    return comparison
+
+
+def test_what_is_written_satisfies_its_schema(found: dict[str, Any]) -> None:
+    jsonschema.validate(found, SCHEMA)
+
+
+def test_the_schema_refuses_what_is_none_of_it(found: dict[str, Any]) -> None:
+    for broken in ({**found, "more": 1}, {**found, "conditions": []}, {**found, "schema_version": 1}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(broken, SCHEMA)
+
+
+def test_every_condition_ran_every_architecture(found: dict[str, Any]) -> None:
+    assert [c["name"] for c in found["conditions"]] == [
+        "base",
+        "RTT 12 ms",
+        "temperature 0.8, agreement",
+        "temperature 0.8, rejection",
+    ]
+    for condition in found["conditions"]:
+        assert list(condition["architectures"]) == ARCHITECTURES
+        assert all(of["failed"] == 0 and of["requests"] == 3 for of in condition["architectures"].values())
+
+
+def test_tokens_are_plain_decodings_under_agreement_and_rejection_claims_no_such_thing(found: dict[str, Any]) -> None:
+    for condition in found["conditions"]:
+        for name in ARCHITECTURES[1:]:
+            identical = condition["architectures"][name]["identical_to_autoregressive"]
+            if condition["rule"] == "agreement":
+                assert identical == {"count": 3, "total": 3, "divergences": []}
+            else:
+                assert identical is None
+
+
+def test_rejection_sends_distributions_and_pays_for_them(found: dict[str, Any]) -> None:
+    agreement, rejection = (c["architectures"]["distributed"] for c in found["conditions"][2:])
+    assert rejection["bytes_up_per_token"] > 1.5 * agreement["bytes_up_per_token"]
+
+
+def test_the_emulated_round_trip_is_measured_and_paid_by_every_round_of_distributed(found: dict[str, Any]) -> None:
+    base, far = found["conditions"][0], found["conditions"][1]
+    assert (far["link"]["kind"], far["link"]["rtt_ms"]) == ("emulated", 12)
+    assert far["link"]["round_trip_s"] >= 0.012
+    for condition, least in ((base, 0.0), (far, 0.012)):
+        records = [
+            r
+            for r in found["records"]
+            if r["condition"] == condition["name"] and r["architecture"] in ("distributed", "remote_draft")
+        ]
+        assert all(r["seconds_by_cause"]["network"] >= least * r["rounds"] for r in records)
+    assert found["link"].startswith("emulated (RTT 0 ms; RTT 12 ms")
+
+
+def test_theory_stands_beside_every_link_and_the_decision_is_a_sentence(found: dict[str, Any]) -> None:
+    names = {(p["architecture"], p["condition"]) for p in found["theory"]["predictions"] if p["error"] is not None}
+    assert names == {(name, condition) for name in ARCHITECTURES for condition in ("base", "RTT 12 ms")}
+    assert found["decision"]["headline"].startswith("On this link (emulated, RTT 0 ms) ")
+    assert found["decision"]["speculation_length"] in (0, 3)
+
+
+def test_report_plots_and_index_lie_beside(folder: Path, found: dict[str, Any]) -> None:
+    assert found["decision"]["headline"].split(";")[0] in (folder / "report.html").read_text().replace("\u00a0", " ")
+    assert "emulated" in (folder / "report.md").read_text()
+    assert list((folder / "plots").glob("*.png"))
+    (line,) = (folder.parent / "runs.jsonl").read_text().splitlines()
+    assert json.loads(line)["folder"] == "run"
+
+
+def test_a_report_can_be_made_again_and_compared_with_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (folder / "report.html").read_text()
+    path = str(folder / "comparison.json")
+    assert compare_architectures.main(["--render", path, "--baseline", path]) == 0
+    assert (folder / "report.html").read_text() == before
+    assert "no regression beyond noise" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("flag", ["--render", "--baseline"])
+def test_a_file_that_is_no_comparison_is_one_line(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"schema_version": 1}')
+    with pytest.raises(SystemExit) as caught:
+        compare_architectures.main([flag, str(path)])
+    assert caught.value.code == 2
+    assert f"{flag[2:]}: {path} has schema version 1" in capsys.readouterr().err
