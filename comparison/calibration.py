@@ -40,16 +40,22 @@ class Calibrator:
     ) -> None:
         self._speculating = [c for c in contenders if c.name not in PLAIN]
         self._plain = [c for c in contenders if c.name in PLAIN]
+        self._predicts = bool(self._plain and self._speculating and lengths)
         self._settings = replace(settings, max_new_tokens=min(TOKENS, settings.max_new_tokens))
         self._lengths: Iterator[int] = itertools.cycle(lengths or (0,))
-        self._each_time = math.ceil(SAMPLES * len(lengths) / prompts) if lengths else 0
+        self._each_time = math.ceil(SAMPLES * len(lengths) / prompts)
         self.found: list[Calibration] = []
 
     async def after_prompt(self, prompt: Prompt) -> None:
-        """One plain request, and one of each speculating architecture at each of the lengths whose turn it is."""
-        for contender in self._plain if self._speculating else ():
+        """One plain request, and one of each speculating architecture at each of the lengths whose turn it is.
+
+        Nothing where plain decoding or drafts are missing: no prediction could be made from the rest.
+        """
+        if not self._predicts:
+            return
+        for contender in self._plain:
             await self._ask(contender, prompt, 0)
-        for length in itertools.islice(self._lengths, self._each_time if self._speculating else 0):
+        for length in itertools.islice(self._lengths, self._each_time):
             for contender in self._speculating:
                 await self._ask(contender, prompt, length)
 

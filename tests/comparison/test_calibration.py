@@ -1,0 +1,50 @@
+"""Calibrating requests: every length, spread over the prompts, and only where they can be used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from comparison.calibration import SAMPLES, TOKENS, Calibrator
+from comparison.run import Contender, RequestSettings
+from speculation.types import GenerationRequest, SamplingParams
+from tests.comparison.fakes import FakeGenerator, prompt
+
+SETTINGS = RequestSettings(64, 3, SamplingParams(seed=5))
+
+
+def calibrated(
+    names: list[str], prompts: int, fail_on: str | None = None
+) -> tuple[Calibrator, list[GenerationRequest]]:
+    calls: list[tuple[str, GenerationRequest]] = []
+    contenders = [Contender(name, FakeGenerator(name, calls=calls, fail_on=fail_on)) for name in names]
+    calibrator = Calibrator(contenders, SETTINGS, (1, 2, 3, 4, 5), prompts)
+    for number in range(prompts):
+        asyncio.run(calibrator.after_prompt(prompt(f"p{number}")))
+    return calibrator, [request for _, request in calls]
+
+
+def test_every_length_is_asked_for_often_enough_however_few_the_prompts() -> None:
+    for prompts in (1, 4, 20):
+        calibrator, _ = calibrated(["autoregressive", "distributed", "fused"], prompts)
+        counted = Counter((one.architecture, one.length) for one in calibrator.found)
+        for name in ("distributed", "fused"):
+            assert all(counted[name, length] >= SAMPLES for length in range(1, 6))
+        assert counted["autoregressive", 0] == prompts
+
+
+def test_the_requests_are_short_and_otherwise_those_of_the_comparison() -> None:
+    _, requests = calibrated(["autoregressive", "fused"], 2)
+    assert {request.max_new_tokens for request in requests} == {TOKENS}
+    assert {request.sampling.seed for request in requests} == {5}
+
+
+def test_nothing_is_asked_where_no_prediction_could_be_made() -> None:
+    for names in (["fused", "distributed"], ["autoregressive"]):
+        assert calibrated(names, 3)[1] == []
+
+
+def test_a_request_that_fails_is_left_out() -> None:
+    calibrator, requests = calibrated(["autoregressive", "fused"], 2, fail_on="p0")
+    assert requests and calibrator.found
+    assert len(calibrator.found) == len(requests) // 2
