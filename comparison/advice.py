@@ -155,7 +155,7 @@ def _other_links(advice: Advice) -> Iterator[str]:
             yield f"A round trip of {rtt} ms or more: {spoken(found)} is then the best."
             break
     if DISTRIBUTED.name in model.drafts and before != DISTRIBUTED.name:
-        even = 1000 * model.break_even_rtt()[0]
+        even = 1000 * model.break_even_rtt(advice.link)[0]
         if even > 0:
             yield (
                 "A target's host that cannot hold the draft: distributed is faster than plain decoding below"

@@ -26,6 +26,10 @@ class LinkChoice:
         """Seconds that a payload takes to be sent."""
         return 0.0 if self.bandwidth_mbps is None else payload_bytes * 8 / (self.bandwidth_mbps * 1e6)
 
+    def round_trip(self, payload_bytes: float) -> float:
+        """Seconds that a call and its reply of so many bytes in all are under way."""
+        return self.seconds + self.transfer(payload_bytes)
+
     @property
     def settings(self) -> LinkSettings | None:
         """What to set a link to. Raises ValueError that names the flag."""

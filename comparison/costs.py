@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from comparison.calibration import Calibration
+from comparison.conditions import LinkChoice
 from comparison.records import Measurement
 from speculation.theory import fit_line
 
@@ -40,16 +41,16 @@ class ArchitectureCosts:
         return self.verify_fixed_s + self.verify_slope_s * (length + 1)
 
 
-def costs_by_architecture(found: Sequence[Calibration], added_rtt: float = 0.0) -> dict[str, ArchitectureCosts]:
-    """`added_rtt`: seconds that the link added to every round trip while calibrating; they are taken out."""
+def costs_by_architecture(found: Sequence[Calibration], link: LinkChoice | None = None) -> dict[str, ArchitectureCosts]:
+    """`link`: what lay between while calibrating; what it is set to is taken out of the round trips."""
     grouped: defaultdict[str, list[Calibration]] = defaultdict(list)
     for one in found:
         if one.measurement.rounds:
             grouped[one.architecture].append(one)
-    return {name: _costs(group, added_rtt) for name, group in grouped.items()}
+    return {name: _costs(group, link or LinkChoice()) for name, group in grouped.items()}
 
 
-def _costs(group: Sequence[Calibration], added_rtt: float) -> ArchitectureCosts:
+def _costs(group: Sequence[Calibration], link: LinkChoice) -> ArchitectureCosts:
     by_length: defaultdict[int, list[Measurement]] = defaultdict(list)
     for one in group:
         by_length[one.length].append(one.measurement)
@@ -63,6 +64,7 @@ def _costs(group: Sequence[Calibration], added_rtt: float) -> ArchitectureCosts:
     fixed, slope = fit_line(verify)
     draft_fixed, draft_slope = fit_line(draft) if draft else (0.0, 0.0)
     everything = [m for ms in by_length.values() for m in ms]
+    message_bytes = _per_round(everything, lambda m: m.bytes_up + m.bytes_down)
     return ArchitectureCosts(
         draft_fixed_s=draft_fixed,
         draft_slope_s=draft_slope,
@@ -70,9 +72,9 @@ def _costs(group: Sequence[Calibration], added_rtt: float) -> ArchitectureCosts:
         verify_fixed_s=fixed,
         verify_slope_s=slope,
         verify_s_by_positions=dict(sorted(verify.items())),
-        round_overhead_s=_per_round(everything, lambda m: _overhead(m, added_rtt)),
-        rpc_s=max(0.0, _per_round(everything, lambda m: m.seconds_by_cause.network - m.rounds * added_rtt)),
-        message_bytes=_per_round(everything, lambda m: m.bytes_up + m.bytes_down),
+        round_overhead_s=_per_round(everything, lambda m: _overhead(m, link.seconds)),
+        rpc_s=max(0.0, _per_round(everything, lambda m: m.seconds_by_cause.network) - link.round_trip(message_bytes)),
+        message_bytes=message_bytes,
     )
 
 

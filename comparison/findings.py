@@ -65,7 +65,7 @@ def theory_of(
         for c in links
         for name in (*names, *pipelined)
     )
-    even, interval = model.break_even_rtt() if pipelined else (None, None)
+    even, interval = model.break_even_rtt(conditions[0].link) if pipelined else (None, None)
     longest = max(LEAST_CURVE_MS, *(1000 * c.link.seconds for c in links), 1500 * (even or 0.0))
     base = measured[conditions[0].name]
     return Theory(
@@ -81,7 +81,7 @@ def theory_of(
 
 
 def _model(base: Condition, records: Sequence[Record], found: Sequence[Calibration], length: int) -> Model | None:
-    costs = costs_by_architecture(found, base.link.seconds)
+    costs = costs_by_architecture(found, base.link)
     plain = costs.get(WIDTH_1.name) or costs.get(AUTOREGRESSIVE.name)
     if plain is None or length == 0:
         return None

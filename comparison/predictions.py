@@ -92,7 +92,9 @@ class Model:
         rates = theory.carried_on(drafts.rates, g)
         tokens = theory.expected_tokens_measured(rates)
         if name == PIPELINED:
-            return theory.tpot_pipelined(steps, theory.rate_for(tokens, g), link.seconds + of.rpc_s)
+            return theory.tpot_pipelined(
+                steps, theory.rate_for(tokens, g), link.round_trip(of.message_bytes) + of.rpc_s
+            )
         if COMPARED[base].split:
             waited, sent = link.seconds + of.rpc_s, link.transfer(of.message_bytes)
             value = theory.tpot_stop_and_wait(steps, rates, waited, sent, of.round_overhead_s)
@@ -107,18 +109,21 @@ class Model:
         once = of.verify_fixed_s + of.verify_slope_s
         waited = of.round_overhead_s + of.draft_fixed_s
         if COMPARED[name].split:
-            waited += link.seconds + of.rpc_s + link.transfer(of.message_bytes)
+            waited += of.rpc_s + link.round_trip(of.message_bytes)
         each = of.draft_slope_s + of.verify_slope_s
         if not 1e-6 < rate < 1 - 1e-6 or each <= 0:
             return None
         return theory.best_length_closed_form(rate, each / once, waited / once)
 
-    def break_even_rtt(self, name: str = DISTRIBUTED.name) -> tuple[float, Interval | None]:
-        """Round trip below which `name` beats plain decoding, and its 95 % interval over prompts, costs held."""
+    def break_even_rtt(self, link: LinkChoice, name: str = DISTRIBUTED.name) -> tuple[float, Interval | None]:
+        """Round trip below which `name` beats plain decoding at the link's bandwidth.
+
+        And its 95 % interval over prompts, costs held.
+        """
         of, drafts = self.costs[name], self.drafts[name]
         g = len(drafts.rates)
         steps = self.steps(name, g)
-        fixed = of.verify_fixed_s + of.round_overhead_s + of.rpc_s
+        fixed = of.verify_fixed_s + of.round_overhead_s + of.rpc_s + link.transfer(of.message_bytes)
         value = theory.break_even_rtt(StepCosts(steps.draft, self.plain_tpot, fixed, of.verify_slope_s), drafts.rates)
         spread = ratio_interval([a for _, a in drafts.by_prompt], [r for r, _ in drafts.by_prompt])
         rest = value - drafts.per_round * self.plain_tpot

@@ -85,7 +85,13 @@ def test_component_times_are_found_again() -> None:
 
 def test_a_link_that_was_there_while_calibrating_is_taken_out() -> None:
     found = [Calibration("distributed", 3, request("distributed", 3, rtt=0.05))]
-    assert costs_by_architecture(found, 0.05)["distributed"].rpc_s == pytest.approx(RPC)
+    assert costs_by_architecture(found, LinkChoice(50.0))["distributed"].rpc_s == pytest.approx(RPC)
+
+
+def test_so_is_the_time_that_its_bandwidth_takes() -> None:
+    sending = LinkChoice(50.0, 0.4)
+    found = [Calibration("distributed", 3, request("distributed", 3, rtt=sending.round_trip(50)))]
+    assert costs_by_architecture(found, sending)["distributed"].rpc_s == pytest.approx(RPC)
 
 
 def test_rates_are_of_all_rounds_and_multiply_to_the_tokens_of_a_round() -> None:
