@@ -65,7 +65,13 @@ def _add_prompt_flags(parser: Parser) -> None:
         metavar="N",
         help=f"built-in prompts of each kind (default: {PROMPTS_PER_WORKLOAD})",
     )
-    parser.flag("--num-runs", type=int, default=1, metavar="N", help="times each prompt is run (default: 1)")
+    parser.flag(
+        "--num-runs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="times each prompt is run; sampled: with seed, seed + 1, ... (default: 1)",
+    )
 
 
 def _add_generation_flags(parser: Parser) -> None:

@@ -170,6 +170,16 @@ def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
     )
 
 
+def acceptance_interval(records: Iterable[Record]) -> Interval | None:
+    """95 % interval of the acceptance rate, over prompts: another text would have been easier or harder to guess."""
+    by_prompt: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for record in records:
+        if record.measurement:
+            by_prompt[record.prompt][0] += record.measurement.accepted
+            by_prompt[record.prompt][1] += record.measurement.drafted
+    return ratio_interval([a for a, _ in by_prompt.values()], [d for _, d in by_prompt.values()])
+
+
 def tpot_interval(records: Iterable[Record]) -> Interval | None:
     """95 % interval of the mean TPOT, over prompts."""
     by_prompt: defaultdict[str, list[float]] = defaultdict(list)

@@ -52,11 +52,13 @@ class RequestSettings:
     timeout_s: float | None = None
     rule: Rule = Rule.AGREEMENT
 
-    def request(self, prompt: Prompt) -> GenerationRequest:
+    def request(self, prompt: Prompt, run: int = 0) -> GenerationRequest:
+        """Every run of a sampled prompt has a seed of its own, the same for all architectures."""
+        seed = self.sampling.seed if self.sampling.greedy else (self.sampling.seed + run) % 2**64
         return GenerationRequest(
             text=prompt.text,
             chat=prompt.chat,
-            sampling=self.sampling,
+            sampling=replace(self.sampling, seed=seed),
             max_new_tokens=self.max_new_tokens,
             speculation_length=self.speculation_length,
             rule=self.rule,
@@ -138,7 +140,7 @@ async def _record(contender: Contender, prompt: Prompt, run: int, stage: Stage) 
     """Whatever goes wrong is recorded: one failing architecture must not take the others' figures with it."""
     record = Record(contender.name, prompt.name, prompt.kind, run, condition=stage.name)
     try:
-        measurement = await measure(contender, stage.settings.request(prompt), stage.settings.timeout_s)
+        measurement = await measure(contender, stage.settings.request(prompt, run), stage.settings.timeout_s)
         return replace(record, measurement=measurement)
     except Exception as error:
         return replace(record, error=failure_of(error))

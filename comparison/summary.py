@@ -13,6 +13,7 @@ from comparison.metrics import (
     Distribution,
     Speedup,
     acceptance,
+    acceptance_interval,
     completed,
     distribution,
     milliseconds_per_token,
@@ -67,6 +68,7 @@ class Summary:
     tokens_per_chunk: Distribution
     output_throughput_token_per_s: float | None
     acceptance: Acceptance
+    acceptance_interval: Interval | None
     bytes_up_per_token: float | None
     bytes_down_per_token: float | None
     milliseconds_per_token: Mapping[str, float | None]
@@ -111,6 +113,7 @@ def _summarize_one(
         tokens_per_chunk=distribution(float(count) for m in done for count in m.chunk_tokens),
         output_throughput_token_per_s=ratio(tokens, sum(m.end_to_end_latency_s for m in done)),
         acceptance=acceptance(done),
+        acceptance_interval=acceptance_interval(own),
         bytes_up_per_token=ratio(sum(m.bytes_up for m in done), tokens),
         bytes_down_per_token=ratio(sum(m.bytes_down for m in done), tokens),
         milliseconds_per_token=milliseconds_per_token(done),
@@ -148,6 +151,7 @@ def summary_as_json(summary: Summary) -> dict[str, Any]:
         "tokens_per_chunk": asdict(summary.tokens_per_chunk),
         "output_throughput_token_per_s": summary.output_throughput_token_per_s,
         **asdict(summary.acceptance),
+        "acceptance_interval": list(summary.acceptance_interval) if summary.acceptance_interval else None,
         "bytes_up_per_token": summary.bytes_up_per_token,
         "bytes_down_per_token": summary.bytes_down_per_token,
         "milliseconds_per_token": dict(summary.milliseconds_per_token),

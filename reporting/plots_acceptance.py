@@ -106,8 +106,15 @@ def acceptance_by_temperature(comparison: JSON) -> Figure:
     figure, (upper, lower) = new_figure(height, 2, 1, sharex=True)
     rates = _by_rule(by_rule, lambda c: c["architectures"][name]["acceptance_rate"])
     sent = _by_rule(by_rule, lambda c: bytes_per_token(c["architectures"][name]))
-    upper.set_title("acceptance rate")
-    upper.set_ylim(0, 1.12 * max((y for line in rates.values() for _, y in line), default=1.0))
+    upper.set_title("acceptance rate (thin lines: 95 % interval over prompts)")
+    tops = [y for line in rates.values() for _, y in line]
+    tops += [
+        interval[1]
+        for conditions in by_rule.values()
+        for c in conditions
+        if (interval := c["architectures"][name].get("acceptance_interval"))
+    ]
+    upper.set_ylim(0, 1.06 * max(tops, default=1.0))
     sizes = [y for line in sent.values() for _, y in line if y]
     logarithmic = bool(sizes) and max(sizes) > 8 * min(sizes)
     lower.set_title("bytes per token, both ways" + (" (log scale)" if logarithmic else ""))
@@ -121,6 +128,7 @@ def acceptance_by_temperature(comparison: JSON) -> Figure:
     temperatures = sorted({float(c["sampling"]["temperature"]) for cs in by_rule.values() for c in cs})
     lower.set_xticks(temperatures, [f"{t:g}" for t in temperatures])
     lower.set_xlabel("temperature (0: greedy)")
+    _rate_intervals(upper, name, by_rule)
     for axes, lines in ((upper, rates), (lower, sent)):
         _rule_lines(axes, lines)
         axes.margins(x=0.04)
@@ -128,6 +136,16 @@ def acceptance_by_temperature(comparison: JSON) -> Figure:
         ends = [(points[-1][1], rule, _rule_look(rule)[0]) for rule, points in lines.items()]
         label_lines(axes, ends, height * 0.33)
     return figure
+
+
+def _rate_intervals(axes: Axes, name: str, by_rule: dict[str, list[JSON]]) -> None:
+    """A thin line for each rate; the rules stand a little beside each other, so that both are seen."""
+    for side, (rule, conditions) in enumerate(by_rule.items()):
+        for condition in conditions:
+            interval = condition["architectures"][name].get("acceptance_interval")
+            if interval:
+                at = float(condition["sampling"]["temperature"]) + 0.006 * (2 * side - 1)
+                axes.plot((at, at), interval, color=_rule_look(rule)[0], linewidth=1.2, zorder=2)
 
 
 def bytes_per_token(of: JSON) -> float | None:

@@ -187,6 +187,12 @@ def workload_table(comparison: JSON) -> Table | None:
     return table(f"By workload, {_setting(comparison)}", [Column("workload", numeric=False), *heads], rows)
 
 
+def _rate(of: JSON) -> str:
+    low_high = of.get("acceptance_interval")
+    spread = f" ({low_high[0]:.2f} to {low_high[1]:.2f})" if low_high else ""
+    return words.number(of["acceptance_rate"], 3) + spread
+
+
 def sampling_table(comparison: JSON) -> Table | None:
     """Every way of drawing and verifying, for each architecture that drafts; None where there is one way."""
     conditions = reading.samplings(comparison)
@@ -199,13 +205,13 @@ def sampling_table(comparison: JSON) -> Table | None:
                 rows.append(
                     [
                         f"{condition['sampling']['temperature']:g}", condition["rule"], words.name(name),
-                        words.number(of["acceptance_rate"], 3), words.number(of["mean_acceptance_length"]),
+                        _rate(of), words.number(of["mean_acceptance_length"]),
                         words.milliseconds(of["tpot_s"]["p50"], 2), words.number(of["bytes_up_per_token"], 1),
                         words.number(of["bytes_down_per_token"], 1), _speedup(of), _identical(name, of),
                     ]
                 )  # fmt: skip
-    heads = ("acceptance rate", "mean acceptance length", "TPOT p50, ms", "bytes/token up", "bytes/token down",
-             "speedup (95 % interval)", "identical outputs")  # fmt: skip
+    heads = ("acceptance rate (95 % interval)", "mean acceptance length", "TPOT p50, ms", "bytes/token up",
+             "bytes/token down", "speedup (95 % interval)", "identical outputs")  # fmt: skip
     return table(
         f"Temperature and verification rule, {words.across(reading.base(comparison)['link'])}",
         [Column("temperature"), Column("rule", False), Column("architecture", False), *map(Column, heads)],

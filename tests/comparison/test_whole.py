@@ -85,7 +85,8 @@ def test_the_emulated_round_trip_is_measured_and_paid_by_every_round_of_distribu
             for r in found["records"]
             if r["condition"] == condition["name"] and r["architecture"] in ("distributed", "remote_draft")
         ]
-        assert all(r["seconds_by_cause"]["network"] >= least * r["rounds"] for r in records)
+        # A last round with room for one token asks a remote drafter for nothing.
+        assert all(r["seconds_by_cause"]["network"] >= least * (r["rounds"] - 1) for r in records)
     assert found["link"].startswith("emulated (RTT 0 ms; RTT 12 ms")
 
 

@@ -204,6 +204,9 @@ def _architecture(own: list[JSON], plain: JSON, claimed: bool) -> JSON:
             cause: 1000 * sum(r["seconds_by_cause"][cause] for r in done) / tokens
             for cause in ("draft", "verify", "queue", "network", "prefill", "other")
         },
+        "acceptance_interval": _interval(
+            [sum(r["accepted_per_position"]) / d for r in done if (d := sum(r["drafted_per_position"]))]
+        ),
         "requests_whose_other_seconds_were_clamped_at_0": 0,
         "workloads": {
             kind: _shared([r for r in done if r["workload"] == kind], plain, claimed) for kind in WORKLOADS
