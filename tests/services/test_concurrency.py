@@ -75,7 +75,7 @@ def test_a_second_request_does_not_wait_for_the_first_to_finish(architecture: st
 @pytest.mark.parametrize("architecture", SERVICES)
 def test_concurrent_requests_share_steps(architecture: str) -> None:
     async def test() -> None:
-        async with serving(architecture, step=0.004) as sites, sites[0].client() as client:
+        async with serving(architecture, step=0.012) as sites, sites[0].client() as client:
             await asyncio.gather(
                 *(answer(client.generate, ids([65 + i], 20, ignore_end_of_sequence=True)) for i in range(4))
             )
