@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from comparison.architectures import AUTOREGRESSIVE
+from comparison.conditions import LinkChoice
 from comparison.deployment import baseline_of
 from comparison.findings import Theory
 from comparison.predictions import Prediction
@@ -31,7 +32,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print(cause_table(comparison.base.summaries))
     if comparison.theory:
         console.print(prediction_table(comparison.theory))
-    for line in [*setting_lines(comparison), *proposer_lines(comparison.base.summaries)]:
+    for line in [
+        *setting_lines(comparison),
+        *link_lines(comparison),
+        *proposer_lines(comparison.base.summaries),
+    ]:
         console.print(escape(line), style="dim")
     for line in [*divergence_lines(comparison.results), *comparison.remarks]:
         console.print(escape(line), style="yellow")
@@ -161,6 +166,20 @@ def setting_lines(comparison: Comparison) -> Iterator[str]:
             " over that of the architecture; identical: to autoregressive (ref);"
             " bytes: between draft and target where they are apart, else at the client"
         )
+
+
+def link_lines(comparison: Comparison) -> Iterator[str]:
+    """What each link was asked for, what it was measured to take, and what making it adds."""
+    shown: set[LinkChoice] = set()
+    for result in comparison.results:
+        link, measured = result.condition.link, result.link
+        if measured is not None and link not in shown:
+            shown.add(link)
+            yield (
+                f"{comparison.config.link} {link}: a small message takes {1000 * measured.link_p50_s:.2f} ms there and"
+                f" back, {1000 * measured.added_s:.2f} ms more than asked for and the"
+                f" {1000 * measured.direct_p50_s:.2f} ms without the link"
+            )
 
 
 def proposer_lines(summaries: Sequence[Summary]) -> Iterator[str]:

@@ -11,10 +11,12 @@ from pathlib import Path
 from rich.console import Console
 
 from comparison.architectures import AUTOREGRESSIVE, FUSED
+from comparison.conditions import LinkChoice
 from comparison.config import ComparisonConfig
 from comparison.deployment import Endpoint
 from comparison.environment import these_versions, this_machine
 from comparison.identity import MarginTrace
+from comparison.link_overhead import LinkOverhead
 from comparison.records import Failure, Record
 from comparison.report import (
     Comparison,
@@ -138,6 +140,15 @@ def test_every_figure_is_whole_on_a_terminal_of_80_columns(tmp_path: Path) -> No
 def test_a_server_elsewhere_is_named_in_the_link(tmp_path: Path) -> None:
     of = comparison(tmp_path, record("fused"), address="10.0.0.3:50051")
     assert of.link == "loopback, except fused at 10.0.0.3:50051"
+
+
+def test_what_an_emulated_link_takes_and_adds_is_printed(tmp_path: Path) -> None:
+    plain = comparison(tmp_path, record("autoregressive"), record("fused"))
+    base = replace(plain.base.condition, link=LinkChoice(20.0))
+    result = replace(plain.base, condition=base, link=LinkOverhead(0.02, 0.0001, 0.0202, 0.021, 50))
+    text = shown(replace(plain, results=(result,)))
+    assert "emulated RTT 20 ms: a small message takes 20.20 ms there and back, 0.10 ms more than asked for" in text
+    assert "Architectures: base, emulated RTT 20 ms" in text
 
 
 def test_a_divergence_is_plain_to_see(tmp_path: Path) -> None:
