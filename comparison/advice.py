@@ -81,8 +81,13 @@ def advise(comparison: Mapping[str, Any], rtt_ms: float | None = None, clients: 
     model = model_from_json(comparison["theory"])
     base = link_of(comparison["conditions"][0]["link"])
     link = base if rtt_ms is None else LinkChoice(rtt_ms, base.bandwidth_mbps)
+    return Advice(link, clients, _options(model, link, clients), model)
+
+
+def _options(model: Model, link: LinkChoice, clients: int) -> tuple[Option, ...]:
+    """Every architecture that was measured, best first."""
     options = [_option(model, name, link, clients) for name in (AUTOREGRESSIVE.name, *model.drafts)]
-    return Advice(link, clients, tuple(sorted(options, key=lambda option: option.tpot_s)), model)
+    return tuple(sorted(options, key=lambda option: option.tpot_s))
 
 
 def _option(model: Model, name: str, link: LinkChoice, clients: int) -> Option:
@@ -135,11 +140,10 @@ def _changes(advice: Advice) -> Iterator[str]:
     yield from _other_links(advice)
     yield from _other_loads(advice)
     if best in advice.model.drafts:
-        drafts = advice.model.drafts[best]
-        least = drafts.per_round * advice.best.alone_s / advice.model.plain_tpot
+        least = advice.model.least_tokens_per_round(best, advice.best.alone_s)
         yield (
-            f"Other prompts: below about {least:.2f} tokens a round ({drafts.per_round:.2f} were measured)"
-            " plain decoding is faster."
+            f"Other prompts: below about {least:.2f} tokens a round"
+            f" ({advice.model.drafts[best].per_round:.2f} were measured) plain decoding is faster."
         )
 
 
@@ -148,9 +152,7 @@ def _other_links(advice: Advice) -> Iterator[str]:
     model, clients, limit = advice.model, advice.clients, advice.link.bandwidth_mbps
     before = advice.best.architecture
     for rtt in (*range(0, 300, 1), *range(300, 2001, 50)):
-        link = LinkChoice(float(rtt), limit)
-        options = [_option(model, name, link, clients) for name in (AUTOREGRESSIVE.name, *model.drafts)]
-        found = min(options, key=lambda option: option.tpot_s).architecture
+        found = _options(model, LinkChoice(float(rtt), limit), clients)[0].architecture
         if found != before and rtt > 1000 * advice.link.seconds:
             yield f"A round trip of {rtt} ms or more: {spoken(found)} is then the best."
             break
@@ -165,12 +167,10 @@ def _other_links(advice: Advice) -> Iterator[str]:
 
 def _other_loads(advice: Advice) -> Iterator[str]:
     """The number of clients at which another architecture becomes the best on this link."""
-    names = (AUTOREGRESSIVE.name, *advice.model.drafts)
     for clients in range(advice.clients + 1, 201):
-        options = [_option(advice.model, name, advice.link, clients) for name in names]
-        found = min(options, key=lambda option: option.tpot_s)
-        if found.architecture != advice.best.architecture:
-            yield f"{clients} clients or more on one target: {spoken(found.architecture)} is then the best."
+        found = _options(advice.model, advice.link, clients)[0].architecture
+        if found != advice.best.architecture:
+            yield f"{clients} clients or more on one target: {spoken(found)} is then the best."
             return
 
 

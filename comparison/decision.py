@@ -160,17 +160,11 @@ def _would_change(best: str, tpots: Mapping[str, float], theory: Theory | None) 
             " (predicted, where the target is what limits)."
         )
     if best != AUTOREGRESSIVE.name and best in theory.model.drafts:
-        least = least_tokens_per_round(theory, best)
+        base = next(p for p in theory.predictions if p.architecture == best)
+        least = theory.model.least_tokens_per_round(best, base.predicted_tpot_s)
         now = theory.model.drafts[best].per_round
         sentences.append(f"Prompts that commit fewer than {least:.2f} tokens a round (here {now:.2f}): plain decoding.")
     return sentences
-
-
-def least_tokens_per_round(theory: Theory, name: str) -> float:
-    """Mean acceptance length below which an architecture loses to plain decoding at the base link."""
-    model = theory.model
-    base = next(p for p in theory.predictions if p.architecture == name)
-    return model.drafts[name].per_round * base.predicted_tpot_s / model.plain_tpot
 
 
 def _ms(seconds: float) -> str:

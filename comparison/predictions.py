@@ -137,6 +137,10 @@ class Model:
             return None
         return theory.capacity_gain(self.steps(FUSED.name, self.length), self.length)
 
+    def least_tokens_per_round(self, name: str, tpot_s: float) -> float:
+        """Mean acceptance length at which what takes `tpot_s` with the measured one takes as long as plain decoding."""
+        return self.drafts[name].per_round * tpot_s / self.plain_tpot
+
     def target_seconds(self, name: str, length: int | None = None) -> float:
         """Seconds per token that the target's device is busy, draft included where it shares the device."""
         g = self.length if length is None else length

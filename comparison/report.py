@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,6 +23,7 @@ from comparison.link_overhead import LinkOverhead
 from comparison.reading import SCHEMA_VERSION
 from comparison.records import CAUSES, Failure, Measurement, Record, record_as_json
 from comparison.summary import Summary, summary_as_json
+from reporting.write import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +189,3 @@ def write_files(comparison: Comparison) -> tuple[Path, ...]:
     as_json = json.dumps(comparison_as_json(comparison), indent=2, allow_nan=False, ensure_ascii=False)
     contents = {"comparison.json": as_json + "\n", "comparison.csv": comparison_as_csv(comparison.records)}
     return tuple(write_atomically(folder / name, text) for name, text in contents.items())
-
-
-def write_atomically(path: Path, text: str) -> Path:
-    """Readers see the old file or the new one, never half of one."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    os.replace(unfinished, path)
-    return path

@@ -34,11 +34,11 @@ def write_report(comparison: Mapping[str, Any], folder: Path, formats: Sequence[
         (folder / PLOTS).mkdir(exist_ok=True)
     written: list[Path] = []
     if "html" in formats:
-        written.append(_write(folder / "report.html", html(report, svgs).encode()))
+        written.append(write_atomically(folder / "report.html", html(report, svgs)))
     if "md" in formats:
         links = {name: f"{PLOTS}/{name}.png" for name in pngs}
-        written.append(_write(folder / "report.md", markdown_of(report, links).encode()))
-    written += [_write(folder / PLOTS / f"{name}.png", content) for name, content in pngs.items()]
+        written.append(write_atomically(folder / "report.md", markdown_of(report, links)))
+    written += [write_atomically(folder / PLOTS / f"{name}.png", content) for name, content in pngs.items()]
     return tuple(written)
 
 
@@ -71,9 +71,9 @@ def _pictures(comparison: Mapping[str, Any], report: Report) -> tuple[dict[str, 
     return pngs, svgs
 
 
-def _write(path: Path, content: bytes) -> Path:
-    """Readers see the old file or the new one, never half of one."""
+def write_atomically(path: Path, content: str | bytes) -> Path:
+    """Readers see the old file or the new one, never half of one. Text becomes UTF-8."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_bytes(content)
+    unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(unfinished, path)
     return path
