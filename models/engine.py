@@ -5,7 +5,6 @@ These are the local implementations of speculation's Verifier, Drafter and Round
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 from models.batcher import Batcher
@@ -16,7 +15,7 @@ from models.runner import (
     ProposeRow,
     Runner,
     VerifyRow,
-    fused_step,
+    fused,
 )
 from models.slots import SlotPool
 from speculation.drafters import NgramDrafter
@@ -178,7 +177,7 @@ class FusedPair:
 
     def __init__(self, target: Engine, draft: Engine) -> None:
         self.target, self.draft = target, draft
-        self.step = functools.partial(fused_step, target.runner, draft.runner)
+        self.step = fused(target.runner, draft.runner)
 
 
 class FusedRounds:

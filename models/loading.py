@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from models.checkpoints import Checkpoint, CheckpointError, first_line, frequent_tokens, weights_revision
 from models.gguf_cache import unpacked
 from models.runner import Identity, Limits, Runner
 
+log = logging.getLogger("tandem.models")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
+COMPILE = ("auto", "native", "off")
 CHUNK = 64
 SMALL = 50_000_000  # parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How models run. `threads` None leaves torch's own choice."""
+    """How models run. `threads` None leaves torch's own choice.
+
+    `compile` is where a step's code comes from: "native" is our C++ (CPU), "off" is torch's eager kernels, "auto" is
+    the native one where it can be had: it was the fastest (benchmarks/README.md).
+    """
 
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
+    compile: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.device not in DEVICES:
             raise ValueError(f"device: {self.device!r} is not one of {', '.join(DEVICES)}")
+        if self.compile not in COMPILE:
+            raise ValueError(f"compile: {self.compile!r} is not one of {', '.join(COMPILE)}")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads: {self.threads} is below 1")
 
@@ -41,11 +53,10 @@ class Shape:
 
 
 def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, verifies: bool = True) -> Runner:
-    """Loads a torch runner. Call it on the device thread. Raises CheckpointError or ValueError, one line each."""
+    """Loads a runner. Call it on the device thread. Raises CheckpointError or ValueError, one line each."""
     import torch
 
-    from models.torch_model import TorchModel, load_module
-    from models.torch_runner import TorchRunner
+    from models.torch_model import load_module
 
     if execution.threads:
         torch.set_num_threads(execution.threads)
@@ -59,23 +70,70 @@ def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, veri
         raise
     except Exception as error:  # loaders of four formats raise whatever their parsers do
         raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
-    chunk = min(CHUNK, shape.max_length)
-    widest = max(shape.max_draft + 1, chunk)
+    limits = Limits(
+        shape.slots, shape.max_length, shape.max_draft, min(CHUNK, shape.max_length), int(module.config.vocab_size)
+    )
     only = None if verifies else frequent_tokens(checkpoint)
     try:
-        model = TorchModel(module, shape.slots, shape.max_length, widest, device, only)
+        return _native(module, checkpoint, execution, limits, verifies, only) or _torch(
+            module, checkpoint, device, limits, verifies, only
+        )
+    except NativeRefused:
+        raise
     except ValueError as error:
         raise CheckpointError(f"{checkpoint.folder}: {error}") from None
-    limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, model.vocab_size)
-    identity = Identity(
+
+
+class NativeRefused(ValueError):
+    """Native steps were asked for and cannot be had."""
+
+
+def _native(
+    module: Any,
+    checkpoint: Checkpoint,
+    execution: Execution,
+    limits: Limits,
+    verifies: bool,
+    only: Sequence[int] | None,
+) -> Runner | None:
+    """A runner of our C++ steps, or None where they cannot be had and "auto" may do without."""
+    import torch
+
+    from models.native.assembly import NotHere, load_native
+
+    if execution.compile == "off" or (execution.compile == "auto" and module.device.type != "cpu"):
+        return None
+    small = sum(p.numel() for p in module.parameters()) < SMALL
+    threads = 1 if small else execution.threads or torch.get_num_threads()
+    try:
+        return load_native(module, threads, limits, _identity(checkpoint, module, "native"), verifies, only)
+    except NotHere as error:
+        if execution.compile == "native":
+            raise NativeRefused(f"compile: native steps cannot be had: {error}") from None
+        log.info("%s runs on torch's eager kernels: no native steps: %s", checkpoint.name, error)
+        return None
+
+
+def _torch(
+    module: Any, checkpoint: Checkpoint, device: str, limits: Limits, verifies: bool, only: Sequence[int] | None
+) -> Runner:
+    from models.torch_model import TorchModel
+    from models.torch_runner import TorchRunner
+
+    widest = max(limits.max_draft + 1, limits.chunk)
+    model = TorchModel(module, limits.slots, limits.max_length, widest, device, only)
+    return TorchRunner(model, limits, _identity(checkpoint, module, "torch"), verifies)
+
+
+def _identity(checkpoint: Checkpoint, module: Any, backend: str) -> Identity:
+    return Identity(
         model_name=checkpoint.name,
         weights_revision=weights_revision(checkpoint),
-        dtype=str(dtype).removeprefix("torch."),
-        device=device,
-        backend="torch",
+        dtype=str(module.dtype).removeprefix("torch."),
+        device=module.device.type,
+        backend=backend,
         end_of_sequence_ids=end_ids(module),
     )
-    return TorchRunner(model, limits, identity, verifies)
 
 
 def calm_threads(runner: Runner) -> None:

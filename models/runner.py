@@ -7,10 +7,12 @@ written past its end is simply overwritten later: rollback is free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from speculation.draws import BadLogits
 from speculation.types import Rule, SamplingParams, SparseDistribution, Verdict
 
 
@@ -194,9 +196,28 @@ class Runner(Protocol):
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]: ...
 
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        """Draft and verification as one call, where this runner has one with that draft; else None."""
+
+
+FusedStep = Callable[[Sequence[FusedRow]], list[FusedResult | RowFailed]]
+
+
+def fused(target: Runner, draft: Runner) -> FusedStep:
+    """The pair's fused step: one call where the runners have it, else one after the other on one device thread."""
+    return target.fused_with(draft) or functools.partial(fused_step, target, draft)
+
+
+def sound(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
+    """The verdict, or the row's failure where its logits are not numbers."""
+    try:
+        return verdict()
+    except BadLogits as error:
+        return RowFailed(f"target logits: {error}")
+
 
 def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-    """Draft and target one after the other on one device thread: one call, one host round trip."""
+    """Draft and target one after the other."""
     proposals = _proposals(draft, rows)
     known = target.limits.vocab_size
     verdicts = target.verify([_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])

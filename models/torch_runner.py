@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,14 +18,17 @@ from torch import Tensor
 from models.certify import certify
 from models.runner import (
     TAIL,
+    FusedStep,
     Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
+    Runner,
     StepShapes,
     VerifyRow,
+    sound,
 )
 from models.torch_model import TorchModel
 from speculation.acceptance import agree
@@ -76,7 +79,7 @@ class TorchRunner:
         if all(row.sampling.greedy and not row.margins for row in rows):
             return _verdicts_greedy(rows, logits)
         host = logits.float().cpu().numpy()
-        return [_sound(functools.partial(_judged, row, host[r])) for r, row in enumerate(rows)]
+        return [sound(functools.partial(_judged, row, host[r])) for r, row in enumerate(rows)]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         """The target's logits [rows or more, width, vocabulary]: column i is the prediction after draft[:i]."""
@@ -106,6 +109,9 @@ class TorchRunner:
                 draft.append(guessed)
         seconds = time.perf_counter() - started
         return [_proposal(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        return None
 
     def _forward(self, slots: list[int], tokens: Sequence[Sequence[int]], starts: list[int]) -> Tensor:
         """Logits of a step padded to a batch bucket."""
@@ -145,13 +151,6 @@ def _judged(row: VerifyRow, logits: NDArray[np.float32]) -> Verdict:
     )
 
 
-def _sound(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
-    try:
-        return verdict()
-    except BadLogits as error:
-        return RowFailed(f"target logits: {error}")
-
-
 def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | RowFailed]:
     """Only ids (and whether their logits are finite) leave the device."""
     best = logits.argmax(-1)
@@ -164,7 +163,7 @@ def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict 
         return Drawn(ids[r][i], 0.0)
 
     draws = [functools.partial(target_draw, r) for r in range(len(rows))]
-    return [_sound(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)]
+    return [sound(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)]
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:

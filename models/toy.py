@@ -14,7 +14,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.runner import Identity, Limits, PrefillRow, Proposal, ProposeRow, RowFailed, StepShapes, VerifyRow
+from models.runner import (
+    FusedStep,
+    Identity,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    StepShapes,
+    VerifyRow,
+)
 from speculation.rules import guess, judge
 from speculation.types import SparseDistribution, Verdict
 
@@ -77,6 +88,9 @@ class ToyRunner:
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         self._work()
         return [self._propose(row) for row in rows]
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        return None
 
     def _verify(self, row: VerifyRow) -> Verdict | RowFailed:
         self._write(row.slot, row.position, (row.last_token, *row.draft))

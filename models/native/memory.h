@@ -1,0 +1,44 @@
+// Memory that is read as a stream: aligned, and on large pages where the system gives them.
+#pragma once
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <sys/mman.h>
+#include <utility>
+
+namespace tandem {
+
+template <class T> class Buffer {
+public:
+    Buffer() = default;
+    explicit Buffer(size_t count) : count_(count) {
+        size_t page = size_t(2) << 20, bytes = count * sizeof(T);
+        size_t aligned = bytes >= page ? page : 64;
+        bytes = (bytes + aligned - 1) / aligned * aligned;
+        data_ = static_cast<T*>(std::aligned_alloc(aligned, bytes ? bytes : aligned));
+        if (!data_) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+        if (aligned == page) madvise(data_, bytes, MADV_HUGEPAGE);
+#endif
+        std::memset(data_, 0, bytes);
+    }
+    Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+    Buffer& operator=(Buffer&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(count_, other.count_);
+        return *this;
+    }
+    ~Buffer() { std::free(data_); }
+    T* data() const { return data_; }
+    T& operator[](size_t i) const { return data_[i]; }
+    size_t size() const { return count_; }
+
+private:
+    T* data_ = nullptr;
+    size_t count_ = 0;
+};
+
+inline size_t up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace tandem

@@ -1,0 +1,146 @@
+// The phases of a step. Between two phases all threads meet; inside one they claim pieces.
+#pragma once
+#include "transformer.h"
+
+namespace tandem {
+
+template <class D> template <class Piece> void Transformer<D>::share(int& phase, int pieces, Piece piece) {
+    std::atomic<int>& next = claims_[phase++];
+    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) piece(i);
+    pool_.meet(threads_);
+}
+
+template <class D> void Transformer<D>::work(int thread) {
+    int phase = 0;
+    share(phase, step_.tokens, [&](int t) {
+        std::memcpy(&x_[t * hidden_], embedding_ + size_t(step_.ids[t]) * shape.hidden, shape.hidden * sizeof(stored));
+    });
+    for (auto& layer : layers_) work_layer(layer, thread, phase);
+    if (!step_.count) return;
+    const stored* last = normed(final_norm_, thread, step_.wanted, step_.count);
+    share(phase, head_.panels(), [&](int panel) {
+        head_.panel(panel, last, hidden_, step_.count, [&](int wanted, v16f first, v16f second) { choose(thread, panel, wanted, first, second); });
+    });
+}
+
+template <class D> void Transformer<D>::work_layer(Layer& layer, int thread, int& phase) {
+    const int tokens = step_.tokens;
+    const stored* in = normed(layer.attention_norm, thread, nullptr, tokens);
+    share(phase, layer.qkv.panels(), [&](int panel) {
+        layer.qkv.panel(panel, in, hidden_, tokens, [&](int t, v16f first, v16f last) {
+            D::keep(&qkv_[t * wide_ + panel * PANEL], first);
+            D::keep(&qkv_[t * wide_ + panel * PANEL + LANES], last);
+        });
+    });
+    const int turned = shape.heads + shape.kv_heads;
+    share(phase, tokens * turned, [&](int i) { rotate(layer, i / turned, i % turned); });
+    share(phase, int(groups_.size()) * shape.kv_heads, [&](int i) {
+        attend_group(layer, groups_[i / shape.kv_heads], i % shape.kv_heads, thread);
+    });
+    auto add = [&](int panel) {
+        return [this, panel](int t, v16f first, v16f last) {
+            stored* x = &x_[t * hidden_ + panel * PANEL];
+            D::keep(x, D::wide(x) + first);
+            D::keep(x + LANES, D::wide(x + LANES) + last);
+        };
+    };
+    const size_t heads = size_t(shape.heads) * shape.head_dim;
+    share(phase, layer.o.panels(), [&](int panel) { layer.o.panel(panel, attended_.data(), heads, tokens, add(panel)); });
+    in = normed(layer.mlp_norm, thread, nullptr, tokens);
+    share(phase, layer.gate_up.panels(), [&](int panel) {
+        layer.gate_up.panel(panel, in, hidden_, tokens, [&](int t, v16f gate, v16f up) {
+            v16f silu = D::rounded(gate / (1.0f + exponential(-gate)));
+            D::keep(&gated_[t * inner_ + panel * LANES], silu * up);
+        });
+    });
+    share(phase, layer.down.panels(), [&](int panel) { layer.down.panel(panel, gated_.data(), inner_, tokens, add(panel)); });
+}
+
+// Every thread norms for itself: cheaper than to meet once more.
+template <class D> const typename D::stored* Transformer<D>::normed(const Buffer<stored>& weight, int thread, const int32_t* which, int count) {
+    stored* to = normed_[thread].data();
+    for (int i = 0; i < count; i++) norm(&x_[(which ? which[i] : i) * hidden_], weight.data(), shape.hidden, to + i * hidden_);
+    return to;
+}
+
+template <class D> void Transformer<D>::norm(const stored* from, const stored* weight, int width, stored* to) const {
+    v16f squares{};
+    for (int i = 0; i < width; i += LANES) squares = fused(D::wide(from + i), D::wide(from + i), squares);
+    const float factor = 1.0f / std::sqrt(sum(squares) / width + shape.epsilon);
+    for (int i = 0; i < width; i += LANES) D::keep(to + i, D::wide(weight + i) * D::rounded(D::wide(from + i) * factor));
+}
+
+// Turns a query, or a key (heads from `heads` on), by its position; keys and values go into the cache.
+template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head) {
+    const int dim = shape.head_dim, half = dim / 2, position = step_.positions[token];
+    stored* x = &qkv_[token * wide_ + size_t(head) * dim];
+    const bool is_key = head >= shape.heads;
+    const Buffer<stored>& weight = is_key ? layer.k_norm : layer.q_norm;
+    if (weight.size()) norm(x, weight.data(), dim, x);
+    const float *cosines = cosines_ + size_t(position) * half, *sines = sines_ + size_t(position) * half;
+    for (int i = 0; i < half; i += LANES) {
+        v16f a = D::wide(x + i), b = D::wide(x + half + i), cosine = load<v16f>(cosines + i), sine = load<v16f>(sines + i);
+        D::keep(x + i, D::rounded(a * cosine) + D::rounded(-b * sine));
+        D::keep(x + half + i, D::rounded(b * cosine) + D::rounded(a * sine));
+    }
+    if (is_key) layer.cache->write(step_.slots[token], head - shape.heads, position, x, x + size_t(shape.kv_heads) * dim);
+}
+
+// Few tokens are dealt one by one, for all threads to have some; many together, to read keys and values once for four.
+template <class D> void Transformer<D>::group() {
+    groups_.clear();
+    const int most = step_.tokens * shape.kv_heads < 8 * threads_ ? 1 : QUERIES;
+    for (int t = 0; t < step_.tokens; t++) {
+        bool joins = !groups_.empty() && groups_.back().tokens < most && step_.slots[t] == step_.slots[t - 1];
+        if (joins) groups_.back().tokens++;
+        else groups_.push_back({t, 1});
+    }
+}
+
+template <class D> void Transformer<D>::attend_group(Layer& layer, const Group& group, int head, int thread) {
+    const int dim = shape.head_dim, shared = shape.heads / shape.kv_heads;
+    Query<D> queries[QUERIES];
+    int count = 0;
+    for (int i = 0; i < group.tokens * shared; i++) {
+        const int token = group.first + i % group.tokens, query = head * shared + i / group.tokens;
+        queries[count++] = {&qkv_[token * wide_ + size_t(query) * dim], &attended_[(size_t(token) * shape.heads + query) * dim], step_.positions[token]};
+        if (count == QUERIES || i + 1 == group.tokens * shared) {
+            attend<D>(*layer.cache, step_.slots[token], head, dim, shape.scale, queries, count, scores_[thread]);
+            count = 0;
+        }
+    }
+}
+
+template <class D> void Transformer<D>::choose(int thread, int panel, int wanted, v16f first, v16f last) {
+    Running& best = running_[thread][wanted];
+    const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int part = 0; part < 2; part++) {
+        v16f value = part ? last : first;
+        v16i better = value > best.value;
+        best.token = (better & (lanes + (panel * PANEL + part * LANES))) | (~better & best.token);
+        best.value = select(better, value, best.value);
+        best.nan |= value != value;
+        if (step_.logits) {
+            int at = panel * PANEL + part * LANES, room = std::min(LANES, shape.outputs - at);
+            if (room > 0) std::memcpy(step_.logits + size_t(wanted) * shape.outputs + at, &value, room * sizeof(float));
+        }
+    }
+}
+
+// A thread took its panels in rising order, so within a lane the lowest id of equals came first.
+template <class D> void Transformer<D>::settle() {
+    for (int wanted = 0; wanted < step_.count; wanted++) {
+        float best = -INFINITY;
+        int32_t token = 0;
+        bool nan = false;
+        for (auto& running : running_)
+            for (int lane = 0; lane < LANES; lane++) {
+                const Running& one = running[wanted];
+                nan |= one.nan[lane] != 0;
+                if (one.value[lane] > best || (one.value[lane] == best && one.token[lane] < token)) best = one.value[lane], token = one.token[lane];
+            }
+        step_.best[wanted] = {token, !nan && std::isfinite(best)};
+    }
+}
+
+}  // namespace tandem
