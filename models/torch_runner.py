@@ -155,10 +155,10 @@ def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict 
     """Only ids (and whether their logits are finite) leave the device."""
     best = logits.argmax(-1)
     finite = logits.gather(-1, best[..., None])[..., 0].isfinite()
-    ids, sound = best.tolist(), finite.tolist()
+    ids, numbers = best.tolist(), finite.tolist()
 
     def target_draw(r: int, i: int) -> Drawn:
-        if not sound[r][i]:
+        if not numbers[r][i]:
             raise BadLogits("no finite largest logit")
         return Drawn(ids[r][i], 0.0)
 

@@ -154,7 +154,7 @@ def check(module: Any) -> None:
         raise NotNative(f"rotary embedding of type {kind}")
     for name, value, multiple in (
         ("hidden_size", config.hidden_size, 16),
-        ("head_dim", _head_dim(config), 32),
+        ("head_dim", _head_dim(config), 16),
         ("intermediate_size", config.intermediate_size, 2),
     ):
         if value % multiple:

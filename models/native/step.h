@@ -79,9 +79,18 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
     if (weight.size()) norm(x, weight.data(), dim, x);
     const float *cosines = cosines_ + size_t(position) * half, *sines = sines_ + size_t(position) * half;
     for (int i = 0; i < half; i += LANES) {
-        v16f a = D::wide(x + i), b = D::wide(x + half + i), cosine = load<v16f>(cosines + i), sine = load<v16f>(sines + i);
-        D::keep(x + i, D::rounded(a * cosine) + D::rounded(-b * sine));
-        D::keep(x + half + i, D::rounded(b * cosine) + D::rounded(a * sine));
+        const int lanes = std::min(LANES, half - i);  // fewer at the end of heads like 48 or 80 wide
+        stored near[LANES] = {}, far[LANES] = {};
+        v16f cosine{}, sine{};
+        std::memcpy(near, x + i, lanes * sizeof(stored));
+        std::memcpy(far, x + half + i, lanes * sizeof(stored));
+        std::memcpy(&cosine, cosines + i, lanes * sizeof(float));
+        std::memcpy(&sine, sines + i, lanes * sizeof(float));
+        v16f a = D::wide(near), b = D::wide(far);
+        D::keep(near, D::rounded(a * cosine) + D::rounded(-b * sine));
+        D::keep(far, D::rounded(b * cosine) + D::rounded(a * sine));
+        std::memcpy(x + i, near, lanes * sizeof(stored));
+        std::memcpy(x + half + i, far, lanes * sizeof(stored));
     }
     if (is_key) layer.cache->write(step_.slots[token], head - shape.heads, position, x, x + size_t(shape.kv_heads) * dim);
 }

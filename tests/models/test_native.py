@@ -57,6 +57,7 @@ FAMILY = {
         {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 6, "tie_word_embeddings": True},
     ),
     "llama3 rotary embedding, wide heads": (transformers.LlamaConfig, {"rope_parameters": LLAMA3, "head_dim": 96}),
+    "heads 48 wide, as stories15M has": (transformers.LlamaConfig, {"head_dim": 48}),
     "mistral": (transformers.MistralConfig, {"sliding_window": None}),
     "qwen2": (transformers.Qwen2Config, {}),
     "qwen3": (transformers.Qwen3Config, {}),
