@@ -27,4 +27,4 @@ def test_the_tokens_are_the_targets_whatever_the_depth_the_length_and_the_draft(
         found = run(depth, k, acceptance, rtt=rtt, verify_seconds=verify)
         assert found.tokens == said(120)
         assert found.target.longest <= 3 + 120
-        assert found.target.deepest <= depth
+        assert found.stats.max_in_flight <= depth
