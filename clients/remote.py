@@ -39,7 +39,7 @@ class VerifierClient:
     def __init__(self, address: str, tokenizer_sha256: str, deadlines: Deadlines | None = None) -> None:
         self.address, self.tokenizer_sha256 = address, tokenizer_sha256
         self.deadlines = deadlines or Deadlines()
-        self.streams = True  # until a server says that it knows no VerifyStream
+        self.streams: bool | None = None  # whether the server knows VerifyStream; None: not tried yet
         self.channel = open_channel(address)
         self.stub: Any = stub(self.channel, TARGET)
 

@@ -28,6 +28,8 @@ log = logging.getLogger("tandem.verifier")
 
 # The server is gone or a new one, it is stopping, or the session's lease ran out: what opening it again may mend.
 _LOST = ("UNAVAILABLE", "CANCELLED", "NOT_FOUND")
+# What grpc.aio says of a call that ended while something was being written; its status is not to be had any more.
+_ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
 
 
 class StreamedVerifier:
@@ -43,6 +45,7 @@ class StreamedVerifier:
 
     @property
     def most_in_flight(self) -> int:
+        """One until the server has answered in a stream: where it has none, a second round would hide that it says so."""
         return MOST_IN_FLIGHT if self._client.streams else 1
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
@@ -50,10 +53,10 @@ class StreamedVerifier:
 
     def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
         request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
-        if not self._client.streams:
+        if self._client.streams is False:
             return self._keep(asyncio.create_task(self._ask(request), name="verify"))
         if self._stream is None:
-            self._stream = _Stream(self._client.stub.VerifyStream(), self._stats, self._client.deadlines.verify)
+            self._stream = _Stream(self._client, self._stats)
         return self._stream.send(request)
 
     async def _ask(self, request: pb.VerifyRequest) -> Answer:
@@ -73,7 +76,7 @@ class StreamedVerifier:
         refused = self._stream is not None and self._stream.refused
         await self._leave()
         if refused:
-            if self._client.streams:
+            if self._client.streams is not False:
                 log.warning("%s knows no VerifyStream: one round at a time", self._client.address)
             self._client.streams = False
         else:
@@ -103,11 +106,12 @@ class _Unanswered:
 class _Stream:
     """One VerifyStream call: requests go out as they come, answers come in the same order.
 
-    Each is waited for `seconds` at most. `refused`: the server has no such method.
+    `refused`: the server has no such method.
     """
 
-    def __init__(self, call: Any, stats: SpeculationStats, seconds: float) -> None:
-        self._call, self._stats, self._seconds = call, stats, seconds
+    def __init__(self, client: VerifierClient, stats: SpeculationStats) -> None:
+        self._client, self._stats = client, stats
+        self._call: Any = client.stub.VerifyStream()
         self._outgoing: asyncio.Queue[pb.VerifyRequest] = asyncio.Queue()
         self._unanswered: deque[_Unanswered] = deque()
         self._ended: Exception | None = None
@@ -122,13 +126,13 @@ class _Stream:
             answer.set_exception(self._ended)
             return answer
         self._stats.bytes_up += request.ByteSize()
-        too_late = loop.call_later(self._seconds, _fail, answer, self._no_answer)
+        too_late = loop.call_later(self._client.deadlines.verify, _fail, answer, self._no_answer)
         self._unanswered.append(_Unanswered(answer, time.perf_counter(), too_late))
         self._outgoing.put_nowait(request)
         return answer
 
     def _no_answer(self) -> Exception:
-        return TandemError("DEADLINE_EXCEEDED", f"a round was not answered within {self._seconds:g} s")
+        return TandemError("DEADLINE_EXCEEDED", f"a round was not answered within {self._client.deadlines.verify:g} s")
 
     async def _write(self) -> None:
         """What breaks the stream is said where answers are read."""
@@ -147,9 +151,11 @@ class _Stream:
 
     def _as_error(self, error: TandemError) -> Exception:
         self.refused = error.code == "UNIMPLEMENTED"
-        return RoundsLost(error) if self.refused or error.code in _LOST else error
+        lost = self.refused or error.code in _LOST or (error.code, error.message) == _ENDED_MEANWHILE
+        return RoundsLost(error) if lost else error
 
     def _take(self, reply: pb.VerifyResponse) -> None:
+        self._client.streams = True
         self._stats.bytes_down += reply.ByteSize()
         asked = self._unanswered.popleft()
         asked.too_late.cancel()

@@ -11,6 +11,7 @@ import pytest
 
 from models.toy import ToyConfig
 from services.verify_stream import MOST_AHEAD, answered_in_order
+from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_target_verifier import PROMPT, opening, verifying
 from tests.support import GREEDY, SAMPLED, oracle, raw_stub, run, target_site, toy, until
 
@@ -123,18 +124,13 @@ def test_a_stream_that_is_cancelled_or_half_closed_leaves_no_task_and_no_slot_ta
                     call.cancel()
                 else:
                     await call.done_writing()
-                    assert len([reply async for reply in call]) == 2
-                assert (await target.CloseSession(closing())).closed
+                    assert [len((await call.read()).token_ids) for _ in range(2)] == [3, 3]
+                    assert await call.read() is grpc.aio.EOF
+                assert (await target.CloseSession(pb.CloseSessionRequest(session_id="s"))).closed
                 await until(lambda: site.free == 4)
             await until(lambda: len(asyncio.all_tasks()) <= tasks)
 
     run(test())
-
-
-def closing() -> Any:
-    from tandem.v1 import target_verifier_pb2 as pb
-
-    return pb.CloseSessionRequest(session_id="s")
 
 
 def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> None:

@@ -67,6 +67,7 @@ def check_counts(module: ModuleType = speculation.pipeline) -> None:
         found = run(depth, k, acceptance, rtt=0.05, verify_seconds=0.004, module=module)
         stats = found.stats
         assert sum(stats.sent_by_depth) == found.target.sent == stats.rounds + stats.stale_rounds
+        assert found.target.resumed == 0
         assert found.target.steps <= stats.rounds + 1  # one may be under way when the text ends
         assert stats.rounds + stats.accepted >= 80
         assert stats.max_in_flight <= depth
@@ -92,7 +93,7 @@ def check_times(module: ModuleType = speculation.pipeline) -> None:
         assert found.tpot == pytest.approx(expected, rel=0.06)
         assert 0.93 * bound < found.tpot < 1.15 * bound
         waiting = tpot_stop_and_wait(StepCosts(draft_s, verify_s, verify_s), [acceptance] * k, rtt)
-        assert found.tpot < 0.92 * waiting
+        assert found.tpot < 0.97 * waiting
         assert run(1, k, acceptance, 500, draft_s, rtt=rtt, verify_seconds=verify_s).tpot == pytest.approx(
             waiting, rel=0.06
         )
@@ -107,7 +108,7 @@ MUTANTS = {
     "a round behind a wrong guess is taken for the next": (
         "goes_on = self._path[: len(committed)] == committed",
         "goes_on = len(self._path) >= len(committed)",
-        check_tokens,
+        check_counts,
     ),
     "a right guess is thrown away": (
         "goes_on = self._path[: len(committed)] == committed",
@@ -171,7 +172,7 @@ def test_a_target_that_stays_out_of_step_is_not_asked_for_ever() -> None:
 
 def test_a_draft_that_breaks_while_ahead_ends_the_request_and_closes_both() -> None:
     target = SimulatedTarget(rtt=0.05)
-    draft = SimulatedDraft(1.0, 0.001, fails_at=9)
+    draft = SimulatedDraft(1.0, 0.001, fails_at=8)
     with pytest.raises(ValueError, match="the draft model broke"):
         in_virtual_time(generate(target, draft, fixed_depth(4), 3, 60))
     assert target.closed
@@ -206,5 +207,5 @@ def test_auto_waits_where_waiting_is_faster_and_goes_ahead_where_it_is_not() -> 
         auto = run(depth, 3, acceptance, 300, times.draft, **rest)
         fixed = {d: run(d, 3, acceptance, 300, times.draft, **rest).tpot for d in (1, 2, 4, 8)}
         assert auto.tokens == said(300)
-        assert auto.tpot <= 1.08 * min(fixed.values())
+        assert auto.tpot <= 1.15 * min(fixed.values())
         assert (auto.stats.mean_in_flight > 1.3) == pipelines, (acceptance, times)
