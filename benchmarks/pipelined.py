@@ -205,7 +205,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     Console(width=180).print(table(cells))
     print(verdict(cells))
     if arguments.output:
-        found = {"machine": str(this_machine()), "versions": these_versions(), "cells": [asdict(c) for c in cells]}
+        found = {
+            "machine": asdict(this_machine()),
+            "versions": asdict(these_versions()),
+            "cells": [{**asdict(c), "bound_s": c.bound_s, "stop_and_wait_s": c.stop_and_wait_s} for c in cells],
+        }
         arguments.output.write_text(json.dumps(found, indent=2) + "\n")
     return 0
 
