@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from comparison.architectures import COMPARED
-from comparison.config import BACKENDS, DRAFTERS, DTYPES, ComparisonConfig, parse_connect
+from comparison.architectures import DEFAULT, PIPELINED
+from comparison.config import BACKENDS, DRAFTERS, DTYPES, PIPELINES, ComparisonConfig, parse_connect
 from comparison.link_settings import LINK_KINDS
 from comparison.reading import read_comparison
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
@@ -102,13 +102,24 @@ def _add_link_flags(parser: Parser) -> None:
 
 
 def _add_server_flags(parser: Parser) -> None:
-    parser.flag("--architectures", default=",".join(COMPARED), metavar="LIST", help="(default: %(default)s)")
+    parser.flag(
+        "--architectures",
+        default=",".join(a.name for a in DEFAULT),
+        metavar="LIST",
+        help=f"(default: %(default)s; there is also {PIPELINED.name})",
+    )
     parser.flag(
         "--connect", action="append", default=[], metavar="ARCH=HOST:PORT", help="use a running server; may be repeated"
     )
     parser.flag("--model", "--target-model", dest="model", metavar="MODEL", help="target (default: the embedded one)")
     parser.flag("--draft-model", metavar="MODEL", help="draft model")
     parser.flag("--draft", default="auto", metavar="|".join(DRAFTERS), help="drafter (default: auto)")
+    parser.flag(
+        "--pipeline",
+        default="off",
+        metavar="|".join(PIPELINES),
+        help="of the distributed architecture: send rounds ahead of verdicts (default: off)",
+    )
     parser.flag("--backend", default="torch", metavar="|".join(BACKENDS), help="toy is arithmetic, for tests")
     parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="of the models (default: auto)")
     parser.flag("--threads", type=int, metavar="T", help="threads of each server (default: the server's choice)")
@@ -149,6 +160,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         model=arguments.model,
         draft_model=arguments.draft_model,
         draft=arguments.draft,
+        pipeline=arguments.pipeline,
         timeout_s=arguments.timeout,
         startup_timeout_s=arguments.startup_timeout,
         baseline=baseline,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from comparison.advice import AdviceConfig
     from models.assembly import ModelConfig
     from services.launch import RoleConfig
+    from speculation.depth import Pipeline
 
 STARTED = time.monotonic()
 
@@ -51,7 +52,15 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         connect_seconds=args.connect_seconds,
         lease_seconds=args.lease_seconds,
         profile=args.profile,
+        pipeline=pipeline_of(args),
     )
+
+
+def pipeline_of(args: argparse.Namespace) -> Pipeline:
+    """Whether the rounds of a distributed loop overlap."""
+    from speculation.depth import Pipeline
+
+    return Pipeline.named(args.pipeline)
 
 
 def client_config(args: argparse.Namespace) -> ClientConfig:

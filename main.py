@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from configuration import accept_config, advice_config, client_config, model_config, role_config
+from configuration import accept_config, advice_config, client_config, model_config, pipeline_of, role_config
 
 Run = Coroutine[Any, Any, Any]
 DEFAULT_PORT = 50051
@@ -74,6 +74,12 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
     _flag(network, "propose_only", action="store_true", help="draft_worker: know no target, draft for those that ask")
     _flag(network, "draft_host", metavar="HOST:PORT", help="target: speculate with the drafts of the DraftWorker there")
     _flag(network, "draft_seconds", type=float, default=5.0, help="target: how long a draft may take (default 5)")
+    _flag(
+        network,
+        "pipeline",
+        default="auto",
+        help="draft, draft_worker: send rounds ahead of verdicts, on or off; auto (default): where it is faster",
+    )
     _flag(network, "ready_file", help="write address and process id here once ready")
     _flag(network, "drain_seconds", type=float, default=30.0, help="how long running requests may finish after SIGTERM")
     _flag(network, "lease_seconds", type=float, default=60.0, help="how long a session lives without a Verify")
@@ -134,7 +140,8 @@ def _draft(args: argparse.Namespace) -> Run:
     from clients.local import run_draft
 
     args.draft_model = args.draft_model or _own_draft(args)
-    return run_draft(client_config(args), model_config(args, args.target_model or args.model), args.connect_seconds)
+    models = model_config(args, args.target_model or args.model)
+    return run_draft(client_config(args), models, args.connect_seconds, pipeline_of(args))
 
 
 def _own_draft(args: argparse.Namespace) -> str | None:

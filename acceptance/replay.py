@@ -72,6 +72,9 @@ class Remembered:
         draft = self._drafts[len(tokens)]
         return Draft(draft.token_ids[:k], proposed_by=draft.proposed_by[:k])
 
+    async def guess(self, tokens: Sequence[int]) -> Draft:
+        return await self.propose(tokens, 1)
+
     async def close(self) -> None:
         """Keeps what is remembered; whoever made the inner drafter closes it."""
 

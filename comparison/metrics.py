@@ -103,6 +103,31 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SentAhead:
+    """What rounds ahead of verdicts brought; see comparison.schema.json."""
+
+    guessed_rounds: int
+    stale_rounds: int
+    stale_drafts: int
+    mean_in_flight: float
+    max_in_flight: int
+
+
+def sent_ahead(measurements: Sequence[Measurement]) -> SentAhead | None:
+    """None where no loop ran that could have several rounds in flight."""
+    by_depth = sum_positions(m.sent_by_depth for m in measurements)
+    if not by_depth:
+        return None
+    return SentAhead(
+        sum(m.guessed_rounds for m in measurements),
+        sum(m.stale_rounds for m in measurements),
+        sum(m.stale_drafts for m in measurements),
+        sum((i + 1) * n for i, n in enumerate(by_depth)) / sum(by_depth),
+        len(by_depth),
+    )
+
+
 def sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Counts by name, added up."""
     totals: Counter[str] = Counter()

@@ -36,6 +36,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         *setting_lines(comparison),
         *link_lines(comparison),
         *proposer_lines(comparison.base.summaries),
+        *ahead_lines(comparison.base.summaries),
     ]:
         console.print(escape(line), style="dim")
     for line in [*divergence_lines(comparison.results), *comparison.remarks]:
@@ -192,6 +193,17 @@ def proposer_lines(summaries: Sequence[Summary]) -> Iterator[str]:
                 for who, count in drafted.items()
             )
             yield f"accepted, {summary.architecture}: {', '.join(parts)}"
+
+
+def ahead_lines(summaries: Sequence[Summary]) -> Iterator[str]:
+    """How far ahead of verdicts rounds were sent, and what of it was for nothing."""
+    for summary in summaries:
+        if (ahead := summary.sent_ahead) is not None:
+            yield (
+                f"rounds in flight, {summary.architecture}: {ahead.mean_in_flight:.2f} on average, at most"
+                f" {ahead.max_in_flight}; sent ahead and right {ahead.guessed_rounds}, stale {ahead.stale_rounds}"
+                f" ({ahead.stale_drafts} draft tokens)"
+            )
 
 
 def divergence_lines(results: Sequence[ConditionResult]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from models.loading import CHUNK, Execution, Shape, calm_threads, load_runner, t
 from models.runner import Limits, Runner
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
-from speculation.drafters import Drafter, HybridDrafter, NgramDrafter
+from speculation.drafters import Drafter, Guesser, HybridDrafter, NgramDrafter
 from speculation.loop import DraftThenVerify, Rounds
 from speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
 
@@ -227,7 +227,7 @@ def make_drafter(
     choice: DraftChoice,
     rule: Rule = Rule.AGREEMENT,
     waits: bool = True,
-) -> Drafter:
+) -> Guesser:
     """A drafter for one request. Without `waits`, its `open` raises NoFreeSlot where all slots are taken."""
     if draft is None:
         return NgramDrafter()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from models.assembly import DraftChoice, Loaded, ModelConfig, draft_name, load_draft, make_drafter, own_tokenizer
 from models.batcher import Batcher
 from models.tokenizers import Tokenizer
-from speculation.drafters import Drafter
+from speculation.drafters import Guesser
 from speculation.types import ModelInfo, Rule
 
 
@@ -28,7 +28,7 @@ class Drafting:
         """Token ids that may be asked about are below it."""
         return self.draft.runner.limits.vocab_size if self.draft else self.tokenizer.vocab_size
 
-    def drafter(self, vocab_size: int, rule: Rule = Rule.AGREEMENT, waits: bool = True) -> Drafter:
+    def drafter(self, vocab_size: int, rule: Rule = Rule.AGREEMENT, waits: bool = True) -> Guesser:
         """For one request, proposing token ids below `vocab_size`. Without `waits`, `open` raises NoFreeSlot."""
         return make_drafter(self.draft, vocab_size, self.choice, rule, waits)
 

@@ -6,6 +6,7 @@ These are the local implementations of speculation's Verifier, Drafter and Round
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from models.batcher import Batcher
 from models.runner import (
@@ -147,6 +148,14 @@ class ModelDrafter:
         await self._sequence.fill(prompt[:-2])
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        return await self._propose(tokens, k, self._rule)
+
+    async def guess(self, tokens: Sequence[int]) -> Draft:
+        return await self._propose(tokens, 1, Rule.AGREEMENT)
+
+    async def _propose(self, tokens: Sequence[int], k: int, rule: Rule) -> Draft:
+        """May be cancelled: what the cache is known to hold is noted once a step is done, and later steps come after it
+        on the device's thread."""
         sequence = self._sequence
         assert sequence is not None, "open comes first"
         limits = self._engine.runner.limits
@@ -154,7 +163,7 @@ class ModelDrafter:
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        row = await sequence.row(tokens, k, self._sampling)
+        row = replace(await sequence.row(tokens, k, self._sampling), rule=rule)
         done = await self._engine.batcher.run(self._engine.runner.propose, row, limits.slots)
         sequence.proposed(tokens, done.value.token_ids)
         known = done.value.known(self._target_vocab_size)

@@ -96,7 +96,18 @@ def architecture_table(comparison: JSON) -> Table:
         "Bold: the best of its column. TTFT: time to the first token; TPOT: time per token after it; both at the"
         " client. Mean acceptance length: tokens committed in a round, the target's own included. Bytes are payload:"
         " between draft and target where they are apart, else between client and server. Identical: requests whose"
-        " tokens are those of plain decoding.",
+        f" tokens are those of plain decoding.{_sent_ahead(found)}",
+    )
+
+
+def _sent_ahead(found: JSON) -> str:
+    """How far ahead of verdicts rounds were sent, and what of it was for nothing."""
+    return "".join(
+        f" {words.name(name)} had {words.number(ahead['mean_in_flight'])} rounds in flight on average (at most"
+        f" {ahead['max_in_flight']}): of those sent ahead, {ahead['guessed_rounds']} were right and"
+        f" {ahead['stale_rounds']} stale, with {ahead['stale_drafts']} draft tokens."
+        for name, of in found.items()
+        if (ahead := of.get("sent_ahead"))
     )
 
 

@@ -23,6 +23,7 @@ from services.lifecycle import Lifecycle
 from services.proposals import Proposals
 from services.server import Hosted, ServeConfig, serve
 from services.target_verifier import TargetVerifierService
+from speculation.depth import Pipeline
 from speculation.types import Completion, GenerationRequest, ModelInfo
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
@@ -37,7 +38,7 @@ class RoleConfig:
     """Everything a server role needs; built and validated once.
 
     `draft_address`: the DraftWorker that a target asks for drafts, each within `draft_seconds`. `target_address` None:
-    a DraftWorker that knows no target, and only proposes.
+    a DraftWorker that knows no target, and only proposes. `pipeline`: whether a DraftWorker's rounds overlap.
     """
 
     serve: ServeConfig
@@ -48,6 +49,7 @@ class RoleConfig:
     connect_seconds: float = 120.0
     lease_seconds: float = 60.0
     profile: bool = False
+    pipeline: Pipeline = Pipeline.AUTO
 
     def __post_init__(self) -> None:
         if not self.draft_seconds > 0:
@@ -117,7 +119,7 @@ async def run_draft_worker(config: RoleConfig) -> None:
             log.info("proposes with %s for targets that ask; knows none itself", info.draft_name)
         else:
             generator, client = await connect_distributed(
-                drafting, config.models, config.target_address, config.connect_seconds
+                drafting, config.models, config.target_address, config.connect_seconds, config.pipeline
             )
             closing.insert(0, client.close)
             generator = _started(generator, config)

@@ -80,8 +80,7 @@ async def speculate(
         stats.prefill_seconds = time.perf_counter() - started
         while stopping.remaining:
             draft, verdict = await rounds.round(tokens, min(k, stopping.remaining - 1))
-            stats.draft_seconds += draft.compute_seconds
-            stats.queue_seconds += draft.queue_seconds
+            stats.spent(draft)
             stats.observe(draft.token_ids, verdict)
             stats.attribute(draft.proposed_by, verdict.accepted)
             tokens += verdict.token_ids

@@ -181,7 +181,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counted and measured for one request. Times in seconds, bytes of protobuf payload."""
+    """Counted and measured for one request; generation.proto says what each is. Seconds; bytes of protobuf payload."""
 
     rounds: int = 0
     drafted: int = 0
@@ -197,10 +197,40 @@ class SpeculationStats:
     bytes_down: int = 0
     drafted_by: dict[str, int] = field(default_factory=dict)
     accepted_by: dict[str, int] = field(default_factory=dict)
+    stale_rounds: int = 0
+    stale_drafts: int = 0
+    sent_by_depth: list[int] = field(default_factory=list)
+    guessed_rounds: int = 0
 
     @property
     def wasted_drafts(self) -> int:
-        return self.drafted - self.accepted
+        return self.drafted - self.accepted + self.stale_drafts
+
+    @property
+    def mean_in_flight(self) -> float | None:
+        """Rounds in flight, the one just sent included, averaged over the rounds sent."""
+        sent = sum(self.sent_by_depth)
+        return sum((i + 1) * n for i, n in enumerate(self.sent_by_depth)) / sent if sent else None
+
+    @property
+    def max_in_flight(self) -> int:
+        return len(self.sent_by_depth)
+
+    def sent(self, others: int) -> None:
+        """Counts a round that was sent while `others` were in flight."""
+        self.sent_by_depth += [0] * (others + 1 - len(self.sent_by_depth))
+        self.sent_by_depth[others] += 1
+
+    def stale(self, draft: Draft, guessed: bool = True) -> None:
+        """Counts a round that was sent, on a guess, and committed nothing. Its draft cost its seconds all the same."""
+        self.stale_rounds += 1
+        self.stale_drafts += len(draft.token_ids) + guessed
+        self.spent(draft)
+
+    def spent(self, draft: Draft) -> None:
+        """Counts the seconds that proposing a draft took."""
+        self.draft_seconds += draft.compute_seconds
+        self.queue_seconds += draft.queue_seconds
 
     def observe(self, drafted: Sequence[int], verdict: Verdict) -> None:
         """Counts one round."""

@@ -40,6 +40,7 @@ from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.proposals import Proposals
 from services.target_verifier import TargetVerifierService
+from speculation.depth import Pipeline
 from speculation.draws import draw
 from speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
@@ -185,12 +186,16 @@ async def drafting(config: ModelConfig) -> AsyncIterator[Drafting]:
 
 @contextlib.asynccontextmanager
 async def distributed(
-    target_address: str, draft: str | None = "", slots: int = 4, max_length: int = 160
+    target_address: str,
+    draft: str | None = "",
+    slots: int = 4,
+    max_length: int = 160,
+    pipeline: Pipeline = Pipeline.OFF,
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
     config = draft_config(draft, slots, max_length)
     async with drafting(config) as drafts:
-        generator, client = await connect_distributed(drafts, config, target_address, 10.0)
+        generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline)
         try:
             yield generator, client
         finally:
