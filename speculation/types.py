@@ -140,7 +140,8 @@ class Verdict:
     """What one verification committed: `accepted` draft tokens, then one token of the target's own.
 
     Seconds are measured beside the target; `margins` (logits, 0 is a tie) only where asked for, and not where the
-    rejection rule decided: it compares no scores.
+    rejection rule decided: it compares no scores. `rows` shared the step, each as wide as the widest of them: `width`
+    tokens (0: not said, the row's own).
     """
 
     token_ids: tuple[int, ...]
@@ -148,11 +149,13 @@ class Verdict:
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
     margins: tuple[float, ...] = ()
+    rows: int = 1
+    width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens, who proposed each of them, and what they cost.
+    """Proposed tokens, who proposed each of them, and what they cost in steps that `rows` rows shared.
 
     Under the rejection rule `distributions` says what each token was drawn from; none at all: proposed for certain.
     """
@@ -162,12 +165,26 @@ class Draft:
     compute_seconds: float = 0.0
     proposed_by: tuple[Proposer, ...] = ()
     distributions: tuple[SparseDistribution, ...] = ()
+    rows: int = 1
 
     def __post_init__(self) -> None:
         if self.distributions and len(self.distributions) != len(self.token_ids):
             raise ValueError(f"distributions: {len(self.distributions)} for {len(self.token_ids)} tokens")
         if self.proposed_by and len(self.proposed_by) != len(self.token_ids):
             raise ValueError(f"proposed_by: {len(self.proposed_by)} entries for {len(self.token_ids)} tokens")
+
+
+@dataclass(slots=True)
+class DraftLimit:
+    """How many draft tokens of a session's next round may be a model's, where copies may be more. None: all of them.
+
+    Written by what chooses lengths, read by what drafts.
+    """
+
+    model: int | None = None
+
+    def of_model(self, k: int) -> int:
+        return k if self.model is None else min(k, self.model)
 
 
 @dataclass(frozen=True, slots=True)
