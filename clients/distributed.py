@@ -9,7 +9,7 @@ from models.batcher import Batcher
 from models.drafting import Drafting, load_drafting
 from models.generator import Generator
 from speculation.loop import DraftThenVerify, Rounds
-from speculation.types import GenerationRequest, SpeculationStats
+from speculation.types import DraftLimit, GenerationRequest, SpeculationStats
 
 
 async def open_distributed(
@@ -34,8 +34,8 @@ async def connect_distributed(
         await client.close()
         raise ValueError(str(error)) from None
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         verifier = RemoteVerifier(client, stats, request.report_margins, request.rule)
-        return DraftThenVerify(verifier, drafting.drafter(target.vocab_size, request.rule))
+        return DraftThenVerify(verifier, drafting.drafter(target.vocab_size, request.rule, limit=limit))
 
     return Generator(worker_info(target, drafting.draft, config), drafting.tokenizer, rounds), client

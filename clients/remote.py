@@ -132,7 +132,13 @@ class RemoteVerifier:
                 "ABORTED", f"round at {len(tokens)} is stale: the verifier holds {reply.committed_length} tokens"
             )
         return Verdict(
-            tuple(reply.token_ids), reply.accepted, reply.queue_seconds, reply.compute_seconds, tuple(reply.margins)
+            tuple(reply.token_ids),
+            reply.accepted,
+            reply.queue_seconds,
+            reply.compute_seconds,
+            tuple(reply.margins),
+            max(1, reply.step_rows),
+            reply.step_width,
         )
 
     async def close(self) -> None:

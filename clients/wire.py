@@ -155,10 +155,11 @@ _COUNTS = ("rounds", "drafted", "accepted", "bytes_up", "bytes_down")
 _SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
 _LISTS = ("accepted_per_position", "drafted_per_position")
 _BY_PROPOSER = ("drafted_by", "accepted_by")
+_DERIVED = ("wasted_drafts", "rounds_by_length")
 
 
 def _stats_to_wire(stats: SpeculationStats) -> pb.SpeculationStats:
-    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, *_BY_PROPOSER, "wasted_drafts")}
+    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, *_BY_PROPOSER, *_DERIVED)}
     return pb.SpeculationStats(**values)
 
 
@@ -182,6 +183,7 @@ _INFO = (
     "backend",
     "draft_name",
     "default_speculation_length",
+    "adaptive_speculation_length",
     "plain_width",
     "bit_exact",
     "startup_seconds",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from speculation.experience import COPIED_BEFOREHAND, Experience, proposer_of
+from speculation.experience import Experience, proposer_of
 from speculation.rates import HIGHEST, AcceptanceCounts
 from speculation.types import Draft, DraftLimit, Proposer, Verdict
 
@@ -27,7 +27,7 @@ TOGETHER, EACH = 4.0, 4.0
 """Trials that the process's acceptance weighs beside a session's own: at all positions together, and at each."""
 STALE_AFTER = 8
 """Rounds without a draft in which what is known about acceptance is taken to be as good as new."""
-TRIALS_AT_FIRST, TRIALS_ON = 0.75, 0.008
+TRIALS_AT_FIRST, TRIALS_ON = 0.75, 0.01
 """What trials may cost a session: plain rounds at its beginning, and a share of its time from then on."""
 CATCHES_UP = 8
 """Tokens without a draft after which the draft model has so much to catch up on that its time says little."""
@@ -103,7 +103,7 @@ class Mix(NamedTuple):
 
 
 def expected_tokens(rates: Sequence[float]) -> list[float]:
-    """Tokens of a round, by draft length from 0: the target's own, and every draft token that is reached and accepted."""
+    """Tokens of a round, by draft length from 0: the target's own, and every draft token that is accepted."""
     tokens, reached = [1.0], 1.0
     for rate in rates:
         reached *= rate

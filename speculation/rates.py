@@ -1,4 +1,4 @@
-"""Conditional acceptance, learned while rounds run: how likely draft token i is accepted if those before it were. Pure."""
+"""Conditional acceptance, learned round by round: how likely draft token i is accepted if those before it were."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ REFRESH = 4  # steps after which times are worked out again
 
 
 class Recent:
-    """The median of the last `WINDOW` values, of two the lower (what disturbs a step makes it longer); None: no values."""
+    """The median of the last `WINDOW` values, of two the lower: what disturbs a step makes it longer."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=WINDOW)
@@ -77,7 +77,9 @@ class StepTimes:
         points: list[tuple[float, float, float]] = []
         for (r, size), cell in self._cells.items():
             near = 1 / (1 + 4 * math.log2(r / rows) ** 2) if r != rows else 1.0
-            points.append((self._trust(cell) * near, size * r / rows if self._by_row else float(size), cell.median or 0.0))
+            points.append(
+                (self._trust(cell) * near, size * r / rows if self._by_row else float(size), cell.median or 0.0)
+            )
         total = sum(w for w, _, _ in points)
         x = sum(w * xi for w, xi, _ in points) / total
         y = sum(w * yi for w, _, yi in points) / total

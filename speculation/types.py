@@ -219,6 +219,11 @@ class SpeculationStats:
     def wasted_drafts(self) -> int:
         return self.drafted - self.accepted
 
+    @property
+    def rounds_by_length(self) -> list[int]:
+        """Entry n: rounds that verified n draft tokens."""
+        return rounds_by_length(self.rounds, self.drafted_per_position)
+
     def observe(self, drafted: Sequence[int], verdict: Verdict) -> None:
         """Counts one round."""
         self.rounds += 1
@@ -239,6 +244,12 @@ class SpeculationStats:
             name = proposer.value
             self.drafted_by[name] = self.drafted_by.get(name, 0) + 1
             self.accepted_by[name] = self.accepted_by.get(name, 0) + (i < accepted)
+
+
+def rounds_by_length(rounds: int, drafted_per_position: Sequence[int]) -> list[int]:
+    """Of so many rounds, how many had exactly 0, 1, 2, ... draft tokens."""
+    at_least = [rounds, *drafted_per_position]
+    return [n - longer for n, longer in itertools.zip_longest(at_least, at_least[1:], fillvalue=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +278,7 @@ class ModelInfo:
     backend: str
     draft_name: str = ""
     default_speculation_length: int = 0
+    adaptive_speculation_length: bool = False
     plain_width: int = 1
     bit_exact: bool = True
     startup_seconds: float = 0.0
