@@ -249,7 +249,7 @@ class SpeculationStats:
 def rounds_by_length(rounds: int, drafted_per_position: Sequence[int]) -> list[int]:
     """Of so many rounds, how many had exactly 0, 1, 2, ... draft tokens."""
     at_least = [rounds, *drafted_per_position]
-    return [n - longer for n, longer in itertools.zip_longest(at_least, at_least[1:], fillvalue=0)]
+    return [max(0, n - longer) for n, longer in itertools.zip_longest(at_least, at_least[1:], fillvalue=0)]
 
 
 @dataclass(frozen=True, slots=True)
