@@ -76,7 +76,12 @@ def _add_prompt_flags(parser: Parser) -> None:
 
 def _add_generation_flags(parser: Parser) -> None:
     parser.flag("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate (default: 64)")
-    parser.flag("--speculation-length", type=int, default=3, metavar="K", help="draft tokens per round (default: 3)")
+    parser.flag(
+        "--speculation-length",
+        default="3",
+        metavar="auto|K",
+        help="draft tokens per round (default: 3); auto: as many as pay, by measurement; nothing is predicted then",
+    )
     parser.flag("--temperature", default="0", metavar="LIST", help="0 is greedy; of several the first is the base")
     parser.flag(
         "--rule", default="agreement", metavar="LIST", help="how drafts are verified: agreement, rejection or both"
@@ -139,7 +144,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         connect=parse_connect(arguments.connect),
         num_runs=arguments.num_runs,
         max_new_tokens=arguments.max_new_tokens,
-        speculation_length=arguments.speculation_length,
+        speculation_length=speculation_length(arguments.speculation_length),
         rtts_ms=numbers("rtt-ms", arguments.rtt_ms),
         bandwidth_mbps=arguments.bandwidth_mbps,
         link=arguments.link,
@@ -192,6 +197,16 @@ def numbers(flag: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in split_list(text))
     except ValueError:
         raise ValueError(f"{flag}: {text!r} is not a list of numbers") from None
+
+
+def speculation_length(text: str) -> int | None:
+    """A number; None is auto."""
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"speculation-length: {text!r} is neither a number nor auto") from None
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -51,9 +51,10 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
         models,
         "speculation_length",
         "gamma",
-        type=int,
-        help="draft tokens per round (default 3); a server's maximum (default 5)",
+        metavar="auto|K",
+        help="draft tokens per round; auto (default): as many as pay, by measurement. Clients: auto is the server's",
     )
+    _flag(models, "max_speculation_length", type=int, help="a server's most (default: its speculation_length, auto: 5)")
     _flag(models, "tp_degree", type=int, default=1, help="tensor parallel degree")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from speculation.acceptance import agree
 from speculation.drafters import Drafter
 from speculation.draws import Drawn
+from speculation.length import FixedLength
 from speculation.loop import DraftThenVerify, speculate
 from speculation.stopping import Stopping, StopRules
 from speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
@@ -92,7 +93,7 @@ async def replay(drafter: Drafter, said: Continuation, k: int) -> SpeculationSta
     stats = SpeculationStats()
     stopping = Stopping(StopRules(max_new_tokens=len(said.answer)), _NoText())
     rounds = DraftThenVerify(KnownTarget(said), drafter)
-    async for _ in speculate(said.prompt, said.sampling, k, rounds, stopping, stats):
+    async for _ in speculate(said.prompt, said.sampling, FixedLength(k), rounds, stopping, stats):
         pass
     return stats
 

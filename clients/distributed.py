@@ -12,7 +12,7 @@ from models.generator import Generator
 from speculation.depth import Depth, MeasuredTimes, Pipeline
 from speculation.loop import DraftThenVerify, Rounds
 from speculation.pipeline import MOST_IN_FLIGHT, PipelinedRounds
-from speculation.types import GenerationRequest, SpeculationStats
+from speculation.types import DraftLimit, GenerationRequest, SpeculationStats
 
 
 async def open_distributed(
@@ -48,8 +48,8 @@ async def connect_distributed(
 
     info, times = worker_info(target, drafting.draft, config), MeasuredTimes()
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        drafter = drafting.drafter(target.vocab_size, request.rule)
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
+        drafter = drafting.drafter(target.vocab_size, request.rule, limit=limit)
         if pipeline is Pipeline.OFF:
             return DraftThenVerify(RemoteVerifier(client, stats, request.report_margins, request.rule), drafter)
         return PipelinedRounds(

@@ -35,6 +35,8 @@ class Profile:
             "wasted_drafts": stats.wasted_drafts,
             "mean_in_flight": stats.mean_in_flight,
             "max_in_flight": stats.max_in_flight,
+            "mean_draft_length": stats.drafted / stats.rounds if stats.rounds else None,
+            "rounds_by_length": stats.rounds_by_length,
         }
         self._rows.append(row | asdict(stats))
 

@@ -90,7 +90,13 @@ def distributions_from_wire(
 def answer_from_wire(reply: verifier_pb.VerifyResponse, seconds: float) -> Answer:
     """To a round that was under way for `seconds`."""
     verdict = Verdict(
-        tuple(reply.token_ids), reply.accepted, reply.queue_seconds, reply.compute_seconds, tuple(reply.margins)
+        tuple(reply.token_ids),
+        reply.accepted,
+        reply.queue_seconds,
+        reply.compute_seconds,
+        tuple(reply.margins),
+        max(1, reply.step_rows),
+        reply.step_width,
     )
     network_seconds = max(0.0, seconds - reply.server_seconds)
     return Answer(None if reply.stale else verdict, reply.committed_length, network_seconds)
@@ -176,10 +182,11 @@ _COUNTS = (
 _SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
 _LISTS = ("accepted_per_position", "drafted_per_position", "sent_by_depth")
 _BY_PROPOSER = ("drafted_by", "accepted_by")
+_DERIVED = ("wasted_drafts", "rounds_by_length")
 
 
 def _stats_to_wire(stats: SpeculationStats) -> pb.SpeculationStats:
-    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, *_BY_PROPOSER, "wasted_drafts")}
+    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, *_BY_PROPOSER, *_DERIVED)}
     return pb.SpeculationStats(**values)
 
 
@@ -203,6 +210,7 @@ _INFO = (
     "backend",
     "draft_name",
     "default_speculation_length",
+    "adaptive_speculation_length",
     "plain_width",
     "bit_exact",
     "startup_seconds",

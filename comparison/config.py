@@ -36,7 +36,7 @@ class ComparisonConfig:
     connect: Mapping[str, str] = field(default_factory=dict)
     num_runs: int = 1
     max_new_tokens: int = 64
-    speculation_length: int = 3
+    speculation_length: int | None = 3
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rtts_ms: tuple[float, ...] = ()
     bandwidth_mbps: float | None = None

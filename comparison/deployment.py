@@ -75,9 +75,9 @@ def server_command(
     """`speculation_length`: the server's maximum; requests say their own, and calibrating ones other lengths."""
     length = speculation_length
     if length is None:
-        length = max(config.speculation_length, min(LEAST_LENGTH, config.sequence_length - 1))
+        length = max(config.speculation_length or 0, min(LEAST_LENGTH, config.sequence_length - 1))
     command = [sys.executable, str(MAIN), "--role", role, "--host", host, "--port", "0"]
-    command += ["--speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
+    command += ["--max_speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
     command += ["--backend", config.backend, "--dtype", config.dtype]
     for flag, value in (("--batch", config.batch), ("--threads", config.threads)):
         command += [flag, str(value)] if value is not None else []

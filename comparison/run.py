@@ -47,7 +47,7 @@ class RequestSettings:
     """What every request of a comparison has in common."""
 
     max_new_tokens: int
-    speculation_length: int
+    speculation_length: int | None
     sampling: SamplingParams
     timeout_s: float | None = None
     rule: Rule = Rule.AGREEMENT

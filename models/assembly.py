@@ -16,8 +16,9 @@ from models.runner import Limits, Runner
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
 from speculation.drafters import Drafter, Guesser, HybridDrafter, NgramDrafter
+from speculation.length import FIRST
 from speculation.loop import DraftThenVerify, Rounds
-from speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
+from speculation.types import DraftLimit, GenerationRequest, ModelInfo, Rule, SpeculationStats
 
 BACKENDS = ("torch", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
@@ -58,14 +59,17 @@ class DraftChoice:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which models a role runs, on what, in which shape; `default_k` draft tokens where a request does not say."""
+    """Which models a role runs, on what, in which shape.
+
+    `default_k` draft tokens where a request does not say; None: as many as pay, by measurement.
+    """
 
     execution: Execution = field(default_factory=Execution)
     shape: Shape = field(default_factory=Shape)
     model: str | None = None
     draft: DraftChoice = field(default_factory=DraftChoice)
     backend: str = "torch"
-    default_k: int = 3
+    default_k: int | None = 3
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -144,7 +148,7 @@ def _toy(model: str | None, shape: Shape) -> ToyRunner:
     return ToyRunner(Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, 258), config)
 
 
-def target_info(loaded: Loaded, default_k: int, draft: str = "") -> ModelInfo:
+def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
     """GetModelInfo's answer for a loaded target."""
     identity, limits, shapes = loaded.runner.identity, loaded.runner.limits, loaded.runner.shapes
     ends = {*identity.end_of_sequence_ids, *loaded.tokenizer.end_of_sequence_ids}
@@ -160,33 +164,42 @@ def target_info(loaded: Loaded, default_k: int, draft: str = "") -> ModelInfo:
         device=identity.device,
         backend=identity.backend,
         draft_name=draft,
-        default_speculation_length=min(default_k, limits.max_draft),
+        default_speculation_length=default_length(default_k, limits.max_draft),
+        adaptive_speculation_length=default_k is None,
         plain_width=shapes.width(1),
         bit_exact=shapes.bit_exact,
         end_of_sequence_ids=tuple(sorted(ends)),
     )
 
 
+def default_length(default_k: int | None, most: int) -> int:
+    """Where lengths adapt: the one that the first round of a process takes."""
+    return min(FIRST if default_k is None else default_k, most)
+
+
 def plain_generator(loaded: Loaded) -> Generator:
     """The target alone: plain decoding."""
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         return DraftThenVerify(LocalVerifier(loaded.engine, request.report_margins))
 
     return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
 
 
 def drafted_generator(
-    target: Loaded, default_k: int, name: str, drafter: Callable[[GenerationRequest, SpeculationStats], Drafter]
+    target: Loaded,
+    default_k: int | None,
+    name: str,
+    drafter: Callable[[GenerationRequest, SpeculationStats, DraftLimit], Drafter],
 ) -> Generator:
     """The target, and whatever `drafter` makes for a request, called `name`. A length of 0 asks it for nothing."""
     info = target_info(target, default_k, name)
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         asked = request.speculation_length
         k = info.default_speculation_length if asked is None else asked
         verifier = LocalVerifier(target.engine, request.report_margins, request.rule)
-        return DraftThenVerify(verifier, drafter(request, stats) if k else None)
+        return DraftThenVerify(verifier, drafter(request, stats, limit) if k else None)
 
     return Generator(info, target.tokenizer, rounds)
 
@@ -198,15 +211,15 @@ def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
     return name if choice.lookup() is None else f"ngram+{name}"
 
 
-def fused_generator(target: Loaded, draft: Loaded | None, default_k: int, choice: DraftChoice) -> Generator:
+def fused_generator(target: Loaded, draft: Loaded | None, default_k: int | None, choice: DraftChoice) -> Generator:
     """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
     pair = FusedPair(target.engine, draft.engine) if draft else None  # one for all: rows share steps that are the same
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         if pair is not None:
-            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule)
+            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule, limit)
         return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
 
     return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
@@ -227,11 +240,15 @@ def make_drafter(
     choice: DraftChoice,
     rule: Rule = Rule.AGREEMENT,
     waits: bool = True,
+    limit: DraftLimit | None = None,
 ) -> Guesser:
-    """A drafter for one request. Without `waits`, its `open` raises NoFreeSlot where all slots are taken."""
+    """A drafter for one request, its model within `limit`.
+
+    Without `waits`, its `open` raises NoFreeSlot where all slots are taken.
+    """
     if draft is None:
         return NgramDrafter()
-    model, lookup = ModelDrafter(draft.engine, target_vocab_size, rule, waits), choice.lookup()
+    model, lookup = ModelDrafter(draft.engine, target_vocab_size, rule, waits, limit), choice.lookup()
     return model if lookup is None else HybridDrafter(lookup, model)
 
 
@@ -241,7 +258,8 @@ def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) ->
     return replace(
         target,
         draft_name=draft_name(draft, config.draft),
-        default_speculation_length=min(config.default_k, target.max_speculation_length),
+        default_speculation_length=default_length(config.default_k, target.max_speculation_length),
+        adaptive_speculation_length=config.default_k is None,
         max_sequence_length=longest,
         kv_slots=config.shape.slots,
     )

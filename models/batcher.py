@@ -35,6 +35,7 @@ class Timed(Generic[Result]):
     value: Result
     queue_seconds: float
     compute_seconds: float
+    rows: int = 1
 
 
 @dataclass(slots=True)
@@ -96,7 +97,7 @@ class Batcher:
                 waiting.done.set_exception(result)
             else:
                 queued = ran.queue_seconds + rows[0].since - waiting.since
-                waiting.done.set_result(Timed(result, queued, ran.compute_seconds))
+                waiting.done.set_result(Timed(result, queued, ran.compute_seconds, len(rows)))
 
     async def close(self) -> None:
         """Waits for the running step and ends the thread."""

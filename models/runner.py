@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from speculation.draws import BadLogits
@@ -116,10 +116,11 @@ class FusedRow:
 
 @dataclass(frozen=True, slots=True)
 class FusedResult:
-    """What was proposed and what the target made of it."""
+    """What was proposed and what the target made of it; `draft_seconds` all rows' proposals took together."""
 
     proposal: Proposal
     verdict: Verdict
+    draft_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +221,15 @@ def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[
     """Draft and target one after the other."""
     proposals = _proposals(draft, rows)
     known = target.limits.vocab_size
-    verdicts = target.verify([_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])
-    return [_fused_result(p, v, known) for p, v in zip(proposals, verdicts, strict=True)]
+    verdicts = verify_sized(target, [_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])
+    seconds = max((p.seconds for p in proposals if isinstance(p, Proposal)), default=0.0)
+    return [_fused_result(p, v, known, seconds) for p, v in zip(proposals, verdicts, strict=True)]
+
+
+def verify_sized(target: Runner, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+    """The target's verification; each verdict says how large the step was that the rows shared."""
+    width = 1 + max(len(row.draft) for row in rows)
+    return [replace(v, rows=len(rows), width=width) if isinstance(v, Verdict) else v for v in target.verify(rows)]
 
 
 def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:
@@ -235,13 +243,13 @@ def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFa
 
 
 def _fused_result(
-    proposal: Proposal | RowFailed, verdict: Verdict | RowFailed, vocab_size: int
+    proposal: Proposal | RowFailed, verdict: Verdict | RowFailed, vocab_size: int, draft_seconds: float
 ) -> FusedResult | RowFailed:
     if isinstance(verdict, RowFailed):
         return verdict
     if isinstance(proposal, RowFailed):
-        return FusedResult(Proposal(()), verdict)
-    return FusedResult(proposal.known(vocab_size), verdict)
+        return FusedResult(Proposal(()), verdict, draft_seconds)
+    return FusedResult(proposal.known(vocab_size), verdict, draft_seconds)
 
 
 def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:

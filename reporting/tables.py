@@ -46,6 +46,10 @@ def _drafted(key: str) -> Value:
     return lambda of: _key(key)(of) if of["drafted"] else None
 
 
+def _draft_length(of: JSON) -> float | None:
+    return float(of["drafted"] / of["rounds"]) if of["drafted"] else None
+
+
 def _speedup(of: JSON) -> str:
     return words.with_interval(words.times(of["speedup_vs_autoregressive"]), of["speedup_interval"])
 
@@ -60,6 +64,7 @@ MEASURES = (
     _measure("tokens/s", _key("output_throughput_token_per_s"), 1, max),
     _measure("acceptance rate", _drafted("acceptance_rate"), 3, max),
     _measure("mean acceptance length", _key("mean_acceptance_length"), 2, max),
+    _measure("mean draft length", _draft_length, 2, max),
     _measure("bytes/token up", _key("bytes_up_per_token"), 1, min),
     _measure("bytes/token down", _key("bytes_down_per_token"), 1, min),
     Measure("speedup (95 % interval)", _key("speedup_vs_autoregressive"), _speedup, max),

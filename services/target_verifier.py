@@ -153,6 +153,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             queue_seconds=verdict.queue_seconds,
             compute_seconds=verdict.compute_seconds,
             margins=verdict.margins,
+            step_rows=verdict.rows,
+            step_width=verdict.width,
         )
         session.commit(verdict.token_ids, reply)
         return reply

@@ -140,7 +140,8 @@ class Verdict:
     """What one verification committed: `accepted` draft tokens, then one token of the target's own.
 
     Seconds are measured beside the target; `margins` (logits, 0 is a tie) only where asked for, and not where the
-    rejection rule decided: it compares no scores.
+    rejection rule decided: it compares no scores. `rows` shared the step, each as wide as the widest of them: `width`
+    tokens (0: not said, the row's own).
     """
 
     token_ids: tuple[int, ...]
@@ -148,11 +149,13 @@ class Verdict:
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
     margins: tuple[float, ...] = ()
+    rows: int = 1
+    width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens, who proposed each of them, and what they cost.
+    """Proposed tokens, who proposed each of them, and what they cost in steps that `rows` rows shared.
 
     Under the rejection rule `distributions` says what each token was drawn from; none at all: proposed for certain.
     """
@@ -162,12 +165,26 @@ class Draft:
     compute_seconds: float = 0.0
     proposed_by: tuple[Proposer, ...] = ()
     distributions: tuple[SparseDistribution, ...] = ()
+    rows: int = 1
 
     def __post_init__(self) -> None:
         if self.distributions and len(self.distributions) != len(self.token_ids):
             raise ValueError(f"distributions: {len(self.distributions)} for {len(self.token_ids)} tokens")
         if self.proposed_by and len(self.proposed_by) != len(self.token_ids):
             raise ValueError(f"proposed_by: {len(self.proposed_by)} entries for {len(self.token_ids)} tokens")
+
+
+@dataclass(slots=True)
+class DraftLimit:
+    """How many draft tokens of a session's next round may be a model's, where copies may be more. None: all of them.
+
+    Written by what chooses lengths, read by what drafts.
+    """
+
+    model: int | None = None
+
+    def of_model(self, k: int) -> int:
+        return k if self.model is None else min(k, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +249,11 @@ class SpeculationStats:
         self.draft_seconds += draft.compute_seconds
         self.queue_seconds += draft.queue_seconds
 
+    @property
+    def rounds_by_length(self) -> list[int]:
+        """Entry n: rounds that verified n draft tokens."""
+        return rounds_by_length(self.rounds, self.drafted_per_position)
+
     def observe(self, drafted: Sequence[int], verdict: Verdict) -> None:
         """Counts one round."""
         self.rounds += 1
@@ -252,6 +274,12 @@ class SpeculationStats:
             name = proposer.value
             self.drafted_by[name] = self.drafted_by.get(name, 0) + 1
             self.accepted_by[name] = self.accepted_by.get(name, 0) + (i < accepted)
+
+
+def rounds_by_length(rounds: int, drafted_per_position: Sequence[int]) -> list[int]:
+    """Of so many rounds, how many had exactly 0, 1, 2, ... draft tokens."""
+    at_least = [rounds, *drafted_per_position]
+    return [max(0, n - longer) for n, longer in itertools.zip_longest(at_least, at_least[1:], fillvalue=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +308,7 @@ class ModelInfo:
     backend: str
     draft_name: str = ""
     default_speculation_length: int = 0
+    adaptive_speculation_length: bool = False
     plain_width: int = 1
     bit_exact: bool = True
     startup_seconds: float = 0.0

@@ -7,6 +7,7 @@ import functools
 import time
 from collections.abc import Sequence
 from ctypes import c_double
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,11 +120,16 @@ class NativeRunner:
             *(pointer(array) for array in (drafts, said, accepted)),
             ctypes.byref(seconds),
         )
+        width = 1 + int(counts.max())
         results: list[FusedResult | RowFailed] = []
         for r, row in enumerate(rows):
             proposal = Proposal(tuple(drafts[r, : counts[r]].tolist()), 0.0 if row.given else seconds.value)
             verdict = _verdict(said[r], int(accepted[r]))
-            results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
+            if isinstance(verdict, Verdict):
+                sized = replace(verdict, rows=len(rows), width=width)
+                results.append(FusedResult(proposal, sized, seconds.value))
+            else:
+                results.append(verdict)
         return results
 
     def _verify_greedily(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:

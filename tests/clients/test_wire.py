@@ -90,6 +90,7 @@ infos = st.builds(
     backend=text,
     draft_name=text,
     default_speculation_length=uint32,
+    adaptive_speculation_length=st.booleans(),
     plain_width=uint32,
     bit_exact=st.booleans(),
     startup_seconds=seconds,

@@ -16,6 +16,7 @@ from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDr
 from models.runner import ProposeRow, VerifyRow
 from speculation.drafters import HybridDrafter, NgramDrafter
 from speculation.draws import draw
+from speculation.length import FixedLength
 from speculation.loop import DraftThenVerify, Rounds, speculate
 from speculation.stopping import Stopping, StopRules
 from speculation.types import SamplingParams, SpeculationStats
@@ -101,7 +102,7 @@ class Silent:
 async def generate(rounds: Rounds, prompt: list[int], sampling: SamplingParams, k: int) -> tuple[list[int], float]:
     stats, out = SpeculationStats(), []
     stopping = Stopping(StopRules(COUNT), Silent())
-    async for chunk in speculate(prompt, sampling, k, rounds, stopping, stats):
+    async for chunk in speculate(prompt, sampling, FixedLength(k), rounds, stopping, stats):
         out += chunk.token_ids
     return out, stats.accepted
 
