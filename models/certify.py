@@ -9,17 +9,32 @@ batch over the whole cache; and the result says whether even that one agrees wit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from models.runner import Limits, StepShapes
-from models.torch_model import TorchModel
 
 DEEPEST = 1024  # positions to which longer caches are filled for the check
 
 
+class ShapedModel(Protocol):
+    """What is checked: a model that feeds rows of one width to slots, as TorchModel.forward says."""
+
+    device: str
+    vocab_size: int
+
+    def forward(
+        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
+    ) -> Tensor: ...
+
+    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor: ...
+
+
 def certify(
-    model: TorchModel,
+    model: ShapedModel,
     limits: Limits,
     widths: tuple[int, ...],
     batches: tuple[int, ...],
@@ -46,7 +61,7 @@ def certify(
 class _Probe:
     """A fixed pseudo-random sequence fed in different shapes."""
 
-    def __init__(self, model: TorchModel, limits: Limits, widest: int) -> None:
+    def __init__(self, model: ShapedModel, limits: Limits, widest: int) -> None:
         self.model, self.limits = model, limits
         self.count = min(widest + 1, limits.max_length // 2)
         self.start = min(limits.chunk, limits.max_length - self.count)
