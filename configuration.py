@@ -28,7 +28,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         )
     k = 5 if args.speculation_length is None else args.speculation_length
     return ModelConfig(
-        execution=Execution(args.device, args.dtype, args.threads),
+        execution=Execution(args.device, args.dtype, args.threads, args.compile, not args.fast),
         shape=Shape(args.batch, args.sequence_length or 512, k),
         model=model,
         draft=DraftChoice(args.draft, args.draft_model),
@@ -39,11 +39,14 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
 
 def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """A server's whole configuration."""
+    from models.startup import Startup
     from services.launch import RoleConfig
     from services.server import ServeConfig
 
+    startup = Startup(STARTED)
+    startup.add("importing", startup.total())
     return RoleConfig(
-        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, STARTED),
+        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, startup),
         models=model_config(args, model),
         target_address=None if args.propose_only else address_of(args.target_host, args.target_port),
         draft_address=draft_address(args.draft_host),

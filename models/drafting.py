@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from models.assembly import DraftChoice, Loaded, ModelConfig, draft_name, load_draft, make_drafter, own_tokenizer
 from models.batcher import Batcher
+from models.startup import Startup
 from models.tokenizers import Tokenizer
 from speculation.drafters import Drafter
 from speculation.types import ModelInfo, Rule
@@ -33,9 +34,9 @@ class Drafting:
         return make_drafter(self.draft, vocab_size, self.choice, rule, waits)
 
 
-async def load_drafting(config: ModelConfig, batcher: Batcher) -> Drafting:
+async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
     """Loads what drafts, with `batcher`'s device thread to itself. Raises ValueErrors of one line."""
-    draft = await load_draft(config, batcher, alone=True)
+    draft = await load_draft(config, batcher, alone=True, startup=startup)
     return Drafting(draft, draft.tokenizer if draft else await own_tokenizer(config), config.draft)
 
 

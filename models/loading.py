@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from models.checkpoints import Checkpoint, CheckpointError, first_line, frequent_tokens, weights_revision
 from models.gguf_cache import unpacked
-from models.runner import Identity, Limits, Runner
+from models.runner import TAIL, Identity, Limits, Runner
+from models.startup import Startup
 
+COMPILE = ("auto", "off", "inductor", "native")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 CHUNK = 64
@@ -16,17 +19,25 @@ SMALL = 50_000_000  # parameters
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How models run. `threads` None leaves torch's own choice."""
+    """How models run. `threads` None leaves torch's own choice.
+
+    `compile`: inductor makes graphs of the steps, off runs them as they are. `exact`: where graphs or kernels differ in
+    their last bits, only one shape is used; else all are, and GetModelInfo says bit_exact false.
+    """
 
     device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
+    compile: str = "auto"
+    exact: bool = True
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.device not in DEVICES:
             raise ValueError(f"device: {self.device!r} is not one of {', '.join(DEVICES)}")
+        if self.compile not in COMPILE:
+            raise ValueError(f"compile: {self.compile!r} is not one of {', '.join(COMPILE)}")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads: {self.threads} is below 1")
 
@@ -40,34 +51,74 @@ class Shape:
     max_draft: int = 5
 
 
-def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, verifies: bool = True) -> Runner:
-    """Loads a torch runner. Call it on the device thread. Raises CheckpointError or ValueError, one line each."""
-    import torch
+def load_runner(
+    checkpoint: Checkpoint,
+    execution: Execution,
+    shape: Shape,
+    verifies: bool = True,
+    alone: bool = False,
+    startup: Startup | None = None,
+) -> Runner:
+    """Loads a torch runner. Call it on the device thread. Raises CheckpointError or ValueError, one line each.
 
-    from models.torch_model import TorchModel, load_module
-    from models.torch_runner import TorchRunner
+    `alone`: a small model then takes one thread on the CPU. Products this small are no faster on two; and a second
+    thread spins after each, which takes a core away from a target on the same machine.
+    """
+    startup = startup or Startup()
+    with startup.stage("importing"):
+        import torch
+
+        from models.torch_model import load_module
 
     if execution.threads:
         torch.set_num_threads(execution.threads)
     transformers_logging()
     device = choose_device(execution.device)
     dtype = choose_dtype(execution.dtype, device)
+    how = choose_compile(execution.compile, device)
     checkpoint = unpacked(checkpoint)
-    try:
-        module = load_module(checkpoint.source, dtype, device)
-    except CheckpointError:
-        raise
-    except Exception as error:  # loaders of four formats raise whatever their parsers do
-        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
+    with startup.stage("loading"):
+        try:
+            module = load_module(checkpoint.source, dtype, device)
+        except CheckpointError:
+            raise
+        except Exception as error:  # loaders of four formats raise whatever their parsers do
+            raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
+        identity = _identity(checkpoint, module, dtype, device)
+    small = sum(p.numel() for p in module.parameters()) < SMALL
+    if alone and small and device == "cpu" and execution.threads is None:
+        torch.set_num_threads(1)
+    with startup.stage("packing"):
+        try:
+            return _runner(checkpoint, module, identity, shape, how, execution.exact, verifies)
+        except ValueError as error:
+            raise CheckpointError(f"{checkpoint.folder}: {error}") from None
+
+
+def _runner(
+    checkpoint: Checkpoint, module: Any, identity: Identity, shape: Shape, how: str, exact: bool, verifies: bool
+) -> Runner:
+    from models.torch_model import TorchModel
+    from models.torch_runner import TorchRunner
+
     chunk = min(CHUNK, shape.max_length)
-    widest = max(shape.max_draft + 1, chunk)
+    widest = max(shape.max_draft + 1, chunk, TAIL)
     only = None if verifies else frequent_tokens(checkpoint)
-    try:
-        model = TorchModel(module, shape.slots, shape.max_length, widest, device, only)
-    except ValueError as error:
-        raise CheckpointError(f"{checkpoint.folder}: {error}") from None
-    limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, model.vocab_size)
-    identity = Identity(
+    if how == "off":
+        model = TorchModel(module, shape.slots, shape.max_length, widest, identity.device, only)
+        limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, model.vocab_size)
+        return TorchRunner(model, limits, identity, verifies, exact)
+    from models.compiled_model import CompiledModel
+    from models.compiled_runner import CompiledRunner
+    from models.makers import makers
+
+    compiled = CompiledModel(module, shape.slots, shape.max_length, widest, identity.device, only)
+    limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, compiled.vocab_size)
+    return CompiledRunner(compiled, limits, identity, makers(identity, limits, only), verifies, exact)
+
+
+def _identity(checkpoint: Checkpoint, module: Any, dtype: Any, device: str) -> Identity:
+    return Identity(
         model_name=checkpoint.name,
         weights_revision=weights_revision(checkpoint),
         dtype=str(dtype).removeprefix("torch."),
@@ -75,21 +126,15 @@ def load_runner(checkpoint: Checkpoint, execution: Execution, shape: Shape, veri
         backend="torch",
         end_of_sequence_ids=end_ids(module),
     )
-    return TorchRunner(model, limits, identity, verifies)
 
 
-def calm_threads(runner: Runner) -> None:
-    """One thread for a small draft model on the CPU, on the calling (device) thread.
-
-    Products this small are no faster on two; and a second thread spins after each, which takes a core away from a
-    target on the same machine.
-    """
-    import torch
-
-    from models.torch_runner import TorchRunner
-
-    if isinstance(runner, TorchRunner) and runner.model.device == "cpu" and runner.model.parameters < SMALL:
-        torch.set_num_threads(1)
+def choose_compile(name: str, device: str) -> str:
+    """What runs the steps: off (eager), inductor or native. auto: graphs on CUDA, eager on the CPU."""
+    if name == "native":
+        raise ValueError("compile: native is not available here")
+    if name == "auto":
+        return "inductor" if device == "cuda" else "off"
+    return name
 
 
 def transformers_logging() -> None:

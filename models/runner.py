@@ -8,9 +8,10 @@ written past its end is simply overwritten later: rollback is free.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
+from models.startup import Startup
 from speculation.types import Rule, SamplingParams, SparseDistribution, Verdict
 
 
@@ -151,6 +152,10 @@ class StepShapes:
     def chunk(self, tokens: int) -> int:
         return next(c for c in self.chunks if c >= tokens)
 
+    def inexact(self) -> StepShapes:
+        """The same shapes, which are known not to give the same bits."""
+        return replace(self, bit_exact=False)
+
     @property
     def count(self) -> int:
         """How many shapes a verification can take."""
@@ -185,7 +190,7 @@ class Runner(Protocol):
     @property
     def shapes(self) -> StepShapes: ...
 
-    def warm_up(self) -> None:
+    def warm_up(self, startup: Startup | None = None) -> None:
         """Compiles and runs every step once and settles `shapes`."""
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]: ...
@@ -195,8 +200,21 @@ class Runner(Protocol):
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]: ...
 
 
+@runtime_checkable
+class Fuses(Protocol):
+    """A runner that may have one graph for a pair's whole round."""
+
+    def fuse(self, draft: Runner, startup: Startup) -> None:
+        """Makes it, at start, on the device thread, where that can be done."""
+
+    def fused(self, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed] | None:
+        """The round, or None where there is no graph for such rows."""
+
+
 def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-    """Draft and target one after the other on one device thread: one call, one host round trip."""
+    """A round of draft and target on one device thread: as one graph, or else one step after the other."""
+    if isinstance(target, Fuses) and (results := target.fused(draft, rows)) is not None:
+        return results
     proposals = _proposals(draft, rows)
     known = target.limits.vocab_size
     verdicts = target.verify([_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])
