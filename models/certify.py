@@ -45,9 +45,18 @@ def certify(
         return StepShapes((only[0],), (only[1],), alone, chunks=(limits.chunk,))
     good_chunks = [c for c in chunks if c < limits.chunk and probe.rebuilt(c, reference, *only)]
     prefills = [(c, 1) for c in (*good_chunks, limits.chunk)]
-    good_lengths = tuple(n for n in lengths if probe.same_at(n, n, windows))
-    prefill_lengths = tuple(n for n in lengths if probe.same_at(n, n, prefills))
-    return StepShapes(widths, batches, True, good_lengths, (*sorted(good_chunks), limits.chunk), prefill_lengths)
+    probe.fill(max(lengths, default=0))
+    deepest_first = sorted(lengths, reverse=True)  # windows at one's end leave the shorter ones' prefix alone
+    good_lengths = [n for n in deepest_first if probe.agree_at(n, n, windows)]
+    prefill_lengths = [n for n in deepest_first if probe.agree_at(n, n, prefills)]
+    return StepShapes(
+        widths,
+        batches,
+        True,
+        tuple(sorted(good_lengths)),
+        (*sorted(good_chunks), limits.chunk),
+        tuple(sorted(prefill_lengths)),
+    )
 
 
 def certify_graphs(model: TorchModel, limits: Limits, width: int, batches: tuple[int, ...], exact: bool) -> StepShapes:
@@ -119,11 +128,18 @@ class _Probe:
         return torch.equal(self._window(last, 1, width, batch)[0, 0], reference[-1])
 
     def same_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
+        """`agree_at`, after a prefill up to there."""
+        self.fill(end)
+        return self.agree_at(end, length, shapes)
+
+    def fill(self, end: int) -> None:
+        self._prefill(self.limits.slots - 1, 0, end, self.limits.chunk)
+
+    def agree_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
         """Whether windows of all (width, batch) that end at position `end` agree while reading `length` positions.
 
         They are compared with the widest of them reading the whole cache.
         """
-        self._prefill(self.limits.slots - 1, 0, end, self.limits.chunk)
         widest = max(width for width, _ in shapes)
         whole = self._window(end - widest, widest, widest, 1)[0]
         return all(
@@ -132,7 +148,7 @@ class _Probe:
         )
 
     def refilled(self, end: int, width: int, batch: int) -> bool:
-        """Whether a window before position `end` has the same bits over a chunk that was decoded instead of prefilled."""
+        """Whether a window before position `end` has the same bits where a chunk was decoded, not prefilled."""
         slot, decoded = self.limits.slots - 1, max(0, end - width - self.limits.chunk)
         self._prefill(slot, 0, end - width, self.limits.chunk)
         prefilled = self._window(end - width, width, width, batch)[0]

@@ -43,32 +43,26 @@ class FusedGraph:
     def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
         """A round of each row."""
         began = time.perf_counter()
-        _, results = self.run([fused_row(row.propose) for row in rows])
+        _, after, results = self.run([fused_row(row.propose) for row in rows])
         host = to_host(results)
-        k, width = self._sizes(rows)
-        self._remember(host, results)
+        self._next = [values[-COLUMNS:] for values in host], after
+        k, width = self.buckets.draft(max(row.propose.k for row in rows)), self.buckets.width
         seconds = (time.perf_counter() - began) * self.draft_share
         known = self.target.vocab_size
         return [_result(row, values, k, width, known, seconds) for row, values in zip(rows, host, strict=False)]
 
-    def _sizes(self, rows: Sequence[FusedRow]) -> tuple[int, int]:
-        return self.buckets.draft(max(row.propose.k for row in rows)), self.buckets.width
-
     @torch.no_grad()
-    def run(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """The graph's logits and results for rows as `steps.fused_row` packs them, on the device."""
+    def run(self, rows: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """FusedStep's logits, next rows and results for rows as `steps.fused_row` packs them, on the device.
+
+        Rows with which the round before said that this one would begin are there already.
+        """
         batch, k = self.buckets.batch(len(rows)), self.buckets.draft(max(row[3] for row in rows))
         padded = self.target.idle_rows(rows, batch, COLUMNS)
-        if self._next is not None and self._next[0] == padded:
-            packed = self._next[1]
-        else:
-            packed = self.target.tensor(padded)
-        logits, results = self._graphs[batch, k](self.target.buffers, self.draft.buffers, packed)
-        return logits, results
-
-    def _remember(self, host: list[list[int]], results: Tensor) -> None:
-        """Where the next round is to begin as the step computed it, its rows are on the device already."""
-        self._next = [values[-COLUMNS:] for values in host], results[:, -COLUMNS:].contiguous()
+        known = self._next is not None and self._next[0] == padded
+        packed = self._next[1] if known and self._next else self.target.tensor(padded)
+        step: tuple[Tensor, Tensor, Tensor] = self._graphs[batch, k](self.target.buffers, self.draft.buffers, packed)
+        return step
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]]:
@@ -78,7 +72,7 @@ class FusedGraph:
     def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]:
         """Logits and drafts of a round that begins with `token` at `position` in each of the last `batch` slots."""
         slots = list(range(self.target.spare))[::-1][:batch]
-        logits, results = self.run([[slot, position, 1, k, *[token] * TAIL] for slot in slots])
+        logits, _, results = self.run([[slot, position, 1, k, *[token] * TAIL] for slot in slots])
         known = self.target.vocab_size
         fed = [[t if t < known else 0 for t in values[:k]] for values in to_host(results)]
         return logits.clone(), fed

@@ -67,8 +67,11 @@ class Compiled:
         if self._sealed:
             raise GraphRefused(f"{name}: a graph was asked for after warm-up")
         run = torch.compile(step, fullgraph=True, dynamic=False, backend=self._compile)
+        bucket = arguments[-1].shape
 
         def call(*given: Any) -> Any:
+            if given[-1].shape != bucket:
+                raise GraphRefused(f"{name}: rows of shape {list(given[-1].shape)} are not the bucket's {list(bucket)}")
             with torch.no_grad():
                 return run(*given)
 
@@ -83,7 +86,7 @@ class Compiled:
 
     def _compile(self, module: Any, example: list[Any]) -> Any:
         if self._sealed:
-            raise GraphRefused("a step was about to be compiled again after warm-up: its shape is not a bucket")
+            raise GraphRefused("a step was about to be compiled again after warm-up")
         self.made.compiled += 1
         from torch._dynamo import lookup_backend
 

@@ -86,17 +86,18 @@ class FusedStep(nn.Module):
     """A whole greedy round: k draft steps, verification, acceptance, and the rows of the next round.
 
     rows [n, 4 + TAIL]: slot, position, length of the tail, count of draft tokens wanted (at most k), tail (padded).
-    Returns the target's logits [n, width, vocabulary], and [n, k + width + 2 + 4 + TAIL]: drafts, then as VerifyStep,
-    then the rows with which the next round begins. `width` is the target's own, so that its bits are those of a
-    VerifyStep.
+    Returns the target's logits [n, width, vocabulary], the next round's rows, and [n, k + width + 2 + 4 + TAIL]:
+    drafts, then as VerifyStep, then those rows again, for the one copy to the host. `width` is the target's own, so
+    that its bits are those of a VerifyStep. Rows of the slot `spare` are padding and stay as they are.
     """
 
     def __init__(self, target: TorchModel, draft: TorchModel, lengths: tuple[int, int], k: int, width: int) -> None:
         super().__init__()
+        self._spare = target.spare
         self.verify, self.propose = VerifyStep(target, lengths[0]), ProposeStep(draft, lengths[1], k)
         self._width, self._known = width, target.vocab_size
 
-    def forward(self, target: Buffers, draft: Buffers, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, target: Buffers, draft: Buffers, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         slots, last, behind, wanted, tail = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:]
         drafts = self.propose(draft, torch.cat((rows[:, :3], tail), dim=1))
         token = tail.gather(1, (behind - 1)[:, None])
@@ -105,7 +106,8 @@ class FusedStep(nn.Module):
         padding = fed[:, -1:].expand(-1, self._width - 1 - self.propose.k)
         packed = torch.cat((slots[:, None], last[:, None], counts[:, None], token, fed, padding), dim=1)
         logits, results = self.verify(target, packed)
-        return logits, torch.cat((drafts, results, self._next(slots, last, wanted, token, results)), dim=1)
+        after = torch.where(slots[:, None] == self._spare, rows, self._next(slots, last, wanted, token, results))
+        return logits, after, torch.cat((drafts, results, after), dim=1)
 
     def _next(self, slots: Tensor, last: Tensor, wanted: Tensor, token: Tensor, results: Tensor) -> Tensor:
         """The draft's cache lacks the last draft token where all were accepted, so the tail is two tokens."""

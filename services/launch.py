@@ -169,7 +169,7 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
         )
     elif shapes.count > 1:
         log.warning(
-            "bits: --fast uses %d step shapes whose last bits differ: outputs may leave those of plain decoding at ties, "
+            "bits: --fast uses %d step shapes whose last bits differ: outputs may leave plain decoding's at ties, "
             "and depend on who else is served; --exact uses one shape",
             shapes.count,
         )

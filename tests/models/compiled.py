@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ FAMILIES = {
     "qwen3": lambda: (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16)),
 }
 LIMITS = Limits(slots=2, max_length=96, max_draft=3, chunk=16, vocab_size=SIZES["vocab_size"])
-WIDEST = 16
+CACHE = (LIMITS.slots, LIMITS.max_length, 16, "cpu")
 GREEDY = SamplingParams()
 PROMPT = tuple(range(5, 26))
 
@@ -54,30 +55,33 @@ def module(family: str, dtype: torch.dtype, draft: bool) -> Any:
 
 
 @functools.cache
-def eager(family: str = "llama", dtype: torch.dtype = torch.float32) -> tuple[TorchRunner, TorchRunner]:
-    def runner(draft: bool) -> TorchRunner:
-        own = copy.deepcopy(module(family, dtype, draft))  # packing replaces its layers
-        model = TorchModel(own, LIMITS.slots, LIMITS.max_length, WIDEST, "cpu")
-        made = TorchRunner(model, LIMITS, _identity(dtype), not draft)
-        made.warm_up()
-        return made
+def eager(family: str = "llama", dtype: torch.dtype = torch.float32, draft: bool = False) -> TorchRunner:
+    own = copy.deepcopy(module(family, dtype, draft))  # packing replaces its layers
+    runner = TorchRunner(TorchModel(own, *CACHE), LIMITS, _identity(dtype), not draft)
+    runner.warm_up()
+    return runner
 
-    return runner(False), runner(True)
+
+def _compiled(family: str, dtype: torch.dtype, draft: bool, limits: Limits) -> CompiledRunner:
+    """Traced whole, run by dynamo's own backend "eager": shapes and data flow are those of any other."""
+    model = CompiledModel(module(family, dtype, draft), *CACHE)
+    runner = CompiledRunner(model, limits, _identity(dtype), lambda _: Compiled("eager"), not draft)
+    runner.warm_up()
+    return runner
 
 
 @functools.cache
-def compiled(family: str = "llama", dtype: torch.dtype = torch.float32) -> tuple[CompiledRunner, CompiledRunner]:
-    """Traced whole, run by dynamo's own backend "eager": shapes and data flow are those of any other."""
-
-    def runner(draft: bool) -> CompiledRunner:
-        model = CompiledModel(module(family, dtype, draft), LIMITS.slots, LIMITS.max_length, WIDEST, "cpu")
-        made = CompiledRunner(model, LIMITS, _identity(dtype), lambda _: Compiled("eager"), not draft)
-        made.warm_up()
-        return made
-
-    target, draft = runner(False), runner(True)
+def compiled() -> tuple[CompiledRunner, CompiledRunner]:
+    """A pair and its fused step."""
+    target, draft = (_compiled("llama", torch.float32, draft, LIMITS) for draft in (False, True))
     target.fuse(draft, Startup())
     return target, draft
+
+
+@functools.cache
+def compiled_target(family: str, dtype: torch.dtype) -> CompiledRunner:
+    """For one row only: two graphs."""
+    return _compiled(family, dtype, False, replace(LIMITS, slots=1))
 
 
 def _identity(dtype: torch.dtype) -> Identity:
@@ -90,18 +94,17 @@ def fill(runner: Runner, slot: int, tokens: Sequence[int]) -> None:
 
 
 class Sequences:
-    """Greedy fused decoding of sequences, in any company: each keeps what its draft's cache holds, as an engine does."""
+    """Greedy fused decoding of sequences, in any company: as an engine does it."""
 
     def __init__(self, target: Runner, draft: Runner) -> None:
         self.target, self.draft = target, draft
         self.tokens: dict[int, list[int]] = {}
-        self.tails: dict[int, int] = {}
         self.accepted = 0
 
     def join(self, slot: int, prompt: Sequence[int]) -> None:
         fill(self.target, slot, prompt[:-1])
         fill(self.draft, slot, prompt[:-2])
-        self.tokens[slot], self.tails[slot] = list(prompt), 2
+        self.tokens[slot] = list(prompt)
 
     def round(self, slots: Sequence[int], k: int = 3) -> list[Verdict]:
         rows = [FusedRow(self._row(slot, k)) for slot in slots]
