@@ -47,7 +47,8 @@ class Made:
 class Maker(Protocol):
     """Makes a step into a graph for arguments of the shapes of `arguments`, whose buffers it will be called with."""
 
-    made: Made
+    @property
+    def made(self) -> Made: ...
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph: ...
 

@@ -142,7 +142,7 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
     log.info("start-up: %s", config.startup.line())
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
     if config.ready_file:
-        ready = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
+        ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
         ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}
         partial = Path(f"{config.ready_file}.partial")
         partial.write_text(json.dumps(ready))
