@@ -51,7 +51,7 @@ class CompiledModel(TorchModel):
     """Runs graphs where TorchModel runs module code. `prepare` makes them."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options, packed=False)
+        super().__init__(*arguments, **{**options, "packed": False})
         self._graphs: dict[tuple[str, int, int], Graph] = {}
         self._buffers = self.slots.buffers
 

@@ -106,7 +106,7 @@ class SlotCache:
     @property
     def buffers(self) -> list[Tensor]:
         """Keys and values of each layer in turn: what a graph takes as arguments."""
-        return [buffer for layer in self.layers for buffer in (layer.keys, layer.values)]  # type: ignore[misc]
+        return [buffer for layer in self.layers for buffer in (layer.keys, layer.values)]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Gives slot `target` the first `length` positions of slot `source`."""
