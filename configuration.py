@@ -35,7 +35,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     if k is not None and k > most:
         raise ValueError(f"speculation_length: {k} is above max_speculation_length {most}")
     return ModelConfig(
-        execution=Execution(args.device, args.dtype, args.threads),
+        execution=Execution(args.device, args.dtype, args.threads, args.compile, not args.fast),
         shape=Shape(args.batch, args.sequence_length or 512, most),
         model=model,
         draft=DraftChoice(args.draft, args.draft_model),
@@ -56,11 +56,14 @@ def speculation_length(given: str | None) -> int | None:
 
 def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """A server's whole configuration."""
+    from models.startup import Startup
     from services.launch import RoleConfig
     from services.server import ServeConfig
 
+    startup = Startup(STARTED)
+    startup.add("importing", startup.total())
     return RoleConfig(
-        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, STARTED),
+        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, startup),
         models=model_config(args, model),
         target_address=None if args.propose_only else address_of(args.target_host, args.target_port),
         draft_address=draft_address(args.draft_host),

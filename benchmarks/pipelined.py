@@ -156,7 +156,8 @@ def table(cells: Sequence[Cell]) -> Table:
         off, on, auto = (c.tpot_s[mode] for mode in MODES)
         shown.add_row(
             f"{c.rtt_ms:g}", str(c.length), f"{c.acceptance:.3f}", _ms(c.draft_s), _ms(c.verify_s),
-            _ms(c.rtt_s - c.rtt_ms / 1000), _ms(c.bound_s), _ms(off), _ms(on), _ms(auto), f"{off / c.stop_and_wait_s:.2f}",
+            _ms(c.rtt_s - c.rtt_ms / 1000), _ms(c.bound_s), _ms(off), _ms(on), _ms(auto),
+            f"{off / c.stop_and_wait_s:.2f}",
             f"{on / c.bound_s:.2f}", f"{auto / c.bound_s:.2f}", f"{off / auto:.2f}", f"{c.mean_in_flight['auto']:.2f}",
             f"{c.stale_share['auto']:.2f}", "yes" if c.identical else "NO",
         )  # fmt: skip
@@ -173,8 +174,8 @@ def verdict(cells: Sequence[Cell]) -> str:
         ratio = best.tpot_s["auto"] / best.bound_s
         lines.append(
             f"RTT {rtt:g} ms: auto at k = {best.length} takes {ratio:.2f} of its bound"
-            f" ({'within' if ratio <= ALLOWED else 'above'} {ALLOWED}), {waiting / best.tpot_s['auto']:.2f} times as fast"
-            " as the best stop-and-wait"
+            f" ({'within' if ratio <= ALLOWED else 'above'} {ALLOWED}), {waiting / best.tpot_s['auto']:.2f} times as"
+            " fast as the best stop-and-wait"
         )
     return "\n".join(lines)
 

@@ -11,8 +11,9 @@ from models.checkpoints import Checkpoint, CheckpointError, embedded_draft, find
 from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDrafter
 from models.generator import Generator
 from models.gguf_cache import unpacked
-from models.loading import CHUNK, Execution, Shape, calm_threads, load_runner, transformers_logging
-from models.runner import Limits, Runner
+from models.loading import CHUNK, Execution, Shape, load_runner, transformers_logging
+from models.runner import Fuses, Limits, Runner
+from models.startup import Startup
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
 from speculation.drafters import Drafter, Guesser, HybridDrafter, NgramDrafter
@@ -93,28 +94,40 @@ class Loaded:
         return self.engine.runner
 
 
-async def load(config: ModelConfig, batcher: Batcher) -> Loaded:
+async def load(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Loaded:
     """Loads and warms up the target on `batcher`'s device thread. Raises ValueErrors of one line."""
-    return await _load(config, config.model, batcher, verifies=True)
+    return await _load(config, config.model, batcher, startup or Startup(), verifies=True)
 
 
-async def load_draft(config: ModelConfig, batcher: Batcher, alone: bool = False) -> Loaded | None:
+async def load_draft(
+    config: ModelConfig, batcher: Batcher, alone: bool = False, startup: Startup | None = None
+) -> Loaded | None:
     """Loads the draft model likewise, or None where n-gram lookup drafts. `alone`: no target shares its thread."""
     model = config.draft_model
-    if model is None:
-        return None
-    loaded = await _load(config, model, batcher, verifies=False)
-    if alone and config.execution.threads is None:
-        await batcher.on_device(calm_threads, loaded.runner)
-    return loaded
+    return None if model is None else await _load(config, model, batcher, startup or Startup(), False, alone)
 
 
-async def _load(config: ModelConfig, model: str | None, batcher: Batcher, verifies: bool) -> Loaded:
+async def load_pair(
+    config: ModelConfig, batcher: Batcher, startup: Startup | None = None
+) -> tuple[Loaded, Loaded | None]:
+    """Target and draft on one device thread, and their fused step as one graph where the backend makes graphs."""
+    startup = startup or Startup()
+    target, draft = await load(config, batcher, startup), await load_draft(config, batcher, startup=startup)
+    if draft is not None and isinstance(target.runner, Fuses):
+        await batcher.on_device(target.runner.fuse, draft.runner, startup)
+    return target, draft
+
+
+async def _load(
+    config: ModelConfig, model: str | None, batcher: Batcher, startup: Startup, verifies: bool, alone: bool = False
+) -> Loaded:
     if config.backend == "toy":
         return Loaded(Engine(_toy(model, config.shape), batcher), ToyTokenizer())
-    checkpoint = await asyncio.to_thread(unpacked, find(model))
-    runner = await batcher.on_device(_load_warm, checkpoint, config.execution, config.shape, verifies)
-    tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
+    with startup.stage("finding weights"):
+        checkpoint = await asyncio.to_thread(unpacked, find(model))
+    runner = await batcher.on_device(_load_warm, checkpoint, config, verifies, alone, startup)
+    with startup.stage("tokenizer"):
+        tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
     return Loaded(Engine(runner, batcher), tokenizer)
 
 
@@ -130,9 +143,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(unpacked(checkpoint))
 
 
-def _load_warm(checkpoint: Checkpoint, execution: Execution, shape: Shape, verifies: bool) -> Runner:
-    runner = load_runner(checkpoint, execution, shape, verifies)
-    runner.warm_up()
+def _load_warm(checkpoint: Checkpoint, config: ModelConfig, verifies: bool, alone: bool, startup: Startup) -> Runner:
+    runner = load_runner(checkpoint, config.execution, config.shape, verifies, alone, startup)
+    runner.warm_up(startup)
     return runner
 
 

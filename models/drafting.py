@@ -15,6 +15,7 @@ from models.assembly import (
     own_tokenizer,
 )
 from models.batcher import Batcher
+from models.startup import Startup
 from models.tokenizers import Tokenizer
 from speculation.drafters import Guesser
 from speculation.types import DraftLimit, ModelInfo, Rule
@@ -48,9 +49,9 @@ class Drafting:
         return make_drafter(self.draft, vocab_size, self.choice, rule, waits, limit)
 
 
-async def load_drafting(config: ModelConfig, batcher: Batcher) -> Drafting:
+async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
     """Loads what drafts, with `batcher`'s device thread to itself. Raises ValueErrors of one line."""
-    draft = await load_draft(config, batcher, alone=True)
+    draft = await load_draft(config, batcher, alone=True, startup=startup)
     return Drafting(draft, draft.tokenizer if draft else await own_tokenizer(config), config.draft)
 
 

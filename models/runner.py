@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from models.startup import Startup
 from speculation.draws import BadLogits
 from speculation.types import Rule, SamplingParams, SparseDistribution, Verdict
 
@@ -154,6 +155,10 @@ class StepShapes:
     def chunk(self, tokens: int) -> int:
         return next(c for c in self.chunks if c >= tokens)
 
+    def inexact(self) -> StepShapes:
+        """The same shapes, which are known not to give the same bits."""
+        return replace(self, bit_exact=False)
+
     @property
     def count(self) -> int:
         """How many shapes a verification can take."""
@@ -188,7 +193,7 @@ class Runner(Protocol):
     @property
     def shapes(self) -> StepShapes: ...
 
-    def warm_up(self) -> None:
+    def warm_up(self, startup: Startup | None = None) -> None:
         """Compiles and runs every step once and settles `shapes`."""
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]: ...
@@ -217,6 +222,14 @@ def sound(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
         return RowFailed(f"target logits: {error}")
 
 
+@runtime_checkable
+class Fuses(Protocol):
+    """A runner that may have one graph for a pair's whole round."""
+
+    def fuse(self, draft: Runner, startup: Startup) -> None:
+        """Makes it, at start, on the device thread, where that can be done."""
+
+
 def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
     """Draft and target one after the other."""
     proposals = _proposals(draft, rows)
@@ -224,6 +237,13 @@ def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[
     verdicts = verify_sized(target, [_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])
     seconds = max((p.seconds for p in proposals if isinstance(p, Proposal)), default=0.0)
     return [_fused_result(p, v, known, seconds) for p, v in zip(proposals, verdicts, strict=True)]
+
+
+def sized(result: FusedResult | RowFailed, rows: int, width: int, draft_seconds: float) -> FusedResult | RowFailed:
+    """With how large the step was that the rows shared, and what all their drafts took."""
+    if isinstance(result, RowFailed):
+        return result
+    return FusedResult(result.proposal, replace(result.verdict, rows=rows, width=width), draft_seconds)
 
 
 def verify_sized(target: Runner, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:

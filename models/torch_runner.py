@@ -30,6 +30,7 @@ from models.runner import (
     VerifyRow,
     sound,
 )
+from models.startup import Startup
 from models.torch_model import TorchModel
 from speculation.acceptance import agree
 from speculation.draws import BadLogits, Drawn
@@ -38,10 +39,16 @@ from speculation.types import SamplingParams, SparseDistribution, Verdict
 
 
 class TorchRunner:
-    """Runs one model. `verifies` is false for a model that only drafts: its bits need no check."""
+    """Runs one model. `verifies` is false for a model that only drafts: its bits need no check.
 
-    def __init__(self, model: TorchModel, limits: Limits, identity: Identity, verifies: bool = True) -> None:
+    With `exact`, only step shapes that give the same bits are used; without, all of them.
+    """
+
+    def __init__(
+        self, model: TorchModel, limits: Limits, identity: Identity, verifies: bool = True, exact: bool = True
+    ) -> None:
         self.model, self._limits, self._identity, self._verifies = model, limits, identity, verifies
+        self._exact = exact
         self._shapes = StepShapes((limits.max_draft + 1,), (limits.slots,), bit_exact=False, chunks=(limits.chunk,))
 
     @property
@@ -56,13 +63,19 @@ class TorchRunner:
     def shapes(self) -> StepShapes:
         return self._shapes
 
-    def warm_up(self) -> None:
+    def warm_up(self, startup: Startup | None = None) -> None:
+        startup = startup or Startup()
         batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
         widths, chunks = width_buckets(self.limits.max_draft), chunk_buckets(self.limits.chunk)
         if self._verifies:
-            self._shapes = certify(self.model, self.limits, widths, batches, lengths, chunks)
+            with startup.stage("certifying"):
+                self._shapes = certify(self.model, self.limits, widths, batches, lengths, chunks, self._exact)
             return
         self._shapes = StepShapes(tail_buckets(), batches, False, lengths, chunks, lengths)
+        with startup.stage("warming"):
+            self._propose_once(batches)
+
+    def _propose_once(self, batches: Sequence[int]) -> None:
         for batch in batches:
             self.propose([ProposeRow(s, 0, (0,), 2, SamplingParams()) for s in range(batch)])
 

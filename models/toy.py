@@ -26,6 +26,7 @@ from models.runner import (
     StepShapes,
     VerifyRow,
 )
+from models.startup import Startup
 from speculation.rules import guess, judge
 from speculation.types import SparseDistribution, Verdict
 
@@ -72,7 +73,7 @@ class ToyRunner:
     def shapes(self) -> StepShapes:
         return StepShapes(tuple(range(1, self.limits.max_draft + 2)), (self.limits.slots,), bit_exact=True)
 
-    def warm_up(self) -> None:
+    def warm_up(self, startup: Startup | None = None) -> None:
         """Nothing to compile."""
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +11,7 @@ from clients.distributed import connect_distributed
 from clients.profile import Profile
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import PROPOSE_SECONDS
-from models.assembly import Loaded, ModelConfig, fused_generator, load, load_draft, plain_generator
+from models.assembly import Loaded, ModelConfig, fused_generator, load, load_pair, plain_generator
 from models.batcher import Batcher
 from models.drafting import drafting_info, load_drafting
 from models.generator import Generator
@@ -61,7 +60,7 @@ async def run_target(config: RoleConfig) -> None:
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
 
     async def build() -> Hosted:
-        loaded = await load(config.models, batcher)
+        loaded = await load(config.models, batcher, config.serve.startup)
         closing = [batcher.close]
         if config.draft_address is None:
             generator = plain_generator(loaded)
@@ -92,8 +91,7 @@ async def run_fused(config: RoleConfig) -> None:
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
 
     async def build() -> Hosted:
-        target = await load(config.models, batcher)
-        draft = await load_draft(config.models, batcher)
+        target, draft = await load_pair(config.models, batcher, config.serve.startup)
         generator = fused_generator(target, draft, config.models.default_k, config.models.draft)
         generator = _started(generator, config)
         _log_target(target, generator.info)
@@ -112,7 +110,7 @@ async def run_draft_worker(config: RoleConfig) -> None:
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
 
     async def build() -> Hosted:
-        drafting = await load_drafting(config.models, batcher)
+        drafting = await load_drafting(config.models, batcher, config.serve.startup)
         generate, closing = None, [batcher.close]
         if config.target_address is None:
             info = _stamped(drafting_info(drafting, config.models), config)
@@ -150,7 +148,7 @@ def _started(generator: Generator, config: RoleConfig) -> Generator:
 
 
 def _stamped(info: ModelInfo, config: RoleConfig) -> ModelInfo:
-    return replace(info, startup_seconds=time.monotonic() - config.serve.started)
+    return replace(info, startup_seconds=config.serve.startup.total())
 
 
 def _log_target(loaded: Loaded, info: ModelInfo) -> None:
@@ -170,6 +168,12 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
     elif shapes.bit_exact:
         log.info(
             "bits: shapes differ on this device; every step uses width %d, batch %d", *shapes.widths, *shapes.batches
+        )
+    elif shapes.count > 1:
+        log.warning(
+            "bits: --fast uses %d step shapes whose last bits differ: outputs may leave plain decoding's at ties, "
+            "and depend on who else is served; --exact uses one shape",
+            shapes.count,
         )
     else:
         log.warning("bits: logits differ between prefill and decode on this device; outputs may differ at ties")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from models.native import NotHere
 from models.native.build import CannotBuild, library_path
 from models.native.library import load_library
 from models.native.model import NativeModel, NotNative, Threads, check
@@ -17,10 +18,6 @@ from models.runner import TAIL, Identity, Limits
 # by about 0.03; a wrong formula is off by 0.3 and more.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 _PROBE = 12  # tokens
-
-
-class NotHere(ValueError):
-    """Native steps cannot be had for this model on this machine; the message says why."""
 
 
 def load_native(

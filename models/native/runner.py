@@ -7,7 +7,6 @@ import functools
 import time
 from collections.abc import Sequence
 from ctypes import c_double
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +29,10 @@ from models.runner import (
     StepShapes,
     VerifyRow,
     fused_step,
+    sized,
     sound,
 )
+from models.startup import Startup
 from speculation.rules import guess, judge
 from speculation.types import SparseDistribution, Verdict
 
@@ -64,8 +65,10 @@ class NativeRunner:
     def shapes(self) -> StepShapes:
         return self._shapes
 
-    def warm_up(self) -> None:
-        if self._verifies:
+    def warm_up(self, startup: Startup | None = None) -> None:
+        if not self._verifies:
+            return
+        with (startup or Startup()).stage("certifying"):
             self._shapes = certify_ragged(self.model, self.limits, self._shapes)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
@@ -120,17 +123,12 @@ class NativeRunner:
             *(pointer(array) for array in (drafts, said, accepted)),
             ctypes.byref(seconds),
         )
-        width = 1 + int(counts.max())
         results: list[FusedResult | RowFailed] = []
         for r, row in enumerate(rows):
             proposal = Proposal(tuple(drafts[r, : counts[r]].tolist()), 0.0 if row.given else seconds.value)
             verdict = _verdict(said[r], int(accepted[r]))
-            if isinstance(verdict, Verdict):
-                sized = replace(verdict, rows=len(rows), width=width)
-                results.append(FusedResult(proposal, sized, seconds.value))
-            else:
-                results.append(verdict)
-        return results
+            results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
+        return [sized(result, len(rows), 1 + int(counts.max()), seconds.value) for result in results]
 
     def _verify_greedily(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         batch = Batch(
