@@ -19,22 +19,27 @@ public:
 
     Linear() = default;
 
-    // `row(i)` gives the weights of output i, `bias(i)` its bias; both for i below panels * 32.
-    template <class Rows, class Biases> Linear(int inputs, int panels, Rows row, Biases bias)
-        : units_(inputs / D::PER_UNIT), panels_(panels), packed_(size_t(panels) * units_ * PANEL), bias_(size_t(panels) * PANEL) {
+    // Its weights live in `arena`. `row(i)` gives the weights of output i, `bias(i)` its bias; both for i below panels * 32.
+    template <class Rows, class Biases> Linear(Arena& arena, int inputs, int panels, Rows row, Biases bias)
+        : units_(inputs / D::PER_UNIT), panels_(panels), packed_(arena.take<unit>(size_t(panels) * units_ * PANEL)), bias_(size_t(panels) * PANEL) {
         for (int panel = 0; panel < panels; panel++)
             for (int lane = 0; lane < PANEL; lane++) {
                 int output = panel * PANEL + lane;
                 Row<D> weights = row(output);
                 bias_[output] = bias(output);
                 if (!weights) continue;
-                unit* to = &packed_[size_t(panel) * units_ * PANEL + lane];
+                unit* to = packed_ + size_t(panel) * units_ * PANEL + lane;
                 for (int i = 0; i < units_; i++)
                     std::memcpy(to + size_t(i) * PANEL, weights + size_t(i) * D::PER_UNIT, sizeof(unit));
             }
     }
     int panels() const { return panels_; }
-    size_t bytes() const { return packed_.size() * sizeof(unit); }
+    size_t bytes() const { return size_t(panels_) * panel_bytes(); }
+    size_t panel_bytes() const { return size_t(units_) * PANEL * sizeof(unit); }
+    Soon soon(int which) const {
+        const char* at = reinterpret_cast<const char*>(packed_) + which * panel_bytes();
+        return {at, at + panel_bytes()};
+    }
 
     // Calls done(token, first 16 outputs, last 16 outputs) for each of `tokens` rows of x, `stride` values apart.
     template <class Done> void panel(int which, const stored* x, size_t stride, int tokens, Done done) const {
@@ -53,7 +58,7 @@ public:
 
 private:
     template <int N, class Done> void tile(int which, const stored* x, size_t stride, int at, Done done) const {
-        const unit* w = packed_.data() + size_t(which) * units_ * PANEL;
+        const unit* w = packed_ + size_t(which) * units_ * PANEL;
         v16f first[N], last[N];
         for (int m = 0; m < N; m++) first[m] = last[m] = v16f{};
         for (int i = 0; i < units_; i++, w += PANEL) {
@@ -70,7 +75,7 @@ private:
     }
 
     int units_ = 0, panels_ = 0;
-    Buffer<unit> packed_;
+    unit* packed_ = nullptr;
     Buffer<float> bias_;
 };
 

@@ -1,11 +1,13 @@
 // Memory that is read as a stream: aligned, and on large pages where the system gives them.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <new>
 #include <sys/mman.h>
 #include <utility>
+#include <vector>
 
 namespace tandem {
 
@@ -37,6 +39,35 @@ public:
 private:
     T* data_ = nullptr;
     size_t count_ = 0;
+};
+
+// Memory for what lives as long as a model: taken piece by piece from large blocks, so that small matrices lie on large
+// pages too, one behind the other as a step reads them. Zeroed.
+class Arena {
+public:
+    template <class T> T* take(size_t count) {
+        size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+        if (blocks_.empty() || used_ + bytes > blocks_.back().size()) {
+            blocks_.emplace_back(std::max(bytes, BLOCK));
+            used_ = 0;
+        }
+        char* at = blocks_.back().data() + used_;
+        used_ += bytes;
+        return reinterpret_cast<T*>(at);
+    }
+
+private:
+    static constexpr size_t BLOCK = size_t(16) << 20;
+    std::vector<Buffer<char>> blocks_;
+    size_t used_ = 0;
+};
+
+// Memory that will be read soon, fetched bit by bit while there is nothing else to do.
+struct Soon {
+    const char *at = nullptr, *end = nullptr;
+    void fetch() {
+        for (const char* to = std::min(at + 256, end); at < to; at += 64) __builtin_prefetch(at, 0, 2);
+    }
 };
 
 inline size_t up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }

@@ -44,15 +44,18 @@ public:
             until([this] { return running_.load(std::memory_order_acquire) == 0; });
     }
 
-    // Waits until `threads` threads are here.
-    void meet(int threads) {
+    // Waits until `threads` threads are here; meanwhile, again and again, does a little of `idle`.
+    template <class Idle> void meet(int threads, Idle idle) {
         if (threads == 1) return;
         uint32_t round = met_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
             arrived_.store(0, std::memory_order_relaxed);
             met_.store(round + 1, std::memory_order_release);
         } else {
-            until([this, round] { return met_.load(std::memory_order_acquire) != round; });
+            until([this, round, &idle] {
+                idle();
+                return met_.load(std::memory_order_acquire) != round;
+            });
         }
     }
 

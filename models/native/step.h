@@ -4,37 +4,40 @@
 
 namespace tandem {
 
-template <class D> template <class Piece> void Transformer<D>::share(int& phase, int pieces, Piece piece) {
-    std::atomic<int>& next = claims_[phase++];
-    for (int i; (i = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) piece(i);
-    pool_.meet(threads_);
+template <class D> template <class Piece> void Transformer<D>::share(Place& place, int pieces, const Linear<D>* then, Piece piece) {
+    std::atomic<int>& next = claims_[place.phase++];
+    for (int i = place.claimed; i < pieces; i = next.fetch_add(1, std::memory_order_relaxed)) piece(i);
+    place.claimed = claims_[place.phase].fetch_add(1, std::memory_order_relaxed);
+    Soon soon = then && place.claimed < then->panels() ? then->soon(place.claimed) : Soon{};
+    pool_.meet(threads_, [&] { soon.fetch(); });
 }
 
 template <class D> void Transformer<D>::work(int thread) {
-    int phase = 0;
-    share(phase, step_.tokens, [&](int t) {
+    Place place;
+    place.claimed = claims_[0].fetch_add(1, std::memory_order_relaxed);
+    share(place, step_.tokens, &layers_[0].qkv, [&](int t) {
         std::memcpy(&x_[t * hidden_], embedding_ + size_t(step_.ids[t]) * shape.hidden, shape.hidden * sizeof(stored));
     });
-    for (auto& layer : layers_) work_layer(layer, thread, phase);
+    for (size_t i = 0; i < layers_.size(); i++) work_layer(layers_[i], i + 1 < layers_.size() ? &layers_[i + 1].qkv : &head_, thread, place);
     if (!step_.count) return;
     const stored* last = normed(final_norm_, thread, step_.wanted, step_.count);
-    share(phase, head_.panels(), [&](int panel) {
+    share(place, head_.panels(), nullptr, [&](int panel) {
         head_.panel(panel, last, hidden_, step_.count, [&](int wanted, v16f first, v16f second) { choose(thread, panel, wanted, first, second); });
     });
 }
 
-template <class D> void Transformer<D>::work_layer(Layer& layer, int thread, int& phase) {
+template <class D> void Transformer<D>::work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place) {
     const int tokens = step_.tokens;
     const stored* in = normed(layer.attention_norm, thread, nullptr, tokens);
-    share(phase, layer.qkv.panels(), [&](int panel) {
+    share(place, layer.qkv.panels(), nullptr, [&](int panel) {
         layer.qkv.panel(panel, in, hidden_, tokens, [&](int t, v16f first, v16f last) {
             D::keep(&qkv_[t * wide_ + panel * PANEL], first);
             D::keep(&qkv_[t * wide_ + panel * PANEL + LANES], last);
         });
     });
     const int turned = shape.heads + shape.kv_heads;
-    share(phase, tokens * turned, [&](int i) { rotate(layer, i / turned, i % turned); });
-    share(phase, int(groups_.size()) * shape.kv_heads, [&](int i) {
+    share(place, tokens * turned, nullptr, [&](int i) { rotate(layer, i / turned, i % turned); });
+    share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
         attend_group(layer, groups_[i / shape.kv_heads], i % shape.kv_heads, thread);
     });
     auto add = [&](int panel) {
@@ -45,15 +48,15 @@ template <class D> void Transformer<D>::work_layer(Layer& layer, int thread, int
         };
     };
     const size_t heads = size_t(shape.heads) * shape.head_dim;
-    share(phase, layer.o.panels(), [&](int panel) { layer.o.panel(panel, attended_.data(), heads, tokens, add(panel)); });
+    share(place, layer.o.panels(), &layer.gate_up, [&](int panel) { layer.o.panel(panel, attended_.data(), heads, tokens, add(panel)); });
     in = normed(layer.mlp_norm, thread, nullptr, tokens);
-    share(phase, layer.gate_up.panels(), [&](int panel) {
+    share(place, layer.gate_up.panels(), &layer.down, [&](int panel) {
         layer.gate_up.panel(panel, in, hidden_, tokens, [&](int t, v16f gate, v16f up) {
             v16f silu = D::rounded(gate / (1.0f + exponential(-gate)));
             D::keep(&gated_[t * inner_ + panel * LANES], silu * up);
         });
     });
-    share(phase, layer.down.panels(), [&](int panel) { layer.down.panel(panel, gated_.data(), inner_, tokens, add(panel)); });
+    share(place, layer.down.panels(), then, [&](int panel) { layer.down.panel(panel, gated_.data(), inner_, tokens, add(panel)); });
 }
 
 // Every thread norms for itself: cheaper than to meet once more.

@@ -61,9 +61,14 @@ private:
         v16i token = v16i{} + INT32_MAX, nan = v16i{};
     };
 
+    struct Place {  // where a thread is: the phase, and the piece of it that it has claimed
+        int phase = 0, claimed = 0;
+    };
+
     void work(int thread);
-    void work_layer(Layer& layer, int thread, int& phase);
-    template <class Piece> void share(int& phase, int pieces, Piece piece);
+    void work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place);
+    // The thread's pieces of a phase; `then` is what the next phase reads.
+    template <class Piece> void share(Place& place, int pieces, const Linear<D>* then, Piece piece);
     const stored* normed(const Buffer<stored>& weight, int thread, const int32_t* which, int count);
     void norm(const stored* from, const stored* weight, int width, stored* to) const;
     void rotate(Layer& layer, int token, int head);
@@ -73,6 +78,7 @@ private:
     void settle();
 
     Pool& pool_;
+    Arena weights_, caches_;
     const stored* embedding_;
     const float *cosines_, *sines_;
     std::vector<Layer> layers_;
@@ -120,10 +126,10 @@ template <class D> struct Stack {
         find(output, [&](const Part& part, int row) { result = part.bias ? D::wide1(static_cast<Row<D>>(part.bias)[row]) : 0; });
         return result;
     }
-    Linear<D> packed(float beyond = 0) const {
+    Linear<D> packed(Arena& arena, float beyond = 0) const {
         size_t rows = 0;
         for (auto& part : parts) rows += part.rows;
-        return Linear<D>(inputs, int(up(rows, PANEL)) / PANEL, [&](int o) { return row(o); }, [&](int o) { return bias(o, beyond); });
+        return Linear<D>(arena, inputs, int(up(rows, PANEL)) / PANEL, [&](int o) { return row(o); }, [&](int o) { return bias(o, beyond); });
     }
 };
 
@@ -134,7 +140,7 @@ Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embeddin
       wide_(up(size_t(given.heads + 2 * given.kv_heads) * given.head_dim, PANEL)), inner_(up(given.intermediate, LANES)),
       x_(given.most_tokens * hidden_), qkv_(given.most_tokens * wide_),
       attended_(size_t(given.most_tokens) * given.heads * given.head_dim), gated_(given.most_tokens * inner_),
-      running_(given.threads), claims_(6 * given.layers + 2), threads_(given.threads) {
+      running_(given.threads), claims_(6 * given.layers + 3), threads_(given.threads) {
     for (int t = 0; t < threads_; t++) {
         normed_.emplace_back(given.most_tokens * hidden_);
         scores_.emplace_back(given.length);
@@ -148,20 +154,20 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
     layer.mlp_norm = copied<stored>(w.mlp_norm, shape.hidden);
     layer.q_norm = copied<stored>(w.q_norm, dim);
     layer.k_norm = copied<stored>(w.k_norm, dim);
-    layer.qkv = Stack<D>{{{w.q, w.q_bias, shape.heads * dim}, {w.k, w.k_bias, kv}, {w.v, w.v_bias, kv}}, shape.hidden}.packed();
-    layer.o = Stack<D>{{{w.o, w.o_bias, shape.hidden}}, shape.heads * dim}.packed();
-    layer.down = Stack<D>{{{w.down, w.down_bias, shape.hidden}}, shape.intermediate}.packed();
+    layer.qkv = Stack<D>{{{w.q, w.q_bias, shape.heads * dim}, {w.k, w.k_bias, kv}, {w.v, w.v_bias, kv}}, shape.hidden}.packed(weights_);
+    layer.o = Stack<D>{{{w.o, w.o_bias, shape.hidden}}, shape.heads * dim}.packed(weights_);
     // 16 outputs of the gate beside the same 16 of up: a panel has all that their product needs.
     Stack<D> gate{{{w.gate, w.gate_bias, shape.intermediate}}, shape.hidden}, up_part{{{w.up, w.up_bias, shape.intermediate}}, shape.hidden};
     auto part = [&](int output) -> const Stack<D>& { return output % PANEL < LANES ? gate : up_part; };
     auto row = [](int output) { return output / PANEL * LANES + output % LANES; };
-    layer.gate_up = Linear<D>(shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); }, [&](int o) { return part(o).bias(row(o)); });
-    layer.cache = std::make_unique<LayerCache<D>>(shape.slots, shape.kv_heads, shape.length, dim);
+    layer.gate_up = Linear<D>(weights_, shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); }, [&](int o) { return part(o).bias(row(o)); });
+    layer.down = Stack<D>{{{w.down, w.down_bias, shape.hidden}}, shape.intermediate}.packed(weights_);
+    layer.cache = std::make_unique<LayerCache<D>>(caches_, shape.slots, shape.kv_heads, shape.length, dim);
 }
 
 template <class D> void Transformer<D>::set_head(const void* norm, const void* weights, const void* bias) {
     final_norm_ = copied<stored>(norm, shape.hidden);
-    head_ = Stack<D>{{{weights, bias, shape.outputs}}, shape.hidden}.packed(-INFINITY);
+    head_ = Stack<D>{{{weights, bias, shape.outputs}}, shape.hidden}.packed(weights_, -INFINITY);
 }
 
 template <class D> size_t Transformer<D>::bytes() const {
