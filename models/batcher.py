@@ -19,8 +19,9 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 Step = Callable[[Sequence[Any]], Sequence[Any]]
 
-# After a step its rows come back through the event loop for their next one. So many turns of the loop are given to them
-# before the next step begins; an idle turn costs microseconds, a half-empty step milliseconds.
+# After a step its rows come back through the event loop for their next one. At most so many turns of the loop are given
+# to them before the next step begins; an idle turn costs microseconds, a half-empty step milliseconds. Once as many are
+# here as shared the last step, it begins at once: what else the loop has to do, it does beside the step.
 _TURNS = 8
 
 
@@ -54,6 +55,7 @@ class Batcher:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"device-{name}")
         self._ready: list[_Waiting] = []
         self._loop_task: asyncio.Task[None] | None = None
+        self._shared = 0
         self.steps = 0
         self.rows = 0
 
@@ -78,6 +80,8 @@ class Batcher:
     async def _gather(self) -> list[_Waiting]:
         """Rows of the step whose row has waited longest, oldest first; cancelled ones are dropped."""
         for _ in range(_TURNS):
+            if self._ready and len(self._ready) >= self._shared:
+                break
             await asyncio.sleep(0)
         self._ready = [r for r in self._ready if not r.done.done()]
         if not self._ready:
@@ -85,6 +89,7 @@ class Batcher:
         step, limit = self._ready[0].step, self._ready[0].limit
         chosen = [r for r in self._ready if r.step == step][:limit]
         self._ready = [r for r in self._ready if r not in chosen]
+        self._shared = len(chosen)
         return chosen
 
     def _hand_out(self, rows: list[_Waiting], ran: Timed[Sequence[Any]]) -> None:

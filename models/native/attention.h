@@ -25,21 +25,25 @@ template <class D> struct Scores {
 template <class D, int N>
 void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float scale, const Query<D>* queries, Scores<D>& scratch) {
     typedef typename D::unit unit;
-    int last = 0;
-    for (int q = 0; q < N; q++) last = queries[q].position > last ? queries[q].position : last;
-    const int blocks = last / LANES + 1, units = head_dim / D::PER_UNIT;
+    int last = 0, first = queries[0].position;
+#pragma GCC unroll 4
+    for (int q = 0; q < N; q++) last = std::max(last, queries[q].position), first = std::min(first, queries[q].position);
+    const int blocks = last / LANES + 1, units = head_dim / D::PER_UNIT, whole = (first + 1) / D::PER_UNIT;
     v16f top[N];
+#pragma GCC unroll 4
     for (int q = 0; q < N; q++) top[q] = all(-INFINITY);
     const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int block = 0; block < blocks; block++) {
         const unit* keys = cache.keys(slot, head, block);
         v16f dot[N];
+#pragma GCC unroll 4
         for (int q = 0; q < N; q++) dot[q] = v16f{};
         for (int i = 0; i < units; i++) {
             v16u key = load<v16u>(keys + size_t(i) * LANES);
 #pragma GCC unroll 4
             for (int q = 0; q < N; q++) dot[q] = D::multiply_add(dot[q], load<unit>(queries[q].from + i * D::PER_UNIT), key);
         }
+#pragma GCC unroll 4
         for (int q = 0; q < N; q++) {
             v16f scaled = select(lanes + block * LANES <= queries[q].position, dot[q] * scale, all(-INFINITY));
             top[q] = select(scaled > top[q], scaled, top[q]);
@@ -47,6 +51,7 @@ void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float 
         }
     }
     float total[N];
+#pragma GCC unroll 4
     for (int q = 0; q < N; q++) {
         v16f most = all(largest(top[q])), mass = v16f{};
         for (int block = 0; block <= queries[q].position / LANES; block++) {
@@ -57,23 +62,37 @@ void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float 
         total[q] = sum(mass);
     }
     for (int d = 0; d < head_dim; d += 2 * LANES) {
-        const int wide = head_dim - d >= 2 * LANES ? 2 : 1;
+        const int wide = head_dim - d >= 2 * LANES ? 2 : 1, other = wide == 2 ? LANES : 0;
         v16f out[N][2];
+#pragma GCC unroll 4
         for (int q = 0; q < N; q++) out[q][0] = out[q][1] = v16f{};
-        for (int i = 0; i <= last / D::PER_UNIT; i++) {
+        // Positions that all queries see need no look at each; what stands behind a query's own is another sequence's,
+        // and not even times 0 may it count: it may be NaN.
+        for (int i = 0; i < whole; i++) {
             const unit* values = cache.values(slot, head, i) + d;
-            v16u near = load<v16u>(values), far = load<v16u>(wide == 2 ? values + LANES : values);
-            // What stands behind the last position is another sequence's: not even times 0 may it count, it may be NaN.
-            v16u half = near & 0xffffu, other = far & 0xffffu;
+            v16u near = load<v16u>(values), far = load<v16u>(values + other);
+#pragma GCC unroll 4
+            for (int q = 0; q < N; q++) {
+                unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
+                out[q][0] = D::multiply_add(out[q][0], weight, near);
+                out[q][1] = D::multiply_add(out[q][1], weight, far);
+            }
+        }
+        for (int i = whole; i <= last / D::PER_UNIT; i++) {
+            const unit* values = cache.values(slot, head, i) + d;
+            v16u near = load<v16u>(values), far = load<v16u>(values + other);
+            v16u near_half = near & 0xffffu, far_half = far & 0xffffu;
+#pragma GCC unroll 4
             for (int q = 0; q < N; q++) {
                 int behind = queries[q].position - i * D::PER_UNIT;
                 if (behind < 0) continue;
                 bool cut = D::PER_UNIT == 2 && behind == 0;
                 unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
-                out[q][0] = D::multiply_add(out[q][0], weight, cut ? half : near);
-                out[q][1] = D::multiply_add(out[q][1], weight, cut ? other : far);
+                out[q][0] = D::multiply_add(out[q][0], weight, cut ? near_half : near);
+                out[q][1] = D::multiply_add(out[q][1], weight, cut ? far_half : far);
             }
         }
+#pragma GCC unroll 4
         for (int q = 0; q < N; q++) {
             D::keep(queries[q].to + d, out[q][0] / total[q]);
             if (wide == 2) D::keep(queries[q].to + d + LANES, out[q][1] / total[q]);

@@ -41,10 +41,14 @@ public:
         return {at, at + panel_bytes()};
     }
 
-    // Calls done(token, first 16 outputs, last 16 outputs) for each of `tokens` rows of x, `stride` values apart.
-    template <class Done> void panel(int which, const stored* x, size_t stride, int tokens, Done done) const {
+    // Calls done(token, first 16 outputs, last 16 outputs) for each of `tokens` rows of x, `stride` values apart. The
+    // first tile waits for memory; during the others, which find the panel in the cache, `then` is fetched.
+    template <class Done> void panel(int which, const stored* x, size_t stride, int tokens, Soon then, Done done) const {
         int at = 0;
-        for (; tokens - at >= TILE; at += TILE) tile<TILE>(which, x + at * stride, stride, at, done);
+        for (; tokens - at >= TILE; at += TILE) {
+            if (at) tile<TILE, true>(which, x + at * stride, stride, at, done, &then);
+            else tile<TILE>(which, x, stride, at, done);
+        }
         switch (tokens - at) {
             case 1: return tile<1>(which, x + at * stride, stride, at, done);
             case 2: return tile<2>(which, x + at * stride, stride, at, done);
@@ -57,12 +61,15 @@ public:
     }
 
 private:
-    template <int N, class Done> void tile(int which, const stored* x, size_t stride, int at, Done done) const {
+    template <int N, bool FETCH = false, class Done>
+    void tile(int which, const stored* x, size_t stride, int at, Done done, Soon* then = nullptr) const {
         const unit* w = packed_ + size_t(which) * units_ * PANEL;
         v16f first[N], last[N];
+#pragma GCC unroll 8  // all of these loops, or else the sums lie in memory
         for (int m = 0; m < N; m++) first[m] = last[m] = v16f{};
         for (int i = 0; i < units_; i++, w += PANEL) {
             v16u near = load<v16u>(w), far = load<v16u>(w + LANES);
+            if (FETCH) then->fetch(2);
 #pragma GCC unroll 8
             for (int m = 0; m < N; m++) {
                 unit value = load<unit>(x + m * stride + size_t(i) * D::PER_UNIT);
@@ -71,6 +78,7 @@ private:
             }
         }
         v16f near = load<v16f>(&bias_[size_t(which) * PANEL]), far = load<v16f>(&bias_[size_t(which) * PANEL + LANES]);
+#pragma GCC unroll 8
         for (int m = 0; m < N; m++) done(at + m, D::rounded(first[m] + near), D::rounded(last[m] + far));
     }
 

@@ -65,8 +65,8 @@ private:
 // Memory that will be read soon, fetched bit by bit while there is nothing else to do.
 struct Soon {
     const char *at = nullptr, *end = nullptr;
-    void fetch() {
-        for (const char* to = std::min(at + 256, end); at < to; at += 64) __builtin_prefetch(at, 0, 2);
+    void fetch(int lines) {
+        for (; lines && at < end; lines--, at += 64) __builtin_prefetch(at, 0, 2);
     }
 };
 

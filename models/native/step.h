@@ -4,12 +4,31 @@
 
 namespace tandem {
 
-template <class D> template <class Piece> void Transformer<D>::share(Place& place, int pieces, const Linear<D>* then, Piece piece) {
-    std::atomic<int>& next = claims_[place.phase++];
-    for (int i = place.claimed; i < pieces; i = next.fetch_add(1, std::memory_order_relaxed)) piece(i);
-    place.claimed = claims_[place.phase].fetch_add(1, std::memory_order_relaxed);
+// Ends a phase: claims a piece of the next one and, until all are here, fetches what it reads.
+template <class D> void Transformer<D>::meet(Place& place, const Linear<D>* then) {
+    place.claimed = claims_[++place.phase].fetch_add(1, std::memory_order_relaxed);
     Soon soon = then && place.claimed < then->panels() ? then->soon(place.claimed) : Soon{};
-    pool_.meet(threads_, [&] { soon.fetch(); });
+    pool_.meet(threads_, [&] { soon.fetch(4); });
+}
+
+template <class D> template <class Piece> void Transformer<D>::share(Place& place, int pieces, const Linear<D>* then, Piece piece) {
+    std::atomic<int>& next = claims_[place.phase];
+    for (int i = place.claimed; i < pieces; i = next.fetch_add(1, std::memory_order_relaxed)) piece(i);
+    meet(place, then);
+}
+
+// With more tokens than a tile holds, the panel after this one is claimed early, to be fetched meanwhile.
+template <class D> template <class Done>
+void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const stored* x, size_t stride, int tokens, Done done) {
+    std::atomic<int>& next = claims_[place.phase];
+    const bool early = tokens > TILE;
+    for (int panel = place.claimed, after = 0; panel < layer.panels(); panel = after) {
+        if (early) after = next.fetch_add(1, std::memory_order_relaxed);
+        Soon soon = early && after < layer.panels() ? layer.soon(after) : Soon{};
+        layer.panel(panel, x, stride, tokens, soon, [&](int t, v16f first, v16f last) { done(panel, t, first, last); });
+        if (!early) after = next.fetch_add(1, std::memory_order_relaxed);
+    }
+    meet(place, then);
 }
 
 template <class D> void Transformer<D>::work(int thread) {
@@ -21,42 +40,34 @@ template <class D> void Transformer<D>::work(int thread) {
     for (size_t i = 0; i < layers_.size(); i++) work_layer(layers_[i], i + 1 < layers_.size() ? &layers_[i + 1].qkv : &head_, thread, place);
     if (!step_.count) return;
     const stored* last = normed(final_norm_, thread, step_.wanted, step_.count);
-    share(place, head_.panels(), nullptr, [&](int panel) {
-        head_.panel(panel, last, hidden_, step_.count, [&](int wanted, v16f first, v16f second) { choose(thread, panel, wanted, first, second); });
+    multiply(place, head_, nullptr, last, hidden_, step_.count, [&](int panel, int wanted, v16f first, v16f second) {
+        choose(thread, panel, wanted, first, second);
     });
 }
 
 template <class D> void Transformer<D>::work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place) {
-    const int tokens = step_.tokens;
+    const int tokens = step_.tokens, turned = shape.heads + shape.kv_heads;
     const stored* in = normed(layer.attention_norm, thread, nullptr, tokens);
-    share(place, layer.qkv.panels(), nullptr, [&](int panel) {
-        layer.qkv.panel(panel, in, hidden_, tokens, [&](int t, v16f first, v16f last) {
-            D::keep(&qkv_[t * wide_ + panel * PANEL], first);
-            D::keep(&qkv_[t * wide_ + panel * PANEL + LANES], last);
-        });
+    multiply(place, layer.qkv, nullptr, in, hidden_, tokens, [&](int panel, int t, v16f first, v16f last) {
+        D::keep(&qkv_[t * wide_ + panel * PANEL], first);
+        D::keep(&qkv_[t * wide_ + panel * PANEL + LANES], last);
     });
-    const int turned = shape.heads + shape.kv_heads;
     share(place, tokens * turned, nullptr, [&](int i) { rotate(layer, i / turned, i % turned); });
     share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
         attend_group(layer, groups_[i / shape.kv_heads], i % shape.kv_heads, thread);
     });
-    auto add = [&](int panel) {
-        return [this, panel](int t, v16f first, v16f last) {
-            stored* x = &x_[t * hidden_ + panel * PANEL];
-            D::keep(x, D::wide(x) + first);
-            D::keep(x + LANES, D::wide(x + LANES) + last);
-        };
+    auto add = [&](int panel, int t, v16f first, v16f last) {
+        stored* x = &x_[t * hidden_ + panel * PANEL];
+        D::keep(x, D::wide(x) + first);
+        D::keep(x + LANES, D::wide(x + LANES) + last);
     };
-    const size_t heads = size_t(shape.heads) * shape.head_dim;
-    share(place, layer.o.panels(), &layer.gate_up, [&](int panel) { layer.o.panel(panel, attended_.data(), heads, tokens, add(panel)); });
+    multiply(place, layer.o, &layer.gate_up, attended_.data(), size_t(shape.heads) * shape.head_dim, tokens, add);
     in = normed(layer.mlp_norm, thread, nullptr, tokens);
-    share(place, layer.gate_up.panels(), &layer.down, [&](int panel) {
-        layer.gate_up.panel(panel, in, hidden_, tokens, [&](int t, v16f gate, v16f up) {
-            v16f silu = D::rounded(gate / (1.0f + exponential(-gate)));
-            D::keep(&gated_[t * inner_ + panel * LANES], silu * up);
-        });
+    multiply(place, layer.gate_up, &layer.down, in, hidden_, tokens, [&](int panel, int t, v16f gate, v16f up) {
+        v16f silu = D::rounded(gate / (1.0f + exponential(-gate)));
+        D::keep(&gated_[t * inner_ + panel * LANES], silu * up);
     });
-    share(place, layer.down.panels(), then, [&](int panel) { layer.down.panel(panel, gated_.data(), inner_, tokens, add(panel)); });
+    multiply(place, layer.down, then, gated_.data(), inner_, tokens, add);
 }
 
 // Every thread norms for itself: cheaper than to meet once more.

@@ -67,8 +67,11 @@ private:
 
     void work(int thread);
     void work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place);
-    // The thread's pieces of a phase; `then` is what the next phase reads.
+    // A thread's part of a phase, in pieces or in panels; `then` is what the next phase reads.
     template <class Piece> void share(Place& place, int pieces, const Linear<D>* then, Piece piece);
+    template <class Done>
+    void multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const stored* x, size_t stride, int tokens, Done done);
+    void meet(Place& place, const Linear<D>* then);
     const stored* normed(const Buffer<stored>& weight, int thread, const int32_t* which, int count);
     void norm(const stored* from, const stored* weight, int width, stored* to) const;
     void rotate(Layer& layer, int token, int head);
