@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.second_pair_files import pair_in, prepare
-from comparison.config import ComparisonConfig
+from comparison.config import DRAFTERS, ComparisonConfig
 from comparison.reading import read_comparison
 from comparison.workloads import built_in_prompts
 
@@ -125,6 +125,7 @@ def comparison_of(arguments: argparse.Namespace) -> ComparisonConfig:
         dtype=arguments.dtype,
         model=str(pair.target),
         draft_model=str(draft),
+        draft=arguments.draft,
     )
 
 
@@ -151,6 +152,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     what.add_argument("--prepare", type=Path, metavar="DIR", help="fetch and convert what is not in DIR yet")
     what.add_argument("--pair", type=Path, metavar="DIR", help="compare on the pair in DIR")
     parser.flag("--draft-model", type=Path, metavar="DIR", help="another draft (default: stories15M of the pair)")
+    parser.flag("--draft", default="auto", choices=DRAFTERS, help="what drafts (default: auto, hybrid)")
     parser.flag("--prompts-per-workload", type=positive, default=1, metavar="N", help="(default: %(default)s)")
     parser.flag("--max-new-tokens", type=positive, default=32, metavar="N", help="(default: %(default)s)")
     parser.flag("--speculation-length", type=positive, default=4, metavar="K", help="(default: %(default)s)")
