@@ -124,7 +124,7 @@ def comparison_of(arguments: argparse.Namespace) -> ComparisonConfig:
         threads=arguments.threads,
         dtype=arguments.dtype,
         model=str(pair.target),
-        draft_model=str(draft),
+        draft_model=None if arguments.draft == "ngram" else str(draft),
         draft=arguments.draft,
     )
 
