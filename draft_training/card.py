@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from acceptance.measure import ALL, Measured
@@ -51,6 +52,11 @@ alone, after prompts that Tandem makes (`draft_training/prompts.py`).
 def _made_from(found: Measured, training: dict[str, Any]) -> str:
     config = training["config"]
     student = config["student"]
+    began = (
+        f"weights that began as those of {Path(config['start']).name}"
+        if config.get("start")
+        else "tied embeddings that began as the target's, reduced by principal components"
+    )
     return f"""## Made from
 
 * Data: {training["train_tokens"]:,} tokens that the target said in {training["train_sequences"]:,} continuations
@@ -58,7 +64,7 @@ def _made_from(found: Measured, training: dict[str, Any]) -> str:
 * Training: {training["steps"]:,} steps of about {config["batch"]:,} tokens, {training["seconds"] / 60:.0f} minutes;
   cross-entropy against the target's distribution and, with weight {config["hard"]}, against its first choice.
 * Shape: hidden {student["hidden"]}, {student["layers"]} layers, {student["heads"]} heads, feed-forward
-  {student["feed_forward"]}, tied embeddings that began as the target's, reduced by principal components.
+  {student["feed_forward"]}, {began}.
 * Target weights: `{training["target"]}`.
 
 Made again with `python -m draft_training.generate`, `... .train` and `... .evaluate`; both random seeds are fixed.

@@ -15,7 +15,8 @@ class TrainConfig:
     """batch: answered tokens per step. hard: weight of the target's first choice. softmax: how many of the
     tokens most often said take part in every step's softmax. others: how many of the rest.
     copies: sequences that say something twice, made from the data, per sequence of it.
-    max_tokens: use no more of the data than that (for curves)."""
+    max_tokens: use no more of the data than that (for curves).
+    start: a draft to go on from, whose shape it keeps; `student` counts without."""
 
     data: Path
     output: Path
@@ -34,6 +35,7 @@ class TrainConfig:
     seed: int = 1
     device: str = "auto"
     save_minutes: float = 3.0
+    start: Path | None = None
 
     def __post_init__(self) -> None:
         if self.epochs <= 0 or self.rate <= 0:

@@ -7,10 +7,13 @@ bytes, so the hidden size is set by the file's size and the feed-forward width t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from models.checkpoints import find
 
 ROPE_THETA = 1e6
 
@@ -61,6 +64,26 @@ def build(target: Any, config: StudentConfig, counts: Tensor, seed: int) -> Any:
         layer.mlp.down_proj.weight.data /= (2 * config.layers) ** 0.5
     begin_copying(student, counts.float())
     return student
+
+
+def go_on_from(folder: Path, target: Any) -> Any:
+    """A trained Llama to train further as a student of the model whose configuration is `target`."""
+    from transformers import AutoModelForCausalLM
+
+    student: Any = AutoModelForCausalLM.from_pretrained(**find(str(folder)).source, dtype=torch.float32)
+    theirs, ours = target.vocab_size, student.config.vocab_size
+    if ours != theirs:
+        raise ValueError(f"start: {folder} has a vocabulary of {ours}, the target one of {theirs}")
+    if not student.config.tie_word_embeddings:
+        raise ValueError(f"start: {folder} has a head apart from its embeddings, and training takes them for one")
+    return student
+
+
+def shape_of(student: Any) -> StudentConfig:
+    config = student.config
+    return StudentConfig(
+        config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.intermediate_size
+    )
 
 
 def _reduced(embeddings: Tensor, counts: Tensor, hidden: int) -> Tensor:

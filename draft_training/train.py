@@ -23,7 +23,7 @@ from draft_training.distill import Softmax, agreement
 from draft_training.loop import Training, TrainingData
 from draft_training.settings import HELD_OUT, TrainConfig
 from draft_training.shards import Answered, ShardFolder, split
-from draft_training.student import StudentConfig, build
+from draft_training.student import StudentConfig, build, go_on_from, shape_of
 from models.checkpoints import FREQUENT_TOKENS, find, weights_revision
 from models.gguf_cache import unpacked
 
@@ -66,9 +66,21 @@ def most_said(counts: torch.Tensor, most: int) -> torch.Tensor:
     return ids[counts[ids] > 0].sort().values
 
 
+def _begin(config: TrainConfig, source: dict[str, Any], revision: str) -> tuple[TrainingData, Any]:
+    """The data, and the student as it is before its first step."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if config.start:
+        theirs = AutoConfig.from_pretrained(**source)
+        return read_data(config, revision, theirs.vocab_size), go_on_from(config.start, theirs)
+    target: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    data = read_data(config, revision, target.config.vocab_size)
+    return data, build(target, config.student, data.counts, config.seed)
+
+
 def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     """Trains, writes config.output, and returns what is in its training.json."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from models.loading import choose_device, transformers_logging
 
@@ -76,10 +88,8 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     device = choose_device(config.device)
     checkpoint = unpacked(find(config.target))
     source, revision = checkpoint.source, weights_revision(checkpoint)
-    target: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    data = read_data(config, revision, target.config.vocab_size)
-    student = build(target, config.student, data.counts, config.seed).to(device)
-    del target
+    data, student = _begin(config, source, revision)
+    student.to(device)
     seen = most_said(data.counts, config.softmax)
     softmax = Softmax(seen, student.config.vocab_size, config.others, device)
     steps = max(1, round(config.epochs * data.tokens / config.batch))
@@ -87,7 +97,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
          f"{sum(p.numel() for p in student.parameters()):,} parameters, about {steps:,} steps")  # fmt: skip
     seconds = Training(config, student, softmax, data, steps, device, show).run()
     report = {
-        "config": json.loads(json.dumps(asdict(config), default=str)),
+        "config": json.loads(json.dumps(asdict(config) | {"student": asdict(shape_of(student))}, default=str)),
         "target": revision,
         "train_tokens": data.tokens,
         "train_sequences": len(data.train),
@@ -110,6 +120,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder that generate wrote")
     parser.add_argument("--output", type=Path, required=True, help="folder for the draft")
     parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
+    parser.add_argument("--start", type=Path, help="a draft with the target's vocabulary to go on from, shape and all")
     parser.add_argument("--hidden", type=int, default=shape.hidden)
     parser.add_argument("--layers", type=int, default=shape.layers)
     parser.add_argument("--heads", type=int, default=shape.heads)

