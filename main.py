@@ -45,7 +45,7 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
     _flag(models, "device", default="auto", help="auto, cpu or cuda")
     _flag(models, "dtype", default="auto", help="auto, float32, bfloat16 or float16")
     _flag(models, "threads", type=int, help="CPU threads of a model (default: torch's choice)")
-    _flag(models, "compile", default="auto", help="steps: native (C++, CPU), inductor (graphs), off (module code); auto")
+    _flag(models, "compile", default="auto", help="steps: native (C++), inductor (graphs), off (module code) or auto")
     bits = models.add_mutually_exclusive_group()
     bits.add_argument("--exact", action="store_true", help="use only step shapes that give the same bits (default)")
     bits.add_argument("--fast", action="store_true", help="use all step shapes, also where their last bits differ")
