@@ -220,6 +220,7 @@ def test_a_step_begins_once_as_many_are_back_as_shared_the_last_and_else_after_s
         await asyncio.sleep(0.01)
         recorder.gate.set()
         await gather(first, *rows)
+        await asyncio.sleep(0.01)
         count, began, on_device = 0, [], batcher.on_device
 
         async def noted(*arguments: Any) -> Any:
