@@ -7,6 +7,7 @@ here knows what a row means.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,14 +15,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from models.runner import RowFailed
+from models.slots import SlotPool
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 Step = Callable[[Sequence[Any]], Sequence[Any]]
 
 # After a step its rows come back through the event loop for their next one. At most so many turns of the loop are given
-# to them before the next step begins; an idle turn costs microseconds, a half-empty step milliseconds. Once as many are
-# here as shared the last step, it begins at once: what else the loop has to do, it does beside the step.
+# to them before the next step begins; an idle turn costs microseconds, a half-empty step milliseconds. Once every
+# sequence that holds a slot is here, it begins at once: what else the loop has to do, it does beside the step.
 _TURNS = 8
 
 
@@ -56,10 +58,18 @@ class Batcher:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"device-{name}")
         self._ready: list[_Waiting] = []
         self._loop_task: asyncio.Task[None] | None = None
-        self._shared = 0
+        self._pools: list[SlotPool] = []
         self._prefilled = False
         self.steps = 0
         self.rows = 0
+
+    def serves(self, slots: SlotPool) -> None:
+        """Rows of these slots come here: who holds one may be expected back after a step."""
+        self._pools.append(slots)
+
+    def _sequences(self) -> int:
+        """How many sequences are open; at least as many as can be known."""
+        return max((pool.count - pool.free for pool in self._pools), default=sys.maxsize)
 
     async def on_device(self, function: Callable[..., Result], *args: Any) -> Result:
         """Runs `function` on the device thread, between steps."""
@@ -90,7 +100,7 @@ class Batcher:
     async def _gather(self) -> list[_Waiting]:
         """Rows of the step whose turn it is, oldest first; cancelled ones are dropped."""
         for _ in range(_TURNS):
-            if self._ready and len(self._ready) >= self._shared:
+            if self._ready and len(self._ready) >= self._sequences():
                 break
             await asyncio.sleep(0)
         self._ready = [r for r in self._ready if not r.done.done()]
@@ -100,7 +110,6 @@ class Batcher:
         step, limit, self._prefilled = first.step, first.limit, first.prefill
         chosen = [r for r in self._ready if r.step == step][:limit]
         self._ready = [r for r in self._ready if r not in chosen]
-        self._shared = len(chosen)
         return chosen
 
     def _first(self) -> _Waiting:

@@ -31,6 +31,7 @@ class Engine:
     def __init__(self, runner: Runner, batcher: Batcher) -> None:
         self.runner, self.batcher = runner, batcher
         self.slots = SlotPool(runner.limits.slots)
+        batcher.serves(self.slots)
         self.verify = functools.partial(verify_sized, runner)
 
 

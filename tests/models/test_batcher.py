@@ -12,6 +12,7 @@ import pytest
 
 from models.batcher import Batcher, DeviceLost
 from models.runner import RowFailed
+from models.slots import SlotPool
 from tests.support import run
 
 
@@ -210,17 +211,15 @@ def test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others() ->
     run(test())
 
 
-@pytest.mark.parametrize(("shared", "turns"), [(1, 1), (2, 8)])
-def test_a_step_begins_once_as_many_are_back_as_shared_the_last_and_else_after_some_turns(
-    shared: int, turns: int
+@pytest.mark.parametrize(("open_sequences", "turns"), [(1, 1), (2, 8)])
+def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turns(
+    open_sequences: int, turns: int
 ) -> None:
     async def test() -> None:
-        batcher, recorder, first = await opened()
-        rows = queue(batcher, recorder.a, range(shared))
-        await asyncio.sleep(0.01)
-        recorder.gate.set()
-        await gather(first, *rows)
-        await asyncio.sleep(0.01)
+        batcher, recorder, slots = Batcher("test"), Recorder(), SlotPool(4)
+        batcher.serves(slots)
+        for _ in range(open_sequences):
+            slots.take()
         count, began, on_device = 0, [], batcher.on_device
 
         async def noted(*arguments: Any) -> Any:
@@ -228,12 +227,12 @@ def test_a_step_begins_once_as_many_are_back_as_shared_the_last_and_else_after_s
             return await on_device(*arguments)
 
         batcher.on_device = noted  # type: ignore[method-assign]
-        again = asyncio.create_task(batcher.run(recorder.a, "again", 4))
+        row = asyncio.create_task(batcher.run(recorder.a, "row", 4))
         while not began:
             await asyncio.sleep(0)
             count += 1
         assert turns <= began[0] <= turns + 2
-        await again
+        await row
         await batcher.close()
 
     run(test())
