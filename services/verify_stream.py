@@ -20,7 +20,7 @@ async def answered_in_order(
     answer: Callable[[Request, float], Awaitable[Reply]],
     most_ahead: int = MOST_AHEAD,
 ) -> AsyncGenerator[Reply, None]:
-    """`answer(request, arrived)` of each request; `arrived` is when it was read (perf_counter), which may be long before.
+    """`answer(request, arrived)` of each request; `arrived` is when it was read (perf_counter), perhaps long before.
 
     An answer that raises ends the stream, after the replies before it. Leaving early ends the reading.
     """

@@ -111,7 +111,9 @@ class PipelinedRounds:
                 error: Exception = lost.cause
             else:
                 if answer.verdict is not None:
-                    return await self._committed(tokens, self._flights.popleft(), answer.verdict, answer.network_seconds)
+                    return await self._committed(
+                        tokens, self._flights.popleft(), answer.verdict, answer.network_seconds
+                    )
                 held = answer.committed_length
                 error = OutOfStep(f"round at {len(tokens)} is stale: the verifier holds {held} tokens")
             again = self._flights.popleft()

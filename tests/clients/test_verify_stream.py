@@ -89,16 +89,18 @@ def test_wrong_guesses_are_stale_and_cost_the_target_no_step(depth: Callable[[in
     depth(4)
 
     async def test() -> None:
-        async with target_site(toy(ToyConfig(step_seconds=0.004))) as site:
-            async with pipelined(site.address, "salt=9") as (generator, _):
-                before = site.engine.batcher.steps
-                got = await answer(generator.generate, ids(PROMPT, 20, speculation_length=2))
-                stats = got.completion.stats
-                assert got.token_ids == oracle(PROMPT, GREEDY, 20)
-                assert stats.stale_rounds > 10
-                assert stats.guessed_rounds == 0
-                assert site.engine.batcher.steps - before == 1 + stats.rounds
-                assert stats.wasted_drafts == stats.drafted + stats.stale_drafts
+        async with (
+            target_site(toy(ToyConfig(step_seconds=0.004))) as site,
+            pipelined(site.address, "salt=9") as (generator, _),
+        ):
+            before = site.engine.batcher.steps
+            got = await answer(generator.generate, ids(PROMPT, 20, speculation_length=2))
+            stats = got.completion.stats
+            assert got.token_ids == oracle(PROMPT, GREEDY, 20)
+            assert stats.stale_rounds > 10
+            assert stats.guessed_rounds == 0
+            assert site.engine.batcher.steps - before == 1 + stats.rounds
+            assert stats.wasted_drafts == stats.drafted + stats.stale_drafts
 
     run(test())
 
