@@ -45,7 +45,7 @@ class StreamedVerifier:
 
     @property
     def most_in_flight(self) -> int:
-        """One until the server has answered in a stream: without a stream, a second round would hide that."""
+        """One until a stream was answered: where there is none, a second round would hide that the server says so."""
         return MOST_IN_FLIGHT if self._client.streams else 1
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:

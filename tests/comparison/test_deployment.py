@@ -95,6 +95,15 @@ def test_the_draft_worker_is_told_where_the_target_is() -> None:
     assert value(commands["distributed"], "--target_port") == "5001"
     assert names(endpoints) == ["distributed"]  # the target serves, it is not compared
     assert baseline_of(endpoints) is None
+    assert value(commands["distributed"], "--pipeline") == "off"
+
+
+def test_a_pipelined_worker_is_one_of_its_own_beside_that_of_stop_and_wait() -> None:
+    commands, endpoints = deployed(architectures=("distributed", "pipelined"), pipeline="auto")
+    assert list(commands) == ["autoregressive", "distributed", "pipelined"]
+    assert [value(commands[name], "--pipeline") for name in ("distributed", "pipelined")] == ["auto", "on"]
+    assert value(commands["pipelined"], "--target_port") == "5001"
+    assert names(endpoints) == ["distributed", "pipelined"]
 
 
 def test_a_wide_target_gets_a_width_one_baseline() -> None:

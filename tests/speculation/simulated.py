@@ -76,8 +76,7 @@ class SimulatedDraft:
 class SimulatedTarget:
     """A FlightVerifier: rounds travel, are verified one by one in order, and travel back. Keeps what it did.
 
-    `breaks`: numbers of sent rounds (from 0) at which everything in flight is lost. `forgets`: it then holds
-    tokens that it should not, until it is resumed.
+    `breaks`: numbers of sent rounds (from 0) at which everything in flight is lost. `refuses`: at all of them.
     """
 
     verify_seconds: float = 0.0

@@ -119,7 +119,6 @@ MUTANTS = {
     "what is drafted beyond the end": ("self._end - len(tokens) - 1", "self._end", check_tokens),
     "the draft does not go ahead": ("len(self._flights) < deepest", "len(self._flights) < 1", check_times),
     "stale rounds are not counted": ("self.stats.stale(flight.draft, flight.ahead)", "pass", check_counts),
-    "what was being drafted goes on after a miss": ("self._ahead.cancel()", "pass", check_times),
     "overlapping rounds wait twice": (
         "min(network_seconds, max(0.0, waited))",
         "network_seconds * 5",
