@@ -27,12 +27,14 @@ class Experience:
         self.copied = COPIED_BEFOREHAND
         self.rows = 1
         self.rounds = 0
+        self.rounds_since_plain = 0
 
     def note(self, asked: int, draft: Draft, verdict: Verdict, seconds: float, steady: bool) -> None:
         """A round. `steady`: the draft model had no more to catch up on than it usually has."""
         self.rounds += 1
         self.rows = verdict.rows
         drafted = len(draft.token_ids)
+        self.rounds_since_plain = self.rounds_since_plain + 1 if asked else 0
         by = proposer_of(draft)
         if verdict.compute_seconds > 0:
             self.verify.note(verdict.rows, max(verdict.width, drafted + 1), verdict.compute_seconds)

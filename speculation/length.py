@@ -23,12 +23,14 @@ TRIED = 8
 """A process's first rounds: they try lengths far apart, so that costs are known."""
 FADING = 0.96
 """Of what a session knows about its acceptance, a round: it rests on the last 25 rounds or so."""
-TOGETHER, EACH = 4.0, 4.0
+TOGETHER, EACH = 3.0, 3.0
 """Trials that the process's acceptance weighs beside a session's own: at all positions together, and at each."""
 STALE_AFTER = 8
 """Rounds without a draft in which what is known about acceptance is taken to be as good as new."""
 TRIALS_AT_FIRST, TRIALS_ON = 0.75, 0.01
 """What trials may cost a session: plain rounds at its beginning, and a share of its time from then on."""
+PLAIN_AFTER = 64
+"""Rounds of a process after which a plain one is measured again, as a trial: else drafting would never be left."""
 CATCHES_UP = 8
 """Tokens without a draft after which the draft model has so much to catch up on that its time says little."""
 
@@ -191,6 +193,10 @@ class AdaptiveLength:
             if trial.seconds - trial.tokens / plan.rate <= self._allowance:
                 self._trial_rate = plan.rate
                 return hoped
+        overdue = max(plan.copied, plan.model) and self._experience.rounds_since_plain >= PLAIN_AFTER
+        if overdue and costs.plain - 1 / plan.rate <= self._allowance:
+            self._trial_rate = plan.rate
+            return Plan(0, 0, 1.0, costs.plain)
         return plan
 
     def _costs(self, most: int) -> Costs:

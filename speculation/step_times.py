@@ -7,17 +7,18 @@ sizes not measured here, or not lately, are read from. Pure: seconds come in as 
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 
 WINDOW = 25  # steps of one size that a median is taken over
+FEW = 8  # values that are too few for a median
 HALF_LIFE = 400  # steps after which a median that was not refreshed counts half
 LEAN = 4.0  # steps that the line counts as, where a size's own median stands beside it
 REFRESH = 4  # steps after which times are worked out again
 
 
 class Recent:
-    """The median of the last `WINDOW` values, of two the lower: what disturbs a step makes it longer."""
+    """The median of the last `WINDOW` values; of a few, the lower quartile: what disturbs a step makes it longer, and a
+    size that was measured long only by accident might never be tried again."""
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=WINDOW)
@@ -29,7 +30,8 @@ class Recent:
 
     def note(self, value: float, at: int = 0) -> None:
         self._values.append(value)
-        self.median, self.noted_at = statistics.median_low(self._values), at
+        ordered, n = sorted(self._values), len(self._values)
+        self.median, self.noted_at = ordered[(n - 1) // (4 if n < FEW else 2)], at
 
 
 class StepTimes:

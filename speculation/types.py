@@ -308,8 +308,8 @@ class ModelInfo:
     backend: str
     draft_name: str = ""
     default_speculation_length: int = 0
-    adaptive_speculation_length: bool = False
     plain_width: int = 1
     bit_exact: bool = True
     startup_seconds: float = 0.0
     end_of_sequence_ids: tuple[int, ...] = ()
+    adaptive_speculation_length: bool = False
