@@ -240,6 +240,7 @@ def test_nothing_measured_is_a_table_of_bars_not_measured():
     ("flags", "message"),
     [
         (["--parts", "single,moon"], "parts: 'moon' is not one of bandwidth"),
+        (["--vllm-methods", "eagle"], "vllm-methods: 'eagle' is not one of plain, ngram, draft_model"),
         (["--concurrency", "8,1"], "concurrency: 8,1 is not an ascending list"),
         (["--max-new-tokens", "400"], "sequence-length: 512 is not above twice"),
         (["--workloads", "moon"], "workloads: 'moon'"),

