@@ -2,6 +2,7 @@
 // thread that the system takes away for a while holds up one piece, not half of the phase.
 #pragma once
 #include <atomic>
+#include <pthread.h>
 #include <sched.h>
 #include <thread>
 #include <vector>
@@ -21,6 +22,9 @@ public:
     typedef void (*Job)(void* argument, int thread);
 
     explicit Pool(int threads) : count_(threads) {
+#ifdef __linux__
+        if (sched_getaffinity(0, sizeof(allowed_), &allowed_)) CPU_ZERO(&allowed_);
+#endif
         for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
     }
     ~Pool() {
@@ -33,6 +37,7 @@ public:
     // Runs job(argument, thread) on the first `threads` threads, the caller being the first; returns when all are done.
     void run(Job job, void* argument, int threads) {
         if (threads > 1) {
+            leave_this_core();
             job_ = job;
             argument_ = argument;
             active_ = threads;
@@ -60,6 +65,19 @@ public:
     }
 
 private:
+    // Sends the workers to other cores than the caller's. Left to itself, the system likes to wake a thread beside the
+    // one that woke it, and there it would wait for the very thread that waits for it.
+    void leave_this_core() {
+#ifdef __linux__
+        const int core = sched_getcpu();
+        if (core < 0 || core == left_ || !CPU_ISSET(core, &allowed_) || CPU_COUNT(&allowed_) < count_) return;
+        cpu_set_t others = allowed_;
+        CPU_CLR(core, &others);
+        for (auto& worker : workers_) pthread_setaffinity_np(worker.native_handle(), sizeof(others), &others);
+        left_ = core;
+#endif
+    }
+
     static constexpr int SPINS = 4000;  // some tens of microseconds
 
     template <class Condition> static void until(Condition condition) {
@@ -92,6 +110,10 @@ private:
 
     int count_;
     std::vector<std::thread> workers_;
+#ifdef __linux__
+    cpu_set_t allowed_;
+    int left_ = -1;
+#endif
     Job job_ = nullptr;
     void* argument_ = nullptr;
     int active_ = 0;
