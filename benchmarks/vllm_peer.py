@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.bars import VLLM, VLLM_DRAFT, VLLM_NGRAM
 from benchmarks.contenders import Answered
+from comparison.line_process import end
 from comparison.servers import log_tail
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
@@ -148,18 +149,6 @@ class Peer:
         return reply
 
     async def stop(self) -> None:
-        """Ends its stdin, then kills it where that is not enough; also when the waiting itself is cancelled."""
-        process = self._process
-        if process is None:
-            return
-        try:
-            if process.stdin:
-                process.stdin.close()
-            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
-        except asyncio.TimeoutError:
-            pass
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-        await process.wait()
+        """Ends it; also when the waiting itself is cancelled."""
+        if self._process is not None:
+            await end(self._process, GRACE_SECONDS)

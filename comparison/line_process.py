@@ -63,21 +63,24 @@ class LineProcess:
         return rest
 
     async def stop(self) -> None:
-        """Ends its stdin, then kills it where that is not enough; also when the waiting itself is cancelled."""
-        process = self._process
-        if process is None:
-            return
-        try:
-            if process.stdin:
-                process.stdin.close()
-            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
-        except asyncio.TimeoutError:
-            pass
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-        await process.wait()
+        """Ends it; also when the waiting itself is cancelled."""
+        if self._process is not None:
+            await end(self._process, GRACE_SECONDS)
+
+
+async def end(process: asyncio.subprocess.Process, grace_s: float) -> None:
+    """Ends a process's stdin, then kills it where that is not enough; also when the waiting itself is cancelled."""
+    try:
+        if process.stdin:
+            process.stdin.close()
+        await asyncio.wait_for(process.wait(), grace_s)
+    except asyncio.TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    await process.wait()
 
 
 def _last(text: str) -> str:

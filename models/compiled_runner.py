@@ -62,7 +62,7 @@ class CompiledRunner(TorchRunner):
             maker.seal()
         startup.note(f"graphs of {self.identity.model_name}: {maker.made.line()}")
         with startup.stage("certifying"):
-            self._shapes = self._certified()
+            self.shapes = self._certified()
         with startup.stage("warming"):
             self._warm()
 
@@ -117,7 +117,7 @@ class CompiledRunner(TorchRunner):
             startup.note("the fused graph's bits are not those of verification: --exact leaves it out")
             return
         if not same:
-            self._shapes = self.shapes.inexact()
+            self.shapes = self.shapes.inexact()
         with startup.stage("warming"):
             graph.measure()
         self._fused[id(draft)] = graph

@@ -47,21 +47,9 @@ class TorchRunner:
     def __init__(
         self, model: TorchModel, limits: Limits, identity: Identity, verifies: bool = True, exact: bool = True
     ) -> None:
-        self.model, self._limits, self._identity, self._verifies = model, limits, identity, verifies
+        self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
         self._exact = exact
-        self._shapes = StepShapes((limits.max_draft + 1,), (limits.slots,), bit_exact=False, chunks=(limits.chunk,))
-
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def identity(self) -> Identity:
-        return self._identity
-
-    @property
-    def shapes(self) -> StepShapes:
-        return self._shapes
+        self.shapes = StepShapes((limits.max_draft + 1,), (limits.slots,), bit_exact=False, chunks=(limits.chunk,))
 
     def warm_up(self, startup: Startup | None = None) -> None:
         startup = startup or Startup()
@@ -69,9 +57,9 @@ class TorchRunner:
         widths, chunks = width_buckets(self.limits.max_draft), chunk_buckets(self.limits.chunk)
         if self._verifies:
             with startup.stage("certifying"):
-                self._shapes = certify(self.model, self.limits, widths, batches, lengths, chunks, self._exact)
+                self.shapes = certify(self.model, self.limits, widths, batches, lengths, chunks, self._exact)
             return
-        self._shapes = StepShapes(tail_buckets(), batches, False, lengths, chunks, lengths)
+        self.shapes = StepShapes(tail_buckets(), batches, False, lengths, chunks, lengths)
         with startup.stage("warming"):
             self._propose_once(batches)
 

@@ -58,12 +58,8 @@ class ToyRunner:
 
     def __init__(self, limits: Limits, config: ToyConfig | None = None) -> None:
         self.config = config or ToyConfig()
-        self._limits = limits
+        self.limits = limits
         self._cache = np.full((limits.slots, limits.max_length + limits.max_draft + limits.chunk), -1, dtype=np.int64)
-
-    @property
-    def limits(self) -> Limits:
-        return self._limits
 
     @property
     def identity(self) -> Identity:

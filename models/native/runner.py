@@ -44,32 +44,20 @@ class NativeRunner:
     """Runs one model. `verifies` is false for a model that only drafts: its bits need no check."""
 
     def __init__(self, model: NativeModel, limits: Limits, identity: Identity, verifies: bool = True) -> None:
-        self.model, self._limits, self._identity, self._verifies = model, limits, identity, verifies
+        self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
         widest = limits.max_draft + 1 if verifies else TAIL
-        self._shapes = StepShapes(
+        self.shapes = StepShapes(
             tuple(range(1, widest + 1)),
             tuple(range(1, limits.slots + 1)),
             False,
             chunks=tuple(range(1, limits.chunk + 1)),
         )
 
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def identity(self) -> Identity:
-        return self._identity
-
-    @property
-    def shapes(self) -> StepShapes:
-        return self._shapes
-
     def warm_up(self, startup: Startup | None = None) -> None:
         if not self._verifies:
             return
         with (startup or Startup()).stage("certifying"):
-            self._shapes = certify_ragged(self.model, self.limits, self._shapes)
+            self.shapes = certify_ragged(self.model, self.limits, self.shapes)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self.model.feed([r.slot for r in rows], [r.start for r in rows], [r.tokens for r in rows], 0)
