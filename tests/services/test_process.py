@@ -180,7 +180,7 @@ def test_the_other_servers_are_ready_listed_and_stop_too(tmp_path: Path, role: s
             info = await client.model_info()
             assert (info.backend, info.vocab_size, info.kv_slots) == ("toy", 258, 2)
             assert info.startup_seconds > 0
-            requests = [ids([65 + i], 12, ignore_end_of_sequence=True) for i in range(3)]
+            requests = [ids([65 + i], 12, speculation_length=3, ignore_end_of_sequence=True) for i in range(3)]
             answers = await asyncio.gather(*(answer(client.generate, request) for request in requests))
         assert [a.token_ids for a in answers] == [oracle([65 + i], GREEDY, 12, past_the_end=True) for i in range(3)]
 
