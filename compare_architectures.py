@@ -13,8 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from comparison.architectures import COMPARED
-from comparison.config import BACKENDS, DRAFTERS, DTYPES, ComparisonConfig, parse_connect
+from comparison.architectures import DEFAULT, PIPELINED
+from comparison.config import BACKENDS, DRAFTERS, DTYPES, PIPELINES, ComparisonConfig, parse_connect
 from comparison.link_settings import LINK_KINDS
 from comparison.reading import read_comparison
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
@@ -76,7 +76,12 @@ def _add_prompt_flags(parser: Parser) -> None:
 
 def _add_generation_flags(parser: Parser) -> None:
     parser.flag("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate (default: 64)")
-    parser.flag("--speculation-length", type=int, default=3, metavar="K", help="draft tokens per round (default: 3)")
+    parser.flag(
+        "--speculation-length",
+        default="3",
+        metavar="auto|K",
+        help="draft tokens per round (default: 3); auto: as many as pay, by measurement; nothing is predicted then",
+    )
     parser.flag("--temperature", default="0", metavar="LIST", help="0 is greedy; of several the first is the base")
     parser.flag(
         "--rule", default="agreement", metavar="LIST", help="how drafts are verified: agreement, rejection or both"
@@ -102,13 +107,24 @@ def _add_link_flags(parser: Parser) -> None:
 
 
 def _add_server_flags(parser: Parser) -> None:
-    parser.flag("--architectures", default=",".join(COMPARED), metavar="LIST", help="(default: %(default)s)")
+    parser.flag(
+        "--architectures",
+        default=",".join(a.name for a in DEFAULT),
+        metavar="LIST",
+        help=f"(default: %(default)s; there is also {PIPELINED.name})",
+    )
     parser.flag(
         "--connect", action="append", default=[], metavar="ARCH=HOST:PORT", help="use a running server; may be repeated"
     )
     parser.flag("--model", "--target-model", dest="model", metavar="MODEL", help="target (default: the embedded one)")
     parser.flag("--draft-model", metavar="MODEL", help="draft model")
     parser.flag("--draft", default="auto", metavar="|".join(DRAFTERS), help="drafter (default: auto)")
+    parser.flag(
+        "--pipeline",
+        default="off",
+        metavar="|".join(PIPELINES),
+        help="of the distributed architecture: send rounds ahead of verdicts (default: off)",
+    )
     parser.flag("--backend", default="torch", metavar="|".join(BACKENDS), help="toy is arithmetic, for tests")
     parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="of the models (default: auto)")
     parser.flag("--threads", type=int, metavar="T", help="threads of each server (default: the server's choice)")
@@ -128,7 +144,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         connect=parse_connect(arguments.connect),
         num_runs=arguments.num_runs,
         max_new_tokens=arguments.max_new_tokens,
-        speculation_length=arguments.speculation_length,
+        speculation_length=speculation_length(arguments.speculation_length),
         rtts_ms=numbers("rtt-ms", arguments.rtt_ms),
         bandwidth_mbps=arguments.bandwidth_mbps,
         link=arguments.link,
@@ -149,6 +165,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         model=arguments.model,
         draft_model=arguments.draft_model,
         draft=arguments.draft,
+        pipeline=arguments.pipeline,
         timeout_s=arguments.timeout,
         startup_timeout_s=arguments.startup_timeout,
         baseline=baseline,
@@ -180,6 +197,16 @@ def numbers(flag: str, text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in split_list(text))
     except ValueError:
         raise ValueError(f"{flag}: {text!r} is not a list of numbers") from None
+
+
+def speculation_length(text: str) -> int | None:
+    """A number; None is auto."""
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"speculation-length: {text!r} is neither a number nor auto") from None
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from comparison.advice import AdviceConfig
     from models.assembly import ModelConfig
     from services.launch import RoleConfig
+    from speculation.depth import Pipeline
 
 STARTED = time.monotonic()
+MOST = 5  # draft tokens per round that a server allows unless it is told
 
 
 def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
@@ -26,24 +28,42 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         raise ValueError(
             f"tp_degree: {args.tp_degree} is not available on cpu and cuda, which run one model on one device"
         )
-    k = 5 if args.speculation_length is None else args.speculation_length
+    k = speculation_length(args.speculation_length)
+    most = args.max_speculation_length
+    if most is None:
+        most = MOST if k is None else k
+    if k is not None and k > most:
+        raise ValueError(f"speculation_length: {k} is above max_speculation_length {most}")
     return ModelConfig(
-        execution=Execution(args.device, args.dtype, args.threads),
-        shape=Shape(args.batch, args.sequence_length or 512, k),
+        execution=Execution(args.device, args.dtype, args.threads, args.compile, not args.fast),
+        shape=Shape(args.batch, args.sequence_length or 512, most),
         model=model,
         draft=DraftChoice(args.draft, args.draft_model),
         backend=args.backend,
-        default_k=3 if args.speculation_length is None else k,
+        default_k=k,
     )
+
+
+def speculation_length(given: str | None) -> int | None:
+    """A number of draft tokens; None is auto. Raises ValueError."""
+    if given is None or given == "auto":
+        return None
+    try:
+        return int(given)
+    except ValueError:
+        raise ValueError(f"speculation_length: {given!r} is neither a number nor auto") from None
 
 
 def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """A server's whole configuration."""
+    from models.startup import Startup
     from services.launch import RoleConfig
     from services.server import ServeConfig
 
+    startup = Startup(STARTED)
+    startup.add("importing", startup.total())
     return RoleConfig(
-        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, STARTED),
+        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, startup),
         models=model_config(args, model),
         target_address=None if args.propose_only else address_of(args.target_host, args.target_port),
         draft_address=draft_address(args.draft_host),
@@ -51,7 +71,15 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         connect_seconds=args.connect_seconds,
         lease_seconds=args.lease_seconds,
         profile=args.profile,
+        pipeline=pipeline_of(args),
     )
+
+
+def pipeline_of(args: argparse.Namespace) -> Pipeline:
+    """Whether the rounds of a distributed loop overlap."""
+    from speculation.depth import Pipeline
+
+    return Pipeline.named(args.pipeline)
 
 
 def client_config(args: argparse.Namespace) -> ClientConfig:
@@ -68,7 +96,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         sampling=SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.seed),
         max_new_tokens=args.max_new_tokens,
         max_total_tokens=args.sequence_length,
-        speculation_length=args.speculation_length,
+        speculation_length=speculation_length(args.speculation_length),
         stop_strings=tuple(args.stop),
         ignore_end_of_sequence=args.ignore_eos,
         rule=Rule.named(args.rule),
@@ -85,8 +113,9 @@ def accept_config(args: argparse.Namespace) -> AcceptConfig:
 
     prompts = given_prompts(args.prompt or (), args.chat)
     prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()
-    longest = 8 if args.speculation_length is None else args.speculation_length
-    args.speculation_length = max(1, longest)
+    asked = speculation_length(args.speculation_length)
+    longest = 8 if asked is None else asked
+    args.speculation_length = str(max(1, longest))
     return AcceptConfig(
         models=model_config(args, args.target_model or args.model),
         prompts=prompts or built_in_prompts(),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from configuration import accept_config, advice_config, client_config, model_config, role_config
+from configuration import accept_config, advice_config, client_config, model_config, pipeline_of, role_config
 
 Run = Coroutine[Any, Any, Any]
 DEFAULT_PORT = 50051
@@ -45,15 +45,20 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
     _flag(models, "device", default="auto", help="auto, cpu or cuda")
     _flag(models, "dtype", default="auto", help="auto, float32, bfloat16 or float16")
     _flag(models, "threads", type=int, help="CPU threads of a model (default: torch's choice)")
+    _flag(models, "compile", default="auto", help="steps: native (C++), inductor (graphs), off (module code) or auto")
+    bits = models.add_mutually_exclusive_group()
+    bits.add_argument("--exact", action="store_true", help="use only step shapes that give the same bits (default)")
+    bits.add_argument("--fast", action="store_true", help="use all step shapes, also where their last bits differ")
     _flag(models, "sequence_length", type=int, help="tokens per sequence, prompt included (servers: 512)")
     _flag(models, "batch", type=int, default=4, help="KV slots: sequences held at once (default 4)")
     _flag(
         models,
         "speculation_length",
         "gamma",
-        type=int,
-        help="draft tokens per round (default 3); a server's maximum (default 5)",
+        metavar="auto|K",
+        help="draft tokens per round; auto (default): as many as pay, by measurement. Clients: auto is the server's",
     )
+    _flag(models, "max_speculation_length", type=int, help="a server's most (default: its speculation_length, auto: 5)")
     _flag(models, "tp_degree", type=int, default=1, help="tensor parallel degree")
 
 
@@ -74,6 +79,12 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
     _flag(network, "propose_only", action="store_true", help="draft_worker: know no target, draft for those that ask")
     _flag(network, "draft_host", metavar="HOST:PORT", help="target: speculate with the drafts of the DraftWorker there")
     _flag(network, "draft_seconds", type=float, default=5.0, help="target: how long a draft may take (default 5)")
+    _flag(
+        network,
+        "pipeline",
+        default="auto",
+        help="draft, draft_worker: send rounds ahead of verdicts, on or off; auto (default): where it is faster",
+    )
     _flag(network, "ready_file", help="write address and process id here once ready")
     _flag(network, "drain_seconds", type=float, default=30.0, help="how long running requests may finish after SIGTERM")
     _flag(network, "lease_seconds", type=float, default=60.0, help="how long a session lives without a Verify")
@@ -134,7 +145,8 @@ def _draft(args: argparse.Namespace) -> Run:
     from clients.local import run_draft
 
     args.draft_model = args.draft_model or _own_draft(args)
-    return run_draft(client_config(args), model_config(args, args.target_model or args.model), args.connect_seconds)
+    models = model_config(args, args.target_model or args.model)
+    return run_draft(client_config(args), models, args.connect_seconds, pipeline_of(args))
 
 
 def _own_draft(args: argparse.Namespace) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from speculation.acceptance import agree
 from speculation.drafters import Drafter
 from speculation.draws import Drawn
+from speculation.length import FixedLength
 from speculation.loop import DraftThenVerify, speculate
 from speculation.stopping import Stopping, StopRules
 from speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
@@ -72,6 +73,9 @@ class Remembered:
         draft = self._drafts[len(tokens)]
         return Draft(draft.token_ids[:k], proposed_by=draft.proposed_by[:k])
 
+    async def guess(self, tokens: Sequence[int]) -> Draft:
+        return await self.propose(tokens, 1)
+
     async def close(self) -> None:
         """Keeps what is remembered; whoever made the inner drafter closes it."""
 
@@ -89,7 +93,7 @@ async def replay(drafter: Drafter, said: Continuation, k: int) -> SpeculationSta
     stats = SpeculationStats()
     stopping = Stopping(StopRules(max_new_tokens=len(said.answer)), _NoText())
     rounds = DraftThenVerify(KnownTarget(said), drafter)
-    async for _ in speculate(said.prompt, said.sampling, k, rounds, stopping, stats):
+    async for _ in speculate(said.prompt, said.sampling, FixedLength(k), rounds, stopping, stats):
         pass
     return stats
 

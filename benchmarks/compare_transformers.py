@@ -10,33 +10,35 @@ import argparse
 import asyncio
 import contextlib
 import json
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
-from benchmarks.figures import Agreement, Pairing, Ratio, Sample, agreement, quantile, ratios
+from benchmarks.contenders import Starting, answer_in_turn, connect, describe, encode
+from benchmarks.figures import Agreement, Pairing, Ratio, Sample, agreement, ratios
+from benchmarks.tables import contender_table, kind_table
 from clients.channel import FUSED
-from clients.generation import GenerationClient
 from comparison.architectures import DISTRIBUTED
 from comparison.architectures import FUSED as FUSED_ARCHITECTURE
 from comparison.config import DTYPES, ComparisonConfig
 from comparison.deployment import Endpoint, baseline_of, deploy, drafting_command
 from comparison.environment import these_versions, this_machine
-from comparison.servers import Fleet, Server
-from comparison.workloads import BUILT_IN, Prompt, built_in_prompts
-from speculation.types import Chunk, GenerationRequest, ModelInfo
+from comparison.servers import Fleet
+from comparison.workloads import BUILT_IN, built_in_prompts
+from speculation.types import ModelInfo
+
+if TYPE_CHECKING:
+    from benchmarks.stock import StockContender, StockModel
 
 REPETITIVE = ("counting_and_lists", "code", "extraction")
-WARM_UP_TOKENS = 12
 
 PLAIN, FUSED_NGRAM, DISTRIBUTED_NGRAM, FUSED_MODEL = (
     "autoregressive",
@@ -54,27 +56,6 @@ PAIRINGS = (
     Pairing("fused over our own plain decoding", FUSED_NGRAM, PLAIN),
     Pairing("the same, repetitive prompts only", FUSED_NGRAM, PLAIN, REPETITIVE),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """New token ids, and when (perf_counter) the first of them had come, and how many came then."""
-
-    token_ids: tuple[int, ...]
-    first_came: float
-    first_tokens: int
-
-
-Answer = Callable[[Sequence[int], int], Awaitable[Answered]]
-"""(prompt, new tokens) -> the answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """Somebody who answers prompts."""
-
-    name: str
-    answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,26 +106,8 @@ def _config(args: argparse.Namespace) -> ComparisonConfig:
 # --- our side ---
 
 
-@dataclass(frozen=True)
-class _Starting:
-    """A fleet that says what it starts."""
-
-    fleet: Fleet
-    say: Callable[[str], None]
-
-    async def start(self, name: str, command: Sequence[str]) -> Server:
-        server = await self.fleet.start(name, command)
-        self.say(f"{name} is ready on {server.address} after {server.startup_seconds:.1f} s")
-        return server
-
-
-async def _describe(address: str, service: str) -> ModelInfo:
-    async with GenerationClient.connect(address, service) as client:
-        return await client.model_info()
-
-
-async def _our_endpoints(args: argparse.Namespace, starter: _Starting) -> dict[str, Endpoint]:
-    endpoints = await deploy(args.config, starter, _describe)
+async def _our_endpoints(args: argparse.Namespace, starter: Starting) -> dict[str, Endpoint]:
+    endpoints = await deploy(args.config, starter, describe)
     by_architecture = {endpoint.architecture: endpoint for endpoint in endpoints}
     plain = baseline_of(endpoints)
     assert plain is not None
@@ -156,37 +119,16 @@ async def _our_endpoints(args: argparse.Namespace, starter: _Starting) -> dict[s
     if args.draft_model:
         config = replace(args.config, draft="model", draft_model=args.draft_model)
         server = await starter.start("fused_draft_model", drafting_command(config, "fused_target"))
-        ours[FUSED_MODEL] = Endpoint(FUSED_ARCHITECTURE, server.address, await _describe(server.address, FUSED))
+        ours[FUSED_MODEL] = Endpoint(FUSED_ARCHITECTURE, server.address, await describe(server.address, FUSED))
     return ours
-
-
-def _ours(name: str, client: GenerationClient, k: int) -> Contender:
-    async def answer(prompt: Sequence[int], max_new_tokens: int) -> Answered:
-        request = GenerationRequest(
-            token_ids=tuple(prompt),
-            max_new_tokens=max_new_tokens,
-            speculation_length=k,
-            ignore_end_of_sequence=True,
-        )
-        tokens: list[int] = []
-        came, first = 0.0, 0
-        async with contextlib.aclosing(client.generate(request)) as events:
-            async for event in events:
-                if isinstance(event, Chunk):
-                    tokens += event.token_ids
-                    if tokens and not first:
-                        came, first = time.perf_counter(), len(tokens)
-        return Answered(tuple(tokens), came, first)
-
-    return Contender(name, answer)
 
 
 # --- transformers' side ---
 
 
-def _stock(args: argparse.Namespace, dtype: str) -> tuple[list[Contender], Any]:
+def _stock(args: argparse.Namespace, dtype: str) -> tuple[list[StockContender], StockModel]:
     """Imported late: --help needs no torch."""
-    from benchmarks.stock import StockModel
+    from benchmarks.stock import StockContender, StockModel
     from models.checkpoints import find
     from models.gguf_cache import unpacked
 
@@ -199,23 +141,7 @@ def _stock(args: argparse.Namespace, dtype: str) -> tuple[list[Contender], Any]:
         draft = StockModel(unpacked(find(args.draft_model)), dtype, args.threads)
         assistances[ASSISTED] = {"assistant_model": draft.as_assistant(args.speculation_length)}
 
-    def contender(name: str, assistance: dict[str, Any]) -> Contender:
-        async def answer(prompt: Sequence[int], max_new_tokens: int) -> Answered:
-            token_ids, first = model.generate(prompt, max_new_tokens, **assistance)
-            return Answered(token_ids, first.came, first.count)
-
-        return Contender(name, answer)
-
-    return [contender(name, assistance) for name, assistance in assistances.items()], model
-
-
-def _encode(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
-    """Both sides are given ids, so that neither pays for tokenization and both see the same prompt."""
-    from models.assembly import load_tokenizer
-    from models.checkpoints import find
-
-    tokenizer = load_tokenizer(find(None))
-    return {prompt.name: tokenizer.encode(prompt.text, prompt.chat) for prompt in prompts}
+    return [StockContender(name, model, assistance) for name, assistance in assistances.items()], model
 
 
 # --- the run ---
@@ -226,53 +152,15 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Outco
     async with contextlib.AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compare_transformers")))
         fleet = await stack.enter_async_context(Fleet(logs, concurrency=1))
-        endpoints = await _our_endpoints(args, _Starting(fleet, say))
-        contenders = [
-            _ours(
-                name,
-                await stack.enter_async_context(GenerationClient.connect(e.address, e.architecture.service)),
-                args.speculation_length,
-            )
-            for name, e in endpoints.items()
-        ]
+        endpoints = await _our_endpoints(args, Starting(fleet, say))
+        contenders = await connect(stack, endpoints, args.speculation_length)
         theirs, stock = _stock(args, endpoints[PLAIN].model.dtype)
         say(f"transformers: {endpoints[PLAIN].model.dtype}, {stock.threads} threads, {stock.attention} attention")
-        samples = await _measure_all(args, [*contenders, *theirs], say)
+        samples = await answer_in_turn(
+            [*contenders, *theirs], args.prompts, encode(args.prompts), args.max_new_tokens, args.runs, say
+        )
         models = {name: endpoint.model for name, endpoint in endpoints.items()}
         return Outcome(tuple(samples), models, stock.attention, stock.threads, time.perf_counter() - began)
-
-
-async def _measure_all(
-    args: argparse.Namespace, contenders: Sequence[Contender], say: Callable[[str], None]
-) -> list[Sample]:
-    encoded = _encode(args.prompts)
-    first = encoded[args.prompts[0].name]
-    for contender in contenders:
-        await contender.answer(first, min(WARM_UP_TOKENS, args.max_new_tokens))
-    samples: list[Sample] = []
-    for turn, (run, prompt) in enumerate((run, prompt) for run in range(args.runs) for prompt in args.prompts):
-        said: list[str] = []
-        for contender in _rotated(contenders, turn):
-            sent = time.perf_counter()
-            answered = await contender.answer(encoded[prompt.name], args.max_new_tokens)
-            seconds = time.perf_counter() - sent
-            tokens = answered.token_ids
-            if len(tokens) != args.max_new_tokens:
-                raise RuntimeError(f"{contender.name} gave {len(tokens)} tokens on {prompt.name}")
-            first_seconds = answered.first_came - sent
-            samples.append(
-                Sample(
-                    contender.name, prompt.name, prompt.kind, run, tokens, seconds, first_seconds, answered.first_tokens
-                )
-            )
-            said.append(f"{contender.name} {samples[-1].ms_per_token:.1f}")
-        say(f"[{turn + 1}/{args.runs * len(args.prompts)}] {prompt.name}, ms per token: " + "; ".join(said))
-    return samples
-
-
-def _rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
-    first = turn % len(contenders)
-    return [*contenders[first:], *contenders[:first]]
 
 
 # --- the report ---
@@ -294,50 +182,6 @@ def ratio_table(found: Sequence[Ratio]) -> Table:
             f"[{color}]{ratio.speedup:.2f}x[/{color}]",
             f"{ratio.faster} of {ratio.total}",
         )
-    return table
-
-
-def contender_table(samples: Sequence[Sample]) -> Table:
-    table = Table(title="Each contender, ms per token end to end", title_justify="left")
-    table.add_column("contender")
-    for column in (
-        "p25",
-        "median",
-        "p75",
-        "tokens/s\nat median",
-        "first token\nms",
-        "ms per token\nafter it",
-        "tokens of\ngenerate",
-    ):
-        table.add_column(column, justify="right")
-    for name in dict.fromkeys(sample.contender for sample in samples):
-        mine = [sample for sample in samples if sample.contender == name]
-        times = [sample.ms_per_token for sample in mine]
-        later = [ms for sample in mine if (ms := sample.ms_per_later_token) is not None]
-        same = agreement(samples, name, GENERATE)
-        table.add_row(
-            name,
-            *(f"{quantile(times, q):.1f}" for q in (0.25, 0.5, 0.75)),
-            f"{1000 / statistics.median(times):.1f}",
-            f"{1000 * statistics.median(sample.first_seconds for sample in mine):.0f}",
-            f"{statistics.median(later):.1f}" if later else "-",
-            "ref" if name == GENERATE else f"{same.count}/{same.total}",
-        )
-    return table
-
-
-def kind_table(samples: Sequence[Sample]) -> Table:
-    names = list(dict.fromkeys(sample.contender for sample in samples))
-    table = Table(title="Median ms per token by kind of prompt", title_justify="left")
-    table.add_column("kind")
-    for name in names:
-        table.add_column(name.replace(" ", "\n", 1), justify="right")
-    for kind in dict.fromkeys(sample.kind for sample in samples):
-        medians = (
-            statistics.median(s.ms_per_token for s in samples if s.kind == kind and s.contender == name)
-            for name in names
-        )
-        table.add_row(kind, *(f"{median:.1f}" for median in medians))
     return table
 
 
@@ -384,7 +228,7 @@ def report(args: argparse.Namespace, outcome: Outcome, console: Console) -> None
     )
     for table in (
         ratio_table(ratios(outcome.samples, PAIRINGS)),
-        contender_table(outcome.samples),
+        contender_table(outcome.samples, GENERATE),
         kind_table(outcome.samples),
     ):
         console.print(table)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from speculation.types import SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One request, answered by one contender. `first_seconds`: until its first `first_tokens` tokens had come."""
+    """One request, answered by one contender. `first_seconds`: until its first `first_tokens` tokens had come.
+
+    `stats`: what the server said of it, where it is ours.
+    """
 
     contender: str
     prompt: str
@@ -20,6 +25,7 @@ class Sample:
     seconds: float
     first_seconds: float = 0.0
     first_tokens: int = 0
+    stats: SpeculationStats | None = None
 
     @property
     def ms_per_token(self) -> float:
@@ -61,25 +67,43 @@ class Ratio:
         return self.theirs_ms / self.ours_ms
 
 
-def ratios(samples: Iterable[Sample], pairings: Iterable[Pairing]) -> list[Ratio]:
+Figure = Callable[[Sample], float | None]
+"""A time per token in ms, of the samples that have one."""
+
+
+def end_to_end(sample: Sample) -> float:
+    """Prompt processing included."""
+    return sample.ms_per_token
+
+
+def decoding(sample: Sample) -> float | None:
+    """Without the first tokens."""
+    return sample.ms_per_later_token
+
+
+def ratios(samples: Iterable[Sample], pairings: Iterable[Pairing], figure: Figure = end_to_end) -> list[Ratio]:
     """A ratio for every pairing of which both sides answered something; medians over the requests they share."""
     by_contender: dict[str, dict[tuple[str, int], Sample]] = {}
     for sample in samples:
         by_contender.setdefault(sample.contender, {})[sample.prompt, sample.run] = sample
     found = (
-        _ratio(pairing, by_contender.get(pairing.ours, {}), by_contender.get(pairing.theirs, {}))
+        _ratio(pairing, by_contender.get(pairing.ours, {}), by_contender.get(pairing.theirs, {}), figure)
         for pairing in pairings
     )
     return [ratio for ratio in found if ratio]
 
 
 def _ratio(
-    pairing: Pairing, ours: dict[tuple[str, int], Sample], theirs: dict[tuple[str, int], Sample]
+    pairing: Pairing,
+    ours: dict[tuple[str, int], Sample],
+    theirs: dict[tuple[str, int], Sample],
+    figure: Figure,
 ) -> Ratio | None:
     pairs = [
-        (sample.ms_per_token, theirs[request].ms_per_token)
+        (mine, other)
         for request, sample in ours.items()
         if request in theirs and (pairing.kinds is None or sample.kind in pairing.kinds)
+        if (mine := figure(sample)) is not None and (other := figure(theirs[request])) is not None
     ]
     if not pairs:
         return None

@@ -37,6 +37,7 @@ from models.runner import Limits, PrefillRow, VerifyRow
 from models.toy import VOCAB_SIZE, ToyRunner
 from services.lifecycle import Lifecycle
 from services.target_verifier import TargetVerifierService
+from speculation.length import FixedLength
 from speculation.loop import speculate
 from speculation.stopping import Stopping, StopRules
 from speculation.types import Draft, ModelInfo, SamplingParams, SpeculationStats, Verdict
@@ -341,7 +342,7 @@ async def loop_row(k: int, count: int, stream: Any, what: str) -> Row:
     stopping = Stopping(StopRules(count + WARM_UP_ROUNDS, frozenset({1}), frozenset(), ()), stream)
     timed: list[float] = []
     last = time.perf_counter()
-    async for _ in speculate([65] * PROMPT_TOKENS, GREEDY, k, _Nothing(), stopping, SpeculationStats()):
+    async for _ in speculate([65] * PROMPT_TOKENS, GREEDY, FixedLength(k), _Nothing(), stopping, SpeculationStats()):
         now = time.perf_counter()
         timed.append(now - last)
         last = time.perf_counter()

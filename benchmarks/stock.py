@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from benchmarks.contenders import Answered
 from models.checkpoints import Checkpoint
 from models.loading import transformers_logging
 
@@ -71,3 +73,17 @@ class StockModel:
         config = self.module.generation_config
         config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
         return self.module
+
+
+@dataclass(frozen=True, slots=True)
+class StockContender:
+    """A stock model with an assistance, or none. It answers in this thread: nobody else is to do anything meanwhile."""
+
+    name: str
+    model: StockModel
+    assistance: Mapping[str, Any]
+
+    async def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Answered:
+        sent = time.perf_counter()
+        token_ids, first = self.model.generate(prompt, max_new_tokens, **self.assistance)
+        return Answered(token_ids, time.perf_counter() - sent, first.came - sent, first.count)

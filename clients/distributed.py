@@ -4,26 +4,38 @@ from __future__ import annotations
 
 from clients.errors import TandemError
 from clients.remote import RemoteVerifier, VerifierClient
+from clients.verify_stream import StreamedVerifier
 from models.assembly import ModelConfig, same_tokens, worker_info
 from models.batcher import Batcher
 from models.drafting import Drafting, load_drafting
 from models.generator import Generator
+from speculation.depth import Depth, MeasuredTimes, Pipeline
 from speculation.loop import DraftThenVerify, Rounds
-from speculation.types import GenerationRequest, SpeculationStats
+from speculation.pipeline import MOST_IN_FLIGHT, PipelinedRounds
+from speculation.types import DraftLimit, GenerationRequest, SpeculationStats
 
 
 async def open_distributed(
-    config: ModelConfig, target_address: str, connect_seconds: float, batcher: Batcher
+    config: ModelConfig,
+    target_address: str,
+    connect_seconds: float,
+    batcher: Batcher,
+    pipeline: Pipeline = Pipeline.AUTO,
 ) -> tuple[Generator, VerifierClient]:
     """The distributed loop as a generator, and the client to close. Raises ValueErrors of one line.
 
     The verifier may still be loading: it is waited for up to `connect_seconds`.
     """
-    return await connect_distributed(await load_drafting(config, batcher), config, target_address, connect_seconds)
+    drafting = await load_drafting(config, batcher)
+    return await connect_distributed(drafting, config, target_address, connect_seconds, pipeline)
 
 
 async def connect_distributed(
-    drafting: Drafting, config: ModelConfig, target_address: str, connect_seconds: float
+    drafting: Drafting,
+    config: ModelConfig,
+    target_address: str,
+    connect_seconds: float,
+    pipeline: Pipeline = Pipeline.AUTO,
 ) -> tuple[Generator, VerifierClient]:
     """Likewise, with what drafts loaded already."""
     client = VerifierClient(target_address, drafting.tokenizer.sha256)
@@ -34,8 +46,19 @@ async def connect_distributed(
         await client.close()
         raise ValueError(str(error)) from None
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        verifier = RemoteVerifier(client, stats, request.report_margins, request.rule)
-        return DraftThenVerify(verifier, drafting.drafter(target.vocab_size, request.rule))
+    info, times = worker_info(target, drafting.draft, config), MeasuredTimes()
 
-    return Generator(worker_info(target, drafting.draft, config), drafting.tokenizer, rounds), client
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
+        drafter = drafting.drafter(target.vocab_size, request.rule, limit=limit)
+        if pipeline is Pipeline.OFF:
+            return DraftThenVerify(RemoteVerifier(client, stats, request.report_margins, request.rule), drafter)
+        return PipelinedRounds(
+            StreamedVerifier(client, stats, request.report_margins, request.rule),
+            drafter,
+            Depth(pipeline, MOST_IN_FLIGHT, times),
+            stats,
+            request.max_total_tokens or info.max_sequence_length,
+            request.max_new_tokens,
+        )
+
+    return Generator(info, drafting.tokenizer, rounds), client

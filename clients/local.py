@@ -8,12 +8,15 @@ from clients.distributed import open_distributed
 from clients.terminal import ClientConfig, run_prompts
 from models.assembly import ModelConfig, load, plain_generator
 from models.batcher import Batcher
+from speculation.depth import Pipeline
 
 
-async def run_draft(config: ClientConfig, models: ModelConfig, connect_seconds: float) -> int:
-    """--role draft: drafts here, drives OpenSession and Verify of the target itself."""
+async def run_draft(
+    config: ClientConfig, models: ModelConfig, connect_seconds: float, pipeline: Pipeline = Pipeline.AUTO
+) -> int:
+    """--role draft: drafts here, drives the sessions of the target itself."""
     batcher = Batcher("draft")
-    generator, client = await open_distributed(models, config.address, connect_seconds, batcher)
+    generator, client = await open_distributed(models, config.address, connect_seconds, batcher, pipeline)
     try:
         return await run_prompts(config, generator.generate, "distributed")
     finally:

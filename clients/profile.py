@@ -32,6 +32,11 @@ class Profile:
             "tokens_per_second": completion.output_tokens / seconds if seconds else None,
             "acceptance_rate": stats.accepted / stats.drafted if stats.drafted else None,
             "mean_acceptance_length": (stats.accepted + stats.rounds) / stats.rounds if stats.rounds else None,
+            "wasted_drafts": stats.wasted_drafts,
+            "mean_in_flight": stats.mean_in_flight,
+            "max_in_flight": stats.max_in_flight,
+            "mean_draft_length": stats.drafted / stats.rounds if stats.rounds else None,
+            "rounds_by_length": stats.rounds_by_length,
         }
         self._rows.append(row | asdict(stats))
 

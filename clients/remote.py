@@ -16,6 +16,7 @@ from clients import wire
 from clients.channel import TARGET, open_channel, stub
 from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
+from speculation.pipeline import Answer
 from speculation.types import ModelInfo, Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
@@ -38,6 +39,7 @@ class VerifierClient:
     def __init__(self, address: str, tokenizer_sha256: str, deadlines: Deadlines | None = None) -> None:
         self.address, self.tokenizer_sha256 = address, tokenizer_sha256
         self.deadlines = deadlines or Deadlines()
+        self.streams: bool | None = None  # whether the server knows VerifyStream; None: not tried yet
         self.channel = open_channel(address)
         self.stub: Any = stub(self.channel, TARGET)
 
@@ -62,7 +64,7 @@ class RemoteVerifier:
         margins: bool = False,
         rule: Rule = Rule.AGREEMENT,
     ) -> None:
-        self._client, self._stats, self._margins, self._rule = client, stats, margins, rule
+        self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
         self._session_id = ""
         self._prompt_length = 0
         self._sampling = SamplingParams()
@@ -80,12 +82,12 @@ class RemoteVerifier:
             prompt_length=self._prompt_length,
             sampling=wire.sampling_to_wire(self._sampling),
             rule=wire.rule_to_wire(self._rule),
-            tokenizer_sha256=self._client.tokenizer_sha256,
+            tokenizer_sha256=self.client.tokenizer_sha256,
         )
-        give_up = time.monotonic() + self._client.deadlines.admission
+        give_up = time.monotonic() + self.client.deadlines.admission
         while True:
             try:
-                reply = await self._call(self._client.stub.OpenSession, request, self._client.deadlines.open)
+                reply = await self._call(self.client.stub.OpenSession, request, self.client.deadlines.open)
                 return self._check_rule(reply.rule)
             except TandemError as error:
                 wait = error.retry_seconds or _RETRY_SECONDS
@@ -98,42 +100,54 @@ class RemoteVerifier:
         if replied != wire.rule_to_wire(self._rule) and (replied or self._rule is not Rule.AGREEMENT):
             raise TandemError(
                 "FAILED_PRECONDITION",
-                f"rule: the TargetVerifier at {self._client.address} does not verify by {self._rule.value}, which was "
+                f"rule: the TargetVerifier at {self.client.address} does not verify by {self._rule.value}, which was "
                 f"asked for; it says {wire.rule_name(replied)}",
             )
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
+        request = self.request(len(tokens), tokens[-1], draft, distributions)
         try:
-            return await self._verify(tokens, draft, distributions)
+            answer = await self.ask(request)
         except TandemError as error:
             if error.code != "NOT_FOUND":  # the lease ran out, or the server is a new one
                 raise
-        await self._open(tokens)
-        return await self._verify(tokens, draft, distributions)
+            await self.reopen(tokens)
+            answer = await self.ask(request)
+        self._stats.network_seconds += answer.network_seconds
+        if answer.verdict is None:
+            raise TandemError(
+                "ABORTED", f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
+            )
+        return answer.verdict
 
-    async def _verify(
-        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution]
-    ) -> Verdict:
-        request = pb.VerifyRequest(
+    def request(
+        self,
+        base_length: int,
+        last_token: int,
+        draft: Sequence[int],
+        distributions: Sequence[SparseDistribution] = (),
+    ) -> pb.VerifyRequest:
+        """A round of this session."""
+        return pb.VerifyRequest(
             session_id=self._session_id,
-            base_length=len(tokens),
-            last_token=tokens[-1],
+            base_length=base_length,
+            last_token=last_token,
             draft_tokens=draft,
             report_margins=self._margins,
             distributions=wire.distributions_to_wire(distributions),
         )
+
+    async def ask(self, request: pb.VerifyRequest) -> Answer:
+        """One round by a call of its own. Raises TandemError."""
         sent = time.perf_counter()
-        reply = await self._call(self._client.stub.Verify, request, self._client.deadlines.verify)
-        self._stats.network_seconds += max(0.0, time.perf_counter() - sent - reply.server_seconds)
-        if reply.stale:
-            raise TandemError(
-                "ABORTED", f"round at {len(tokens)} is stale: the verifier holds {reply.committed_length} tokens"
-            )
-        return Verdict(
-            tuple(reply.token_ids), reply.accepted, reply.queue_seconds, reply.compute_seconds, tuple(reply.margins)
-        )
+        reply = await self._call(self.client.stub.Verify, request, self.client.deadlines.verify)
+        return wire.answer_from_wire(reply, time.perf_counter() - sent)
+
+    async def reopen(self, tokens: Sequence[int]) -> None:
+        """Opens the session again with all that is committed. Raises TandemError."""
+        await self._open(tokens)
 
     async def close(self) -> None:
         """Frees the slot, also while this task is being cancelled; the lease frees it if the call fails."""
@@ -141,7 +155,7 @@ class RemoteVerifier:
             return
         request = pb.CloseSessionRequest(session_id=self._session_id)
         self._session_id = ""
-        call = self._call(self._client.stub.CloseSession, request, self._client.deadlines.close)
+        call = self._call(self.client.stub.CloseSession, request, self.client.deadlines.close)
         with contextlib.suppress(TandemError):
             await asyncio.shield(asyncio.ensure_future(call))
 

@@ -8,11 +8,11 @@ from models.assembly import Loaded, drafted_generator
 from models.generator import Generator
 from speculation.drafters import Drafter
 from speculation.fallible import FallibleDrafter
-from speculation.types import GenerationRequest, SpeculationStats
+from speculation.types import DraftLimit, GenerationRequest, SpeculationStats
 
 
 async def open_remote_draft(
-    target: Loaded, default_k: int, draft_address: str, draft_seconds: float
+    target: Loaded, default_k: int | None, draft_address: str, draft_seconds: float
 ) -> tuple[Generator, DraftClient]:
     """The target driving a DraftWorker, as a generator, and the client to close.
 
@@ -29,8 +29,8 @@ async def open_remote_draft(
         await client.close()
         raise
 
-    def drafter(request: GenerationRequest, stats: SpeculationStats) -> Drafter:
-        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule)
+    def drafter(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Drafter:
+        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule, limit)
         return FallibleDrafter(remote, client.health)
 
     return drafted_generator(target, default_k, f"remote:{name}", drafter), client

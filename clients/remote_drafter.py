@@ -19,6 +19,7 @@ from models.runner import known_prefix
 from speculation.fallible import DrafterHealth, DrafterRefused
 from speculation.types import (
     Draft,
+    DraftLimit,
     InvalidField,
     ModelInfo,
     Proposer,
@@ -91,9 +92,15 @@ class RemoteDrafter:
     """
 
     def __init__(
-        self, client: DraftClient, vocab_size: int, stats: SpeculationStats, rule: Rule = Rule.AGREEMENT
+        self,
+        client: DraftClient,
+        vocab_size: int,
+        stats: SpeculationStats,
+        rule: Rule = Rule.AGREEMENT,
+        limit: DraftLimit | None = None,
     ) -> None:
         self._client, self._vocab_size, self._stats, self._rule = client, vocab_size, stats, rule
+        self._limit = limit or DraftLimit()
         self._sampling = SamplingParams()
         self._session_id = ""
         self._known = 0
@@ -117,6 +124,7 @@ class RemoteDrafter:
             reply.compute_seconds,
             proposed_by if len(proposed_by) == len(drafted) else (Proposer.MODEL,) * len(drafted),
             self._distributions(reply)[: len(drafted)],
+            max(1, reply.step_rows),
         )
 
     def _distributions(self, reply: pb.ProposeResponse) -> tuple[SparseDistribution, ...]:
@@ -164,6 +172,7 @@ class RemoteDrafter:
             known_length=self._known,
             tokens=tokens[self._known :],
             speculation_length=k,
+            model_speculation_length=self._limit.of_model(k),
             sampling=wire.sampling_to_wire(self._sampling) if first else None,
             tokenizer_sha256=self._client.tokenizer_sha256 if first else "",
             rule=wire.rule_to_wire(self._rule) if first else None,

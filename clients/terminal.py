@@ -124,6 +124,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     from clients.errors import TandemError
     from models.batcher import DeviceLost
     from models.runner import RowFailed
+    from speculation.pipeline import OutOfStep
     from speculation.types import InvalidField, TooLong
 
     outcome, started = Outcome(), time.perf_counter()
@@ -139,7 +140,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
                 screen.show(event)
         if not outcome.completion:
             outcome.error = "the stream ended without a completion"
-    except (TandemError, InvalidField, TooLong, RowFailed, DeviceLost) as error:
+    except (TandemError, InvalidField, TooLong, OutOfStep, RowFailed, DeviceLost) as error:
         outcome.error = str(error)
     outcome.seconds = time.perf_counter() - started
     screen.end(outcome)

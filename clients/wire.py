@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from speculation.pipeline import Answer
 from speculation.types import (
     Chunk,
     Completion,
@@ -16,8 +17,10 @@ from speculation.types import (
     SamplingParams,
     SparseDistribution,
     SpeculationStats,
+    Verdict,
 )
 from tandem.v1 import generation_pb2 as pb
+from tandem.v1 import target_verifier_pb2 as verifier_pb
 
 _RULES = {
     Rule.AGREEMENT: pb.VERIFICATION_RULE_AGREEMENT,
@@ -82,6 +85,21 @@ def distributions_from_wire(
         if token not in message.token_ids:
             raise InvalidField("draft_tokens", f"token {token} at {i} is not in the support of distributions[{i}]")
     return tuple(distributions)
+
+
+def answer_from_wire(reply: verifier_pb.VerifyResponse, seconds: float) -> Answer:
+    """To a round that was under way for `seconds`."""
+    verdict = Verdict(
+        tuple(reply.token_ids),
+        reply.accepted,
+        reply.queue_seconds,
+        reply.compute_seconds,
+        tuple(reply.margins),
+        max(1, reply.step_rows),
+        reply.step_width,
+    )
+    network_seconds = max(0.0, seconds - reply.server_seconds)
+    return Answer(None if reply.stale else verdict, reply.committed_length, network_seconds)
 
 
 def generation_to_wire(request: GenerationRequest) -> pb.Generation:
@@ -151,14 +169,24 @@ def completion_from_wire(message: pb.GenerateCompletion) -> Completion:
     )
 
 
-_COUNTS = ("rounds", "drafted", "accepted", "bytes_up", "bytes_down")
+_COUNTS = (
+    "rounds",
+    "drafted",
+    "accepted",
+    "bytes_up",
+    "bytes_down",
+    "stale_rounds",
+    "stale_drafts",
+    "guessed_rounds",
+)
 _SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
-_LISTS = ("accepted_per_position", "drafted_per_position")
+_LISTS = ("accepted_per_position", "drafted_per_position", "sent_by_depth")
 _BY_PROPOSER = ("drafted_by", "accepted_by")
+_DERIVED = ("wasted_drafts", "rounds_by_length")
 
 
 def _stats_to_wire(stats: SpeculationStats) -> pb.SpeculationStats:
-    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, *_BY_PROPOSER, "wasted_drafts")}
+    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, *_BY_PROPOSER, *_DERIVED)}
     return pb.SpeculationStats(**values)
 
 
@@ -182,6 +210,7 @@ _INFO = (
     "backend",
     "draft_name",
     "default_speculation_length",
+    "adaptive_speculation_length",
     "plain_width",
     "bit_exact",
     "startup_seconds",

@@ -20,8 +20,11 @@ DISTRIBUTED = Architecture("distributed", "DraftWorker", split=True)
 FUSED = Architecture("fused", "FusedSpeculativeServer")
 # The target drives: it asks a DraftWorker for drafts.
 REMOTE_DRAFT = Architecture("remote_draft", "TargetVerifier", split=True)
+# Like distributed, with rounds sent ahead of verdicts.
+PIPELINED = Architecture("pipelined", "DraftWorker", split=True)
 # Plain decoding where the target verifies wider than one token: the baseline of speedups, started when needed.
 WIDTH_1 = Architecture("autoregressive_width_1", "TargetVerifier")
 
-COMPARED: Mapping[str, Architecture] = {a.name: a for a in (AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT)}
+DEFAULT: tuple[Architecture, ...] = (AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT)
+COMPARED: Mapping[str, Architecture] = {a.name: a for a in (*DEFAULT, PIPELINED)}
 CONNECTABLE: Mapping[str, Architecture] = {**COMPARED, WIDTH_1.name: WIDTH_1}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from comparison.architectures import AUTOREGRESSIVE, WIDTH_1
+from comparison.architectures import AUTOREGRESSIVE, PIPELINED, WIDTH_1
 from comparison.records import Measurement
 from comparison.run import Contender, RequestSettings, measure
 from comparison.workloads import Prompt
@@ -21,6 +21,8 @@ TOKENS = 24
 SAMPLES = 2
 """Requests for each length and architecture, at the least."""
 PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
+NOT_COSTED = (*PLAIN, PIPELINED.name)
+"""Whose rounds overlap has no costs of its own: its bound is made from those of stop-and-wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Calibrator:
     def __init__(
         self, contenders: Sequence[Contender], settings: RequestSettings, lengths: Sequence[int], prompts: int
     ) -> None:
-        self._speculating = [c for c in contenders if c.name not in PLAIN]
+        self._speculating = [c for c in contenders if c.name not in NOT_COSTED]
         self._plain = [c for c in contenders if c.name in PLAIN]
         self._predicts = bool(self._plain and self._speculating and lengths)
         self._settings = replace(settings, max_new_tokens=min(TOKENS, settings.max_new_tokens))

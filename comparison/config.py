@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from comparison.architectures import COMPARED, CONNECTABLE
+from comparison.architectures import COMPARED, CONNECTABLE, DEFAULT
 from comparison.conditions import Condition, plan
 from comparison.link_settings import LINK_KINDS, LinkKind
 from comparison.workloads import Prompt
@@ -18,6 +18,7 @@ from speculation.types import Rule, SamplingParams
 BACKENDS: tuple[str, ...] = ("torch", "toy")
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
+PIPELINES: tuple[str, ...] = ("off", "on", "auto")
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,16 @@ class ComparisonConfig:
 
     The base is measured with `sampling`, the first of `rtts_ms` and the first of `rules`; see comparison/conditions.py.
     `baseline` is an earlier comparison.json. Without `rtts_ms` and `bandwidth_mbps` nothing is put between client and
-    servers.
+    servers. `pipeline` is of the distributed architecture's draft worker; the pipelined one's is always on.
     """
 
     prompts: tuple[Prompt, ...]
     output_dir: Path
-    architectures: tuple[str, ...] = tuple(COMPARED)
+    architectures: tuple[str, ...] = tuple(a.name for a in DEFAULT)
     connect: Mapping[str, str] = field(default_factory=dict)
     num_runs: int = 1
     max_new_tokens: int = 64
-    speculation_length: int = 3
+    speculation_length: int | None = 3
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rtts_ms: tuple[float, ...] = ()
     bandwidth_mbps: float | None = None
@@ -50,6 +51,7 @@ class ComparisonConfig:
     model: str | None = None
     draft_model: str | None = None
     draft: str = "auto"
+    pipeline: str = "off"
     timeout_s: float = 300.0
     startup_timeout_s: float = 600.0
     formats: tuple[str, ...] = ("html",)
@@ -80,6 +82,7 @@ class ComparisonConfig:
             ("backend", (self.backend,), BACKENDS),
             ("dtype", (self.dtype,), DTYPES),
             ("draft", (self.draft,), DRAFTERS),
+            ("pipeline", (self.pipeline,), PIPELINES),
             ("link", (self.link,), LINK_KINDS),
             ("format", self.formats, FORMATS),
         ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from comparison.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED
+from comparison.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
 from comparison.bootstrap import Interval
 from comparison.conditions import Condition
 from comparison.findings import Theory
@@ -17,19 +17,24 @@ WORTH = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`speedup` is measured, over plain decoding; see comparison.schema.json."""
+    """`speedup` is measured, over plain decoding; a `speculation_length` of None is adaptive.
+
+    See comparison.schema.json.
+    """
 
     headline: str
     architecture: str
-    speculation_length: int
+    speculation_length: int | None
     speedup: float | None
     speedup_interval: Interval | None
     because: tuple[str, ...]
     would_change: tuple[str, ...]
 
 
-def decide(base: Condition, summaries: Sequence[Summary], theory: Theory | None) -> Decision | None:
-    """From the base's figures. None where nothing was measured that could be chosen."""
+def decide(
+    base: Condition, summaries: Sequence[Summary], theory: Theory | None, adaptive: bool = False
+) -> Decision | None:
+    """From the base's figures. None where nothing was measured that could be chosen. `adaptive`: lengths were."""
     tpots = {
         s.architecture: mean
         for s in summaries
@@ -43,7 +48,7 @@ def decide(base: Condition, summaries: Sequence[Summary], theory: Theory | None)
     return Decision(
         headline=_headline(best, base, tpots, theory),
         architecture=best,
-        speculation_length=length,
+        speculation_length=None if adaptive and best != AUTOREGRESSIVE.name else length,
         speedup=chosen.speedup.speedup if chosen.speedup else None,
         speedup_interval=chosen.speedup.interval if chosen.speedup else None,
         because=tuple([*_how_sure(chosen, summaries), *advice, *_against(tpots, theory)]),
@@ -123,7 +128,8 @@ def _against(tpots: Mapping[str, float], theory: Theory | None) -> list[str]:
     if theory is None:
         return []
     sentences: list[str] = []
-    errors = [abs(p.error) for p in theory.predictions if p.error is not None]
+    bounds = (PIPELINED.name,)  # not a prediction
+    errors = [abs(p.error) for p in theory.predictions if p.error is not None and p.architecture not in bounds]
     if errors:
         sentences.append(
             f"Predictions from component times miss the {len(errors)} measured times per token by"

@@ -9,7 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT, WIDTH_1, Architecture
+from comparison.architectures import (
+    AUTOREGRESSIVE,
+    DISTRIBUTED,
+    FUSED,
+    PIPELINED,
+    REMOTE_DRAFT,
+    WIDTH_1,
+    Architecture,
+)
 from comparison.config import ComparisonConfig
 from comparison.site import Site
 from speculation.types import ModelInfo
@@ -67,9 +75,9 @@ def server_command(
     """`speculation_length`: the server's maximum; requests say their own, and calibrating ones other lengths."""
     length = speculation_length
     if length is None:
-        length = max(config.speculation_length, min(LEAST_LENGTH, config.sequence_length - 1))
+        length = max(config.speculation_length or 0, min(LEAST_LENGTH, config.sequence_length - 1))
     command = [sys.executable, str(MAIN), "--role", role, "--host", host, "--port", "0"]
-    command += ["--speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
+    command += ["--max_speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
     command += ["--backend", config.backend, "--dtype", config.dtype]
     for flag, value in (("--batch", config.batch), ("--threads", config.threads)):
         command += [flag, str(value)] if value is not None else []
@@ -142,14 +150,19 @@ class _Deployment:
     async def plain_and_distributed(self) -> list[Endpoint]:
         """The draft worker needs to know where the target is, and the baseline whether the target is wide."""
         target = await self._target()
-        groups = await _together(self._plain(target), self._distributed(target))
+        groups = await _together(
+            self._plain(target),
+            self._distributed(DISTRIBUTED, target, self.config.pipeline),
+            self._distributed(PIPELINED, target, "on"),
+        )
         return [endpoint for group in groups for endpoint in group]
 
     async def _target(self) -> Endpoint | None:
         connected = AUTOREGRESSIVE.name in self.config.connect
-        if connected and (AUTOREGRESSIVE.name in self.config.architectures or self._starts(DISTRIBUTED)):
+        drafted_for = self._starts(DISTRIBUTED) or self._starts(PIPELINED)
+        if connected and (AUTOREGRESSIVE.name in self.config.architectures or drafted_for):
             return await self._connected(AUTOREGRESSIVE)
-        if self._starts(AUTOREGRESSIVE) or self._starts(DISTRIBUTED):
+        if self._starts(AUTOREGRESSIVE) or drafted_for:
             return await self._started_across(AUTOREGRESSIVE, target_command(self.config, host=self.site.host))
         return None
 
@@ -164,14 +177,14 @@ class _Deployment:
         command = target_command(self.config, speculation_length=0, host=self.site.host)
         return [target, await self._started_across(WIDTH_1, command)]
 
-    async def _distributed(self, target: Endpoint | None) -> list[Endpoint]:
-        if DISTRIBUTED.name not in self.config.architectures:
+    async def _distributed(self, worker: Architecture, target: Endpoint | None, pipeline: str) -> list[Endpoint]:
+        if worker.name not in self.config.architectures:
             return []
-        if target is None or DISTRIBUTED.name in self.config.connect:
-            return [await self._connected(DISTRIBUTED)]
+        if target is None or worker.name in self.config.connect:
+            return [await self._connected(worker)]
         host, _, port = target.reached.rpartition(":")
-        where = ("--target_host", host.strip("[]"), "--target_port", port)
-        return [await self._started(DISTRIBUTED, self._worker_command(*where))]
+        where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
+        return [await self._started(worker, self._worker_command(*where))]
 
     async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
         """The draft worker of `distributed`, if there is one among `found`, drafts here too: one model, one process."""

@@ -158,9 +158,11 @@ class _Measuring:
             this_machine(),
             these_versions(),
             self.started_at,
-            remarks=tuple(incomparable(list(self.endpoints))),
+            remarks=tuple([*incomparable(list(self.endpoints)), *self._not_adaptive()]),
             warm_up_failures=tuple(failures.items()),
-            theory=theory_of(
+            theory=None
+            if config.speculation_length is None
+            else theory_of(
                 config.conditions,
                 {result.condition.name: result.summaries for result in results},
                 records,
@@ -175,6 +177,14 @@ class _Measuring:
             config.max_new_tokens, config.speculation_length, condition.sampling, config.timeout_s, condition.rule
         )
         return Stage(condition.name, settings, partial(self.site.set, condition.link))
+
+    def _not_adaptive(self) -> list[str]:
+        """Who takes a length of its own where auto was asked for."""
+        fixed = [e for e in self.endpoints if e.model.draft_name and not e.model.adaptive_speculation_length]
+        if self.config.speculation_length is not None or not fixed:
+            return []
+        each = ", ".join(f"{e.architecture.name} {e.model.default_speculation_length}" for e in fixed)
+        return [f"speculation-length auto: these servers were started with a fixed one: {each}"]
 
     def _lengths(self) -> tuple[int, ...]:
         """Speculation lengths to cost: all that every speculating server takes, and none where nothing speculates."""

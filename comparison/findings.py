@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from comparison.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, WIDTH_1
+from comparison.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED, WIDTH_1
 from comparison.bootstrap import Interval
 from comparison.calibration import Calibration
 from comparison.conditions import BASE, LINK, Condition, LinkChoice
 from comparison.costs import ArchitectureCosts, costs_by_architecture
 from comparison.predictions import (
     NOTES,
-    PIPELINED,
     BestLength,
     Drafted,
     Model,
@@ -59,7 +58,7 @@ def theory_of(
     links = [c for c in conditions if c.varies in (BASE, LINK)]
     measured = {c.name: _mean_tpots(summaries[c.name]) for c in links}
     names = [AUTOREGRESSIVE.name, *model.drafts]
-    pipelined = [PIPELINED] if DISTRIBUTED.name in model.drafts else []
+    pipelined = [PIPELINED.name] if DISTRIBUTED.name in model.drafts else []
     predictions = tuple(
         Prediction(name, c.name, 1000 * c.link.seconds, model.tpot(name, c.link), measured[c.name].get(name))
         for c in links

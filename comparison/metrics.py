@@ -2,8 +2,9 @@
 
 Definitions. Percentiles interpolate linearly and stddev is the sample's, as LLMPerf's (pandas) are.
 Acceptance rate = accepted / drafted. Mean acceptance length = committed tokens / rounds, the target's own token
-included. Speedup = mean TPOT of the baseline / mean TPOT of the architecture, over the (prompt, run) pairs that both
-completed with at least two tokens; 2 means half the time per token. TPOT = (E2E - TTFT) / (n - 1) leaves the prompt
+included. Mean draft length = drafted tokens / rounds. Speedup = mean TPOT of the baseline / mean TPOT of the
+architecture, over the (prompt, run) pairs that both completed with at least two tokens; 2 means half the time per
+token. TPOT = (E2E - TTFT) / (n - 1) leaves the prompt
 out, and with it a first chunk of several tokens; `end_to_end_speedup`, the same ratio of E2E / n, leaves nothing out.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass, fields
 
 from comparison.bootstrap import Interval, ratio_interval
 from comparison.records import CAUSES, Measurement, Record
+from speculation.types import rounds_by_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,12 @@ class Acceptance:
     accepted: int
     acceptance_rate: float | None
     mean_acceptance_length: float | None
+    mean_draft_length: float | None
     acceptance_by_position: tuple[float | None, ...]
     conditional_acceptance_by_position: tuple[float | None, ...]
     drafted_by: dict[str, int]
     accepted_by: dict[str, int]
+    rounds_by_length: tuple[int, ...]
 
 
 def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
@@ -96,10 +100,37 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
         accepted,
         acceptance_rate=ratio(accepted, drafted),
         mean_acceptance_length=ratio(sum(m.output_tokens for m in measurements), rounds),
+        mean_draft_length=ratio(drafted, rounds),
         acceptance_by_position=tuple(ratio(a, d) for a, d in zip(accepted_at, drafted_at, strict=True)),
         conditional_acceptance_by_position=_conditional(accepted_at, drafted_at),
         drafted_by=sum_counts(m.drafted_by for m in measurements),
         accepted_by=sum_counts(m.accepted_by for m in measurements),
+        rounds_by_length=tuple(rounds_by_length(rounds, drafted_at)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SentAhead:
+    """What rounds ahead of verdicts brought; see comparison.schema.json."""
+
+    guessed_rounds: int
+    stale_rounds: int
+    stale_drafts: int
+    mean_in_flight: float
+    max_in_flight: int
+
+
+def sent_ahead(measurements: Sequence[Measurement]) -> SentAhead | None:
+    """None where no loop ran that could have several rounds in flight."""
+    by_depth = sum_positions(m.sent_by_depth for m in measurements)
+    if not by_depth:
+        return None
+    return SentAhead(
+        sum(m.guessed_rounds for m in measurements),
+        sum(m.stale_rounds for m in measurements),
+        sum(m.stale_drafts for m in measurements),
+        sum((i + 1) * n for i, n in enumerate(by_depth)) / sum(by_depth),
+        len(by_depth),
     )
 
 

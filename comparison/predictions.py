@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from comparison.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED
+from comparison.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
 from comparison.bootstrap import Interval, ratio_interval
 from comparison.conditions import LinkChoice
 from comparison.costs import ArchitectureCosts
@@ -21,12 +21,11 @@ from comparison.records import Measurement
 from speculation import theory
 from speculation.theory import StepCosts
 
-PIPELINED = "pipelined"
 NOTES = (
     "Component times are from short calibrating requests between the measured ones, acceptance from the measured ones.",
     "A draft and a verification cost a fixed part and a part per token, fitted by least squares.",
     "Beyond the measured positions the last conditional acceptance is carried on.",
-    "Pipelined decoding was not run: its figure is a lower bound (rounds in flight without end).",
+    "The figure of pipelined decoding is a lower bound: rounds in flight without end.",
     "The break-even is that of long outputs: TPOT counts the first chunk's tokens, not its time.",
     "The capacity gain holds where the target is what limits, and requests do not share steps.",
 )
@@ -87,11 +86,11 @@ class Model:
         g = self.length if length is None else length
         if name == AUTOREGRESSIVE.name or g == 0:
             return self.plain_tpot
-        base = DISTRIBUTED.name if name == PIPELINED else name
+        base = DISTRIBUTED.name if name == PIPELINED.name else name
         of, drafts, steps = self.costs[base], self.drafts[base], self.steps(base, g)
         rates = theory.carried_on(drafts.rates, g)
         tokens = theory.expected_tokens_measured(rates)
-        if name == PIPELINED:
+        if name == PIPELINED.name:
             return theory.tpot_pipelined(
                 steps, theory.rate_for(tokens, g), link.round_trip(of.message_bytes) + of.rpc_s
             )

@@ -69,6 +69,10 @@ class Measurement:
     bytes_down: int
     seconds_by_cause: Seconds
     other_clamped: bool
+    stale_rounds: int = 0
+    stale_drafts: int = 0
+    guessed_rounds: int = 0
+    sent_by_depth: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ class Comparison:
 
     @property
     def decision(self) -> Decision | None:
-        return decide(self.base.condition, self.base.summaries, self.theory)
+        adaptive = self.config.speculation_length is None
+        return decide(self.base.condition, self.base.summaries, self.theory, adaptive)
 
     @property
     def failed(self) -> tuple[Record, ...]:

@@ -47,7 +47,7 @@ class RequestSettings:
     """What every request of a comparison has in common."""
 
     max_new_tokens: int
-    speculation_length: int
+    speculation_length: int | None
     sampling: SamplingParams
     timeout_s: float | None = None
     rule: Rule = Rule.AGREEMENT
@@ -221,6 +221,10 @@ def _measurement(stream: _Stream, bytes_up: int, bytes_down: int) -> Measurement
         bytes_down=bytes_down,
         seconds_by_cause=seconds,
         other_clamped=clamped,
+        stale_rounds=stats.stale_rounds,
+        stale_drafts=stats.stale_drafts,
+        guessed_rounds=stats.guessed_rounds,
+        sent_by_depth=tuple(stats.sent_by_depth),
     )
 
 

@@ -11,6 +11,7 @@ from comparison.identity import Identity, MarginTrace, identity
 from comparison.metrics import (
     Acceptance,
     Distribution,
+    SentAhead,
     Speedup,
     acceptance,
     acceptance_interval,
@@ -18,6 +19,7 @@ from comparison.metrics import (
     distribution,
     milliseconds_per_token,
     ratio,
+    sent_ahead,
     speedup,
     tpot_interval,
 )
@@ -76,6 +78,7 @@ class Summary:
     speedup: Speedup | None
     identical: Identity | None
     workloads: Mapping[str, WorkloadSummary]
+    sent_ahead: SentAhead | None = None
 
 
 def summarize(
@@ -121,6 +124,7 @@ def _summarize_one(
         speedup=speedup(own, baseline) if baseline else None,
         identical=identity(own, plain, traces) if plain else None,
         workloads=_by_workload(own, baseline, plain, traces),
+        sent_ahead=sent_ahead(done),
     )
 
 
@@ -158,6 +162,7 @@ def summary_as_json(summary: Summary) -> dict[str, Any]:
         "requests_whose_other_seconds_were_clamped_at_0": summary.other_clamped,
         **_speedup_as_json(summary.speedup),
         "identical_to_autoregressive": asdict(summary.identical) if summary.identical else None,
+        "sent_ahead": asdict(summary.sent_ahead) if summary.sent_ahead else None,
         "workloads": {kind: _workload_as_json(workload) for kind, workload in summary.workloads.items()},
     }
 

@@ -36,6 +36,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         *setting_lines(comparison),
         *link_lines(comparison),
         *proposer_lines(comparison.base.summaries),
+        *ahead_lines(comparison.base.summaries),
+        *draft_length_lines(comparison.base.summaries),
     ]:
         console.print(escape(line), style="dim")
     for line in [*divergence_lines(comparison.results), *comparison.remarks]:
@@ -156,7 +158,7 @@ def setting_lines(comparison: Comparison) -> Iterator[str]:
     yield (
         f"target: {_names(model.model_name for model in models)}; dtype {_names(model.dtype for model in models)}"
         f" on {_names(model.device for model in models)}; drafter: {', '.join(drafters) or 'none'};"
-        f" k = {config.speculation_length}; {how}; {len(config.prompts)} prompts, {_runs(config.num_runs)},"
+        f" k = {_length(config.speculation_length)}; {how}; {len(config.prompts)} prompts, {_runs(config.num_runs)},"
         f" at most {config.max_new_tokens} tokens each; link: {comparison.link}"
     )
     baseline = baseline_of(list(comparison.endpoints))
@@ -194,6 +196,17 @@ def proposer_lines(summaries: Sequence[Summary]) -> Iterator[str]:
             yield f"accepted, {summary.architecture}: {', '.join(parts)}"
 
 
+def ahead_lines(summaries: Sequence[Summary]) -> Iterator[str]:
+    """How far ahead of verdicts rounds were sent, and what of it was for nothing."""
+    for summary in summaries:
+        if (ahead := summary.sent_ahead) is not None:
+            yield (
+                f"rounds in flight, {summary.architecture}: {ahead.mean_in_flight:.2f} on average, at most"
+                f" {ahead.max_in_flight}; sent ahead and right {ahead.guessed_rounds}, stale {ahead.stale_rounds}"
+                f" ({ahead.stale_drafts} draft tokens)"
+            )
+
+
 def divergence_lines(results: Sequence[ConditionResult]) -> Iterator[str]:
     for result in results:
         for summary in result.summaries:
@@ -229,6 +242,21 @@ def failure_lines(comparison: Comparison) -> Iterator[str]:
 def _failure_line(record: Record) -> str:
     why = f"{record.error.code}: {record.error.message}" if record.error else ""
     return f"{record.architecture} failed on {record.prompt}, run {record.run}: {why}"
+
+
+def _length(k: int | None) -> str:
+    return "auto" if k is None else str(k)
+
+
+def draft_length_lines(summaries: Sequence[Summary]) -> Iterator[str]:
+    """How long drafts were, where lengths were chosen round by round."""
+    for summary in summaries:
+        if summary.acceptance.drafted:
+            rounds = ", ".join(f"{n}: {count}" for n, count in enumerate(summary.acceptance.rounds_by_length))
+            yield (
+                f"drafted, {summary.architecture}: {_number(summary.acceptance.mean_draft_length, 2)} tokens a round on"
+                f" average; rounds by draft tokens: {rounds}"
+            )
 
 
 def _runs(number: int) -> str:

@@ -11,13 +11,15 @@ from models.checkpoints import Checkpoint, CheckpointError, embedded_draft, find
 from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDrafter
 from models.generator import Generator
 from models.gguf_cache import unpacked
-from models.loading import CHUNK, Execution, Shape, calm_threads, load_runner, transformers_logging
-from models.runner import Limits, Runner
+from models.loading import CHUNK, Execution, Shape, load_runner, transformers_logging
+from models.runner import Fuses, Limits, Runner
+from models.startup import Startup
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
-from speculation.drafters import Drafter, HybridDrafter, NgramDrafter
+from speculation.drafters import Drafter, Guesser, HybridDrafter, NgramDrafter
+from speculation.length import FIRST
 from speculation.loop import DraftThenVerify, Rounds
-from speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
+from speculation.types import DraftLimit, GenerationRequest, ModelInfo, Rule, SpeculationStats
 
 BACKENDS = ("torch", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
@@ -58,14 +60,17 @@ class DraftChoice:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which models a role runs, on what, in which shape; `default_k` draft tokens where a request does not say."""
+    """Which models a role runs, on what, in which shape.
+
+    `default_k` draft tokens where a request does not say; None: as many as pay, by measurement.
+    """
 
     execution: Execution = field(default_factory=Execution)
     shape: Shape = field(default_factory=Shape)
     model: str | None = None
     draft: DraftChoice = field(default_factory=DraftChoice)
     backend: str = "torch"
-    default_k: int = 3
+    default_k: int | None = 3
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -89,28 +94,40 @@ class Loaded:
         return self.engine.runner
 
 
-async def load(config: ModelConfig, batcher: Batcher) -> Loaded:
+async def load(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Loaded:
     """Loads and warms up the target on `batcher`'s device thread. Raises ValueErrors of one line."""
-    return await _load(config, config.model, batcher, verifies=True)
+    return await _load(config, config.model, batcher, startup or Startup(), verifies=True)
 
 
-async def load_draft(config: ModelConfig, batcher: Batcher, alone: bool = False) -> Loaded | None:
+async def load_draft(
+    config: ModelConfig, batcher: Batcher, alone: bool = False, startup: Startup | None = None
+) -> Loaded | None:
     """Loads the draft model likewise, or None where n-gram lookup drafts. `alone`: no target shares its thread."""
     model = config.draft_model
-    if model is None:
-        return None
-    loaded = await _load(config, model, batcher, verifies=False)
-    if alone and config.execution.threads is None:
-        await batcher.on_device(calm_threads, loaded.runner)
-    return loaded
+    return None if model is None else await _load(config, model, batcher, startup or Startup(), False, alone)
 
 
-async def _load(config: ModelConfig, model: str | None, batcher: Batcher, verifies: bool) -> Loaded:
+async def load_pair(
+    config: ModelConfig, batcher: Batcher, startup: Startup | None = None
+) -> tuple[Loaded, Loaded | None]:
+    """Target and draft on one device thread, and their fused step as one graph where the backend makes graphs."""
+    startup = startup or Startup()
+    target, draft = await load(config, batcher, startup), await load_draft(config, batcher, startup=startup)
+    if draft is not None and isinstance(target.runner, Fuses):
+        await batcher.on_device(target.runner.fuse, draft.runner, startup)
+    return target, draft
+
+
+async def _load(
+    config: ModelConfig, model: str | None, batcher: Batcher, startup: Startup, verifies: bool, alone: bool = False
+) -> Loaded:
     if config.backend == "toy":
         return Loaded(Engine(_toy(model, config.shape), batcher), ToyTokenizer())
-    checkpoint = await asyncio.to_thread(unpacked, find(model))
-    runner = await batcher.on_device(_load_warm, checkpoint, config.execution, config.shape, verifies)
-    tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
+    with startup.stage("finding weights"):
+        checkpoint = await asyncio.to_thread(unpacked, find(model))
+    runner = await batcher.on_device(_load_warm, checkpoint, config, verifies, alone, startup)
+    with startup.stage("tokenizer"):
+        tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
     return Loaded(Engine(runner, batcher), tokenizer)
 
 
@@ -126,9 +143,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(unpacked(checkpoint))
 
 
-def _load_warm(checkpoint: Checkpoint, execution: Execution, shape: Shape, verifies: bool) -> Runner:
-    runner = load_runner(checkpoint, execution, shape, verifies)
-    runner.warm_up()
+def _load_warm(checkpoint: Checkpoint, config: ModelConfig, verifies: bool, alone: bool, startup: Startup) -> Runner:
+    runner = load_runner(checkpoint, config.execution, config.shape, verifies, alone, startup)
+    runner.warm_up(startup)
     return runner
 
 
@@ -144,7 +161,7 @@ def _toy(model: str | None, shape: Shape) -> ToyRunner:
     return ToyRunner(Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, 258), config)
 
 
-def target_info(loaded: Loaded, default_k: int, draft: str = "") -> ModelInfo:
+def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
     """GetModelInfo's answer for a loaded target."""
     identity, limits, shapes = loaded.runner.identity, loaded.runner.limits, loaded.runner.shapes
     ends = {*identity.end_of_sequence_ids, *loaded.tokenizer.end_of_sequence_ids}
@@ -160,33 +177,42 @@ def target_info(loaded: Loaded, default_k: int, draft: str = "") -> ModelInfo:
         device=identity.device,
         backend=identity.backend,
         draft_name=draft,
-        default_speculation_length=min(default_k, limits.max_draft),
+        default_speculation_length=default_length(default_k, limits.max_draft),
+        adaptive_speculation_length=default_k is None,
         plain_width=shapes.width(1),
         bit_exact=shapes.bit_exact,
         end_of_sequence_ids=tuple(sorted(ends)),
     )
 
 
+def default_length(default_k: int | None, most: int) -> int:
+    """Where lengths adapt: the one that the first round of a process takes."""
+    return min(FIRST if default_k is None else default_k, most)
+
+
 def plain_generator(loaded: Loaded) -> Generator:
     """The target alone: plain decoding."""
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         return DraftThenVerify(LocalVerifier(loaded.engine, request.report_margins))
 
     return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
 
 
 def drafted_generator(
-    target: Loaded, default_k: int, name: str, drafter: Callable[[GenerationRequest, SpeculationStats], Drafter]
+    target: Loaded,
+    default_k: int | None,
+    name: str,
+    drafter: Callable[[GenerationRequest, SpeculationStats, DraftLimit], Drafter],
 ) -> Generator:
     """The target, and whatever `drafter` makes for a request, called `name`. A length of 0 asks it for nothing."""
     info = target_info(target, default_k, name)
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         asked = request.speculation_length
         k = info.default_speculation_length if asked is None else asked
         verifier = LocalVerifier(target.engine, request.report_margins, request.rule)
-        return DraftThenVerify(verifier, drafter(request, stats) if k else None)
+        return DraftThenVerify(verifier, drafter(request, stats, limit) if k else None)
 
     return Generator(info, target.tokenizer, rounds)
 
@@ -198,15 +224,15 @@ def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
     return name if choice.lookup() is None else f"ngram+{name}"
 
 
-def fused_generator(target: Loaded, draft: Loaded | None, default_k: int, choice: DraftChoice) -> Generator:
+def fused_generator(target: Loaded, draft: Loaded | None, default_k: int | None, choice: DraftChoice) -> Generator:
     """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
     pair = FusedPair(target.engine, draft.engine) if draft else None  # one for all: rows share steps that are the same
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         if pair is not None:
-            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule)
+            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule, limit)
         return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
 
     return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
@@ -227,11 +253,15 @@ def make_drafter(
     choice: DraftChoice,
     rule: Rule = Rule.AGREEMENT,
     waits: bool = True,
-) -> Drafter:
-    """A drafter for one request. Without `waits`, its `open` raises NoFreeSlot where all slots are taken."""
+    limit: DraftLimit | None = None,
+) -> Guesser:
+    """A drafter for one request, its model within `limit`.
+
+    Without `waits`, its `open` raises NoFreeSlot where all slots are taken.
+    """
     if draft is None:
         return NgramDrafter()
-    model, lookup = ModelDrafter(draft.engine, target_vocab_size, rule, waits), choice.lookup()
+    model, lookup = ModelDrafter(draft.engine, target_vocab_size, rule, waits, limit), choice.lookup()
     return model if lookup is None else HybridDrafter(lookup, model)
 
 
@@ -241,7 +271,8 @@ def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) ->
     return replace(
         target,
         draft_name=draft_name(draft, config.draft),
-        default_speculation_length=min(config.default_k, target.max_speculation_length),
+        default_speculation_length=default_length(config.default_k, target.max_speculation_length),
+        adaptive_speculation_length=config.default_k is None,
         max_sequence_length=longest,
         kv_slots=config.shape.slots,
     )

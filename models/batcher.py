@@ -7,6 +7,7 @@ here knows what a row means.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +15,15 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from models.runner import RowFailed
+from models.slots import SlotPool
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 Step = Callable[[Sequence[Any]], Sequence[Any]]
 
-# After a step its rows come back through the event loop for their next one. So many turns of the loop are given to them
-# before the next step begins; an idle turn costs microseconds, a half-empty step milliseconds.
+# After a step its rows come back through the event loop for their next one. At most so many turns of the loop are given
+# to them before the next step begins; an idle turn costs microseconds, a half-empty step milliseconds. Once every
+# sequence that holds a slot is here, it begins at once: what else the loop has to do, it does beside the step.
 _TURNS = 8
 
 
@@ -35,6 +38,7 @@ class Timed(Generic[Result]):
     value: Result
     queue_seconds: float
     compute_seconds: float
+    rows: int = 1
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class _Waiting:
     row: Any
     limit: int
     since: float
+    prefill: bool
     done: asyncio.Future[Timed[Any]]
 
 
@@ -53,18 +58,36 @@ class Batcher:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"device-{name}")
         self._ready: list[_Waiting] = []
         self._loop_task: asyncio.Task[None] | None = None
+        self._pools: list[SlotPool] = []
+        self._prefilled = False
         self.steps = 0
         self.rows = 0
+
+    def serves(self, slots: SlotPool) -> None:
+        """Rows of these slots come here: who holds one may be expected back after a step."""
+        self._pools.append(slots)
+
+    def _sequences(self) -> int:
+        """How many sequences are open; at least as many as can be known."""
+        return max((pool.count - pool.free for pool in self._pools), default=sys.maxsize)
 
     async def on_device(self, function: Callable[..., Result], *args: Any) -> Result:
         """Runs `function` on the device thread, between steps."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     async def run(
-        self, step: Callable[[Sequence[Row]], Sequence[Result | RowFailed]], row: Row, limit: int
+        self,
+        step: Callable[[Sequence[Row]], Sequence[Result | RowFailed]],
+        row: Row,
+        limit: int,
+        prefill: bool = False,
     ) -> Timed[Result]:
-        """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed or DeviceLost."""
-        waiting = _Waiting(step, row, limit, time.perf_counter(), asyncio.get_running_loop().create_future())
+        """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed or DeviceLost.
+
+        Of `prefill` rows no two steps run in a row while others wait: newcomers hold up a round by one chunk at most.
+        """
+        future = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(step, row, limit, time.perf_counter(), prefill, future)
         self._ready.append(waiting)
         if self._loop_task is None or self._loop_task.done():
             self._loop_task = asyncio.create_task(self._steps(), name="batcher")
@@ -75,16 +98,24 @@ class Batcher:
             self._hand_out(rows, await self.on_device(_run, rows))
 
     async def _gather(self) -> list[_Waiting]:
-        """Rows of the step whose row has waited longest, oldest first; cancelled ones are dropped."""
+        """Rows of the step whose turn it is, oldest first; cancelled ones are dropped."""
         for _ in range(_TURNS):
+            if self._ready and len(self._ready) >= self._sequences():
+                break
             await asyncio.sleep(0)
         self._ready = [r for r in self._ready if not r.done.done()]
         if not self._ready:
             return []
-        step, limit = self._ready[0].step, self._ready[0].limit
+        first = self._first()
+        step, limit, self._prefilled = first.step, first.limit, first.prefill
         chosen = [r for r in self._ready if r.step == step][:limit]
         self._ready = [r for r in self._ready if r not in chosen]
         return chosen
+
+    def _first(self) -> _Waiting:
+        """The row that has waited longest; after a prefill, of those that are none, if there are any."""
+        others = (row for row in self._ready if not row.prefill)
+        return next(others, self._ready[0]) if self._prefilled else self._ready[0]
 
     def _hand_out(self, rows: list[_Waiting], ran: Timed[Sequence[Any]]) -> None:
         self.steps += 1
@@ -96,7 +127,7 @@ class Batcher:
                 waiting.done.set_exception(result)
             else:
                 queued = ran.queue_seconds + rows[0].since - waiting.since
-                waiting.done.set_result(Timed(result, queued, ran.compute_seconds))
+                waiting.done.set_result(Timed(result, queued, ran.compute_seconds, len(rows)))
 
     async def close(self) -> None:
         """Waits for the running step and ends the thread."""

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.assembly import DraftChoice, Loaded, ModelConfig, draft_name, load_draft, make_drafter, own_tokenizer
+from models.assembly import (
+    DraftChoice,
+    Loaded,
+    ModelConfig,
+    default_length,
+    draft_name,
+    load_draft,
+    make_drafter,
+    own_tokenizer,
+)
 from models.batcher import Batcher
+from models.startup import Startup
 from models.tokenizers import Tokenizer
-from speculation.drafters import Drafter
-from speculation.types import ModelInfo, Rule
+from speculation.drafters import Guesser
+from speculation.types import DraftLimit, ModelInfo, Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +38,20 @@ class Drafting:
         """Token ids that may be asked about are below it."""
         return self.draft.runner.limits.vocab_size if self.draft else self.tokenizer.vocab_size
 
-    def drafter(self, vocab_size: int, rule: Rule = Rule.AGREEMENT, waits: bool = True) -> Drafter:
+    def drafter(
+        self,
+        vocab_size: int,
+        rule: Rule = Rule.AGREEMENT,
+        waits: bool = True,
+        limit: DraftLimit | None = None,
+    ) -> Guesser:
         """For one request, proposing token ids below `vocab_size`. Without `waits`, `open` raises NoFreeSlot."""
-        return make_drafter(self.draft, vocab_size, self.choice, rule, waits)
+        return make_drafter(self.draft, vocab_size, self.choice, rule, waits, limit)
 
 
-async def load_drafting(config: ModelConfig, batcher: Batcher) -> Drafting:
+async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
     """Loads what drafts, with `batcher`'s device thread to itself. Raises ValueErrors of one line."""
-    draft = await load_draft(config, batcher, alone=True)
+    draft = await load_draft(config, batcher, alone=True, startup=startup)
     return Drafting(draft, draft.tokenizer if draft else await own_tokenizer(config), config.draft)
 
 
@@ -55,5 +71,6 @@ def drafting_info(drafting: Drafting, config: ModelConfig) -> ModelInfo:
         device=identity.device if identity else "",
         backend=config.backend,
         draft_name=drafting.name,
-        default_speculation_length=min(config.default_k, shape.max_draft),
+        default_speculation_length=default_length(config.default_k, shape.max_draft),
+        adaptive_speculation_length=config.default_k is None,
     )

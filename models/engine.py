@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from models.batcher import Batcher
 from models.runner import (
@@ -16,11 +17,12 @@ from models.runner import (
     ProposeRow,
     Runner,
     VerifyRow,
-    fused_step,
+    fused,
+    verify_sized,
 )
 from models.slots import SlotPool
 from speculation.drafters import NgramDrafter
-from speculation.types import Draft, Proposer, Rule, SamplingParams, SparseDistribution, Verdict
+from speculation.types import Draft, DraftLimit, Proposer, Rule, SamplingParams, SparseDistribution, Verdict
 
 
 class Engine:
@@ -29,6 +31,8 @@ class Engine:
     def __init__(self, runner: Runner, batcher: Batcher) -> None:
         self.runner, self.batcher = runner, batcher
         self.slots = SlotPool(runner.limits.slots)
+        batcher.serves(self.slots)
+        self.verify = functools.partial(verify_sized, runner)
 
 
 class KVSequence:
@@ -53,7 +57,9 @@ class KVSequence:
         chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
             part = tuple(tokens[start : start + chunk])
-            done = await self.engine.batcher.run(self.engine.runner.prefill, PrefillRow(self.slot, start, part), 1)
+            done = await self.engine.batcher.run(
+                self.engine.runner.prefill, PrefillRow(self.slot, start, part), 1, True
+            )
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
             self.held += part
@@ -76,10 +82,10 @@ class TargetSequence(KVSequence):
         self.keep(tokens[:position], start=max(0, position - 1))
         await self.fill(tokens[:position])
         row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins, rule, tuple(distributions))
-        done = await self.engine.batcher.run(self.engine.runner.verify, row, self.engine.runner.limits.slots)
+        done = await self.engine.batcher.run(self.engine.verify, row, self.engine.runner.limits.slots)
         verdict = done.value
         self.held += [tokens[-1], *draft[: verdict.accepted]]
-        return Verdict(verdict.token_ids, verdict.accepted, done.queue_seconds, done.compute_seconds, verdict.margins)
+        return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
 
 
 class LocalVerifier:
@@ -131,12 +137,20 @@ class DraftSequence(KVSequence):
 class ModelDrafter:
     """A draft model, for one request. Tokens the target does not have end the draft, or are not drawn at all.
 
-    `open` waits for a slot if all are taken; without `waits` it raises NoFreeSlot.
+    `open` waits for a slot if all are taken; without `waits` it raises NoFreeSlot. `limit`: how much of what is asked
+    for a model may propose.
     """
 
-    def __init__(self, engine: Engine, target_vocab_size: int, rule: Rule = Rule.AGREEMENT, waits: bool = True) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        target_vocab_size: int,
+        rule: Rule = Rule.AGREEMENT,
+        waits: bool = True,
+        limit: DraftLimit | None = None,
+    ) -> None:
         self._engine, self._target_vocab_size = engine, target_vocab_size
-        self._rule, self._waits = rule, waits
+        self._rule, self._waits, self._limit = rule, waits, limit or DraftLimit()
         self._sequence: DraftSequence | None = None
         self._sampling = SamplingParams()
 
@@ -148,14 +162,22 @@ class ModelDrafter:
         await self._sequence.fill(prompt[:-2])
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        return await self._propose(tokens, k, self._rule)
+
+    async def guess(self, tokens: Sequence[int]) -> Draft:
+        return await self._propose(tokens, 1, Rule.AGREEMENT)
+
+    async def _propose(self, tokens: Sequence[int], k: int, rule: Rule) -> Draft:
+        """May be cancelled: what the cache is known to hold is noted once a step is done, and later steps come after it
+        on the device's thread."""
         sequence = self._sequence
         assert sequence is not None, "open comes first"
         limits = self._engine.runner.limits
-        k = min(k, limits.max_length - len(tokens))
+        k = min(self._limit.of_model(k), limits.max_length - len(tokens))
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        row = await sequence.row(tokens, k, self._sampling)
+        row = replace(await sequence.row(tokens, k, self._sampling), rule=rule)
         done = await self._engine.batcher.run(self._engine.runner.propose, row, limits.slots)
         sequence.proposed(tokens, done.value.token_ids)
         known = done.value.known(self._target_vocab_size)
@@ -165,6 +187,7 @@ class ModelDrafter:
             sequence.compute_seconds - worked + done.compute_seconds,
             (Proposer.MODEL,) * len(known.token_ids),
             known.distributions,
+            done.rows,
         )
 
     async def close(self) -> None:
@@ -178,13 +201,14 @@ class FusedPair:
 
     def __init__(self, target: Engine, draft: Engine) -> None:
         self.target, self.draft = target, draft
-        self.step = functools.partial(fused_step, target.runner, draft.runner)
+        self.step = fused(target.runner, draft.runner)
 
 
 class FusedRounds:
     """Draft and verification as one step of the device thread, for one request.
 
-    With a `lookup`, a round that it can answer verifies the copy and leaves the draft model alone.
+    With a `lookup`, a round that it can answer verifies the copy and leaves the draft model alone. `limit`: how much of
+    what is asked for the model may propose.
     """
 
     def __init__(
@@ -193,8 +217,10 @@ class FusedRounds:
         margins: bool = False,
         lookup: NgramDrafter | None = None,
         rule: Rule = Rule.AGREEMENT,
+        limit: DraftLimit | None = None,
     ) -> None:
         self._pair, self._margins, self._lookup, self._rule = pair, margins, lookup, rule
+        self._limit = limit or DraftLimit()
         self._target: KVSequence | None = None
         self._draft: DraftSequence | None = None
         self._sampling = SamplingParams()
@@ -213,6 +239,7 @@ class FusedRounds:
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
         assert self._target and self._draft, "open comes first"
         copied = (await self._lookup.propose(tokens, k)).token_ids if self._lookup and k else ()
+        k = self._limit.of_model(k)
         if k and not copied:
             propose = await self._draft.row(tokens, k, self._sampling)
         else:
@@ -224,7 +251,8 @@ class FusedRounds:
         if k and not copied:
             self._draft.proposed(tokens, proposed.token_ids)
         proposer = Proposer.NGRAM if copied else Proposer.MODEL
-        compute = done.compute_seconds - proposed.seconds
+        compute = done.compute_seconds - done.value.draft_seconds
+        waited = done.queue_seconds + done.value.draft_seconds - proposed.seconds  # for the drafts of other rows
         return (
             Draft(
                 proposed.token_ids,
@@ -232,8 +260,9 @@ class FusedRounds:
                 proposed.seconds,
                 (proposer,) * len(proposed.token_ids),
                 proposed.distributions,
+                done.rows,
             ),
-            Verdict(verdict.token_ids, verdict.accepted, done.queue_seconds, compute, verdict.margins),
+            replace(verdict, queue_seconds=waited, compute_seconds=compute),
         )
 
     async def close(self) -> None:

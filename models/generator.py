@@ -4,41 +4,50 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from models.tokenizers import Tokenizer
+from speculation.experience import Experience
+from speculation.length import AdaptiveLength, FixedLength, LengthPolicy
 from speculation.loop import Rounds, speculate
 from speculation.stopping import Stopping, StopRules
 from speculation.types import (
     Chunk,
     Completion,
+    DraftLimit,
     GenerationRequest,
     InvalidField,
     ModelInfo,
+    Rule,
     SpeculationStats,
     TooLong,
 )
 
-MakeRounds = Callable[[GenerationRequest, SpeculationStats], Rounds]
+MakeRounds = Callable[[GenerationRequest, SpeculationStats, DraftLimit], Rounds]
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """Answers requests with rounds made by `make_rounds`, within the limits that `info` states."""
+    """Answers requests with rounds made by `make_rounds`, within the limits that `info` states.
+
+    `experience`: what its requests learn together about the best speculation length.
+    """
 
     info: ModelInfo
     tokenizer: Tokenizer
     make_rounds: MakeRounds
     speculates: bool = True
+    experience: Experience = field(default_factory=Experience)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk | Completion, None]:
         """Chunks as rounds commit them, then the completion. Raises InvalidField or TooLong before any work."""
         prompt = self.prompt_tokens(request)
         stats = SpeculationStats()
         stopping = Stopping(self._rules(request, len(prompt)), self.tokenizer.stream())
-        k = self._speculation_length(request)
-        rounds = self.make_rounds(request, stats)
-        async with contextlib.aclosing(speculate(prompt, request.sampling, k, rounds, stopping, stats)) as chunks:
+        limit = DraftLimit()
+        lengths = self._lengths(request, limit)
+        rounds = self.make_rounds(request, stats, limit)
+        async with contextlib.aclosing(speculate(prompt, request.sampling, lengths, rounds, stopping, stats)) as chunks:
             async for chunk in chunks:
                 yield chunk
         assert stopping.reason is not None
@@ -82,13 +91,21 @@ class Generator:
             stop_strings=request.stop_strings,
         )
 
-    def _speculation_length(self, request: GenerationRequest) -> int:
+    def _lengths(self, request: GenerationRequest, limit: DraftLimit) -> LengthPolicy:
         if not self.speculates:
-            return 0
+            return FixedLength(0)
+        most = self.info.max_speculation_length
+        if request.speculation_length is None and self.info.adaptive_speculation_length and _any_length(request):
+            return AdaptiveLength(most, self.experience, limit)
         k = self.info.default_speculation_length if request.speculation_length is None else request.speculation_length
-        if k > self.info.max_speculation_length:
-            raise InvalidField("speculation_length", f"{k} is above the maximum {self.info.max_speculation_length}")
-        return k
+        if k > most:
+            raise InvalidField("speculation_length", f"{k} is above the maximum {most}")
+        return FixedLength(k)
+
+
+def _any_length(request: GenerationRequest) -> bool:
+    """Whether tokens are the same for any lengths. Sampled under rejection they are not: a retry must say the same."""
+    return request.rule is Rule.AGREEMENT or request.sampling.greedy
 
 
 def check_tokens(field: str, tokens: list[int] | tuple[int, ...], vocab_size: int) -> None:

@@ -37,7 +37,7 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
     if not folder.is_dir():
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(folder.with_suffix(".lock")):
+            with locked(folder.with_suffix(".lock")):
                 if not folder.is_dir():
                     _unpack(checkpoint, folder)
         except OSError as error:
@@ -47,7 +47,7 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Servers that start together unpack once."""
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -7,10 +7,13 @@ written past its end is simply overwritten later: rollback is free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
+from models.startup import Startup
+from speculation.draws import BadLogits
 from speculation.types import Rule, SamplingParams, SparseDistribution, Verdict
 
 
@@ -114,10 +117,11 @@ class FusedRow:
 
 @dataclass(frozen=True, slots=True)
 class FusedResult:
-    """What was proposed and what the target made of it."""
+    """What was proposed and what the target made of it; `draft_seconds` all rows' proposals took together."""
 
     proposal: Proposal
     verdict: Verdict
+    draft_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,10 @@ class StepShapes:
 
     def chunk(self, tokens: int) -> int:
         return next(c for c in self.chunks if c >= tokens)
+
+    def inexact(self) -> StepShapes:
+        """The same shapes, which are known not to give the same bits."""
+        return replace(self, bit_exact=False)
 
     @property
     def count(self) -> int:
@@ -185,7 +193,7 @@ class Runner(Protocol):
     @property
     def shapes(self) -> StepShapes: ...
 
-    def warm_up(self) -> None:
+    def warm_up(self, startup: Startup | None = None) -> None:
         """Compiles and runs every step once and settles `shapes`."""
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]: ...
@@ -194,13 +202,54 @@ class Runner(Protocol):
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]: ...
 
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        """Draft and verification as one call, where this runner has one with that draft; else None."""
+
+
+FusedStep = Callable[[Sequence[FusedRow]], list[FusedResult | RowFailed]]
+
+
+def fused(target: Runner, draft: Runner) -> FusedStep:
+    """The pair's fused step: one call where the runners have it, else one after the other on one device thread."""
+    return target.fused_with(draft) or functools.partial(fused_step, target, draft)
+
+
+def sound(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
+    """The verdict, or the row's failure where its logits are not numbers."""
+    try:
+        return verdict()
+    except BadLogits as error:
+        return RowFailed(f"target logits: {error}")
+
+
+@runtime_checkable
+class Fuses(Protocol):
+    """A runner that may have one graph for a pair's whole round."""
+
+    def fuse(self, draft: Runner, startup: Startup) -> None:
+        """Makes it, at start, on the device thread, where that can be done."""
+
 
 def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-    """Draft and target one after the other on one device thread: one call, one host round trip."""
+    """Draft and target one after the other."""
     proposals = _proposals(draft, rows)
     known = target.limits.vocab_size
-    verdicts = target.verify([_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])
-    return [_fused_result(p, v, known) for p, v in zip(proposals, verdicts, strict=True)]
+    verdicts = verify_sized(target, [_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])
+    seconds = max((p.seconds for p in proposals if isinstance(p, Proposal)), default=0.0)
+    return [_fused_result(p, v, known, seconds) for p, v in zip(proposals, verdicts, strict=True)]
+
+
+def sized(result: FusedResult | RowFailed, rows: int, width: int, draft_seconds: float) -> FusedResult | RowFailed:
+    """With how large the step was that the rows shared, and what all their drafts took."""
+    if isinstance(result, RowFailed):
+        return result
+    return FusedResult(result.proposal, replace(result.verdict, rows=rows, width=width), draft_seconds)
+
+
+def verify_sized(target: Runner, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+    """The target's verification; each verdict says how large the step was that the rows shared."""
+    width = 1 + max(len(row.draft) for row in rows)
+    return [replace(v, rows=len(rows), width=width) if isinstance(v, Verdict) else v for v in target.verify(rows)]
 
 
 def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:
@@ -214,13 +263,13 @@ def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFa
 
 
 def _fused_result(
-    proposal: Proposal | RowFailed, verdict: Verdict | RowFailed, vocab_size: int
+    proposal: Proposal | RowFailed, verdict: Verdict | RowFailed, vocab_size: int, draft_seconds: float
 ) -> FusedResult | RowFailed:
     if isinstance(verdict, RowFailed):
         return verdict
     if isinstance(proposal, RowFailed):
-        return FusedResult(Proposal(()), verdict)
-    return FusedResult(proposal.known(vocab_size), verdict)
+        return FusedResult(Proposal(()), verdict, draft_seconds)
+    return FusedResult(proposal.known(vocab_size), verdict, draft_seconds)
 
 
 def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:

@@ -3,10 +3,14 @@
 Buffers are [kv_heads, (slots + 1) * length, head_dim]: heads first, so that one scatter_ reaches any set of slots and a
 run of neighbouring slots is a view. The extra slot takes the writes of padding rows. `length` is the sequence length
 plus the widest step, so that a step near the end stays inside.
+
+Eager steps read neighbouring slots as a view, which depends on their numbers (`SlotCache.plan`). In a graph the numbers
+are data, so it always gathers (`GatheredSlots`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -99,6 +103,11 @@ class SlotCache:
         ]
         self.cache = Cache(layers=self.layers)
 
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Keys and values of each layer in turn: what a graph takes as arguments."""
+        return [buffer for layer in self.layers for buffer in (layer.keys, layer.values)]
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Gives slot `target` the first `length` positions of slot `source`."""
         read, write = source * self.length, target * self.length
@@ -118,3 +127,34 @@ class SlotCache:
         )
         for layer in self.layers:
             layer.plan = plan
+
+
+class GatheredSlots:
+    """The slots as a graph sees them, as a transformers cache that lives for one step.
+
+    `buffers` are `SlotCache.buffers`, slots [rows] and positions [rows, width] int64 tensors; attention reads the first
+    `length` of the `slot_length` positions of each slot.
+    """
+
+    def __init__(
+        self, buffers: Sequence[Tensor], slots: Tensor, positions: Tensor, slot_length: int, length: int
+    ) -> None:
+        self._buffers, self._slots = buffers, slots
+        self._write = (slots[:, None] * slot_length + positions).reshape(-1)
+        self._slot_length, self._length = slot_length, length
+
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Writes [rows, kv_heads, width, head_dim] and returns the rows' caches [rows, kv_heads, length, d]."""
+        keys, values = self._buffers[2 * layer_idx], self._buffers[2 * layer_idx + 1]
+        return self._write_read(keys, key), self._write_read(values, value)
+
+    def _write_read(self, buffer: Tensor, new: Tensor) -> Tensor:
+        rows, heads, width, dim = new.shape
+        buffer.index_copy_(1, self._write, new.transpose(0, 1).reshape(heads, rows * width, dim))
+        by_slot = buffer.view(heads, -1, self._slot_length, dim)[:, :, : self._length]
+        return by_slot.index_select(1, self._slots).transpose(0, 1)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0

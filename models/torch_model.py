@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models.kernels import ATTENTION, attention_rows, can_pack, pack_linears
-from models.slot_cache import SlotCache
+from models.slot_cache import GatheredSlots, SlotCache
 
 
 class UnsupportedModel(ValueError):
@@ -21,7 +21,8 @@ class TorchModel:
 
     `forward(slots, tokens, starts)` feeds tokens [rows, width] at positions starts[r], starts[r]+1, ... of each row's
     slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows name the spare slot. With
-    `only`, the head knows those tokens alone: column j of the logits is token only[j].
+    `only`, the head knows those tokens alone: column j of the logits is token only[j]. `packed` puts linear layers into
+    oneDNN's layout where there is one; a compiler that packs weights itself wants them as they are.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class TorchModel:
         widest: int,
         device: str,
         only: Sequence[int] | None = None,
+        packed: bool = True,
     ) -> None:
         config = module.config
         _check(config, max_length)
@@ -42,7 +44,7 @@ class TorchModel:
             _narrow_head(module, self.only)
         self.dtype: torch.dtype = next(module.parameters()).dtype
         self.device = device
-        if can_pack(device, self.dtype):
+        if packed and can_pack(device, self.dtype):
             pack_linears(self.module)
         self.vocab_size = int(config.vocab_size)
         self.groups = int(config.num_attention_heads) // int(
@@ -63,17 +65,31 @@ class TorchModel:
         Attention reads the first `length` positions (default: all); no row that matters may stand beyond them.
         """
         length = length or self.slots.length
-        positions = starts[:, None] + self._columns[: tokens.shape[1]][None]
+        positions = self._positions(starts, tokens.shape[1])
         self.slots.plan(list(slots), positions, length)
+        return self._run(tokens, positions, length, self.slots.cache, head)
+
+    def traced(
+        self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int, head: bool = True
+    ) -> Tensor:
+        """`forward` for graphs: slots [rows] are data, and the cache's `buffers` are arguments."""
+        positions = self._positions(starts, tokens.shape[1])
+        cache = GatheredSlots(buffers, slots, positions, self.slots.length, length)
+        return self._run(tokens, positions, length, cache, head)
+
+    def _run(self, tokens: Tensor, positions: Tensor, length: int, cache: object, head: bool) -> Tensor:
         run = self.module if head else self.module.base_model
         out = run(
             input_ids=tokens,
             position_ids=positions,
             attention_mask=self._mask(positions, length),
-            past_key_values=self.slots.cache,
+            past_key_values=cache,
             use_cache=True,
         )
         return out.logits if head else out.last_hidden_state
+
+    def _positions(self, starts: Tensor, width: int) -> Tensor:
+        return starts[:, None] + self._columns[:width][None]
 
     def _mask(self, positions: Tensor, length: int) -> Tensor:
         """Each token sees positions up to its own: additive [rows, 1, attention_rows, length]."""
@@ -96,6 +112,12 @@ class TorchModel:
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def to_host(values: Tensor) -> list[list[int]]:
+    """A step's one copy from the device."""
+    rows: list[list[int]] = values.tolist()
+    return rows
 
 
 def _narrow_head(module: Any, only: Tensor) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,15 +18,19 @@ from torch import Tensor
 from models.certify import certify
 from models.runner import (
     TAIL,
+    FusedStep,
     Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
+    Runner,
     StepShapes,
     VerifyRow,
+    sound,
 )
+from models.startup import Startup
 from models.torch_model import TorchModel
 from speculation.acceptance import agree
 from speculation.draws import BadLogits, Drawn
@@ -35,10 +39,16 @@ from speculation.types import SamplingParams, SparseDistribution, Verdict
 
 
 class TorchRunner:
-    """Runs one model. `verifies` is false for a model that only drafts: its bits need no check."""
+    """Runs one model. `verifies` is false for a model that only drafts: its bits need no check.
 
-    def __init__(self, model: TorchModel, limits: Limits, identity: Identity, verifies: bool = True) -> None:
+    With `exact`, only step shapes that give the same bits are used; without, all of them.
+    """
+
+    def __init__(
+        self, model: TorchModel, limits: Limits, identity: Identity, verifies: bool = True, exact: bool = True
+    ) -> None:
         self.model, self._limits, self._identity, self._verifies = model, limits, identity, verifies
+        self._exact = exact
         self._shapes = StepShapes((limits.max_draft + 1,), (limits.slots,), bit_exact=False, chunks=(limits.chunk,))
 
     @property
@@ -53,13 +63,19 @@ class TorchRunner:
     def shapes(self) -> StepShapes:
         return self._shapes
 
-    def warm_up(self) -> None:
+    def warm_up(self, startup: Startup | None = None) -> None:
+        startup = startup or Startup()
         batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
         widths, chunks = width_buckets(self.limits.max_draft), chunk_buckets(self.limits.chunk)
         if self._verifies:
-            self._shapes = certify(self.model, self.limits, widths, batches, lengths, chunks)
+            with startup.stage("certifying"):
+                self._shapes = certify(self.model, self.limits, widths, batches, lengths, chunks, self._exact)
             return
         self._shapes = StepShapes(tail_buckets(), batches, False, lengths, chunks, lengths)
+        with startup.stage("warming"):
+            self._propose_once(batches)
+
+    def _propose_once(self, batches: Sequence[int]) -> None:
         for batch in batches:
             self.propose([ProposeRow(s, 0, (0,), 2, SamplingParams()) for s in range(batch)])
 
@@ -76,7 +92,7 @@ class TorchRunner:
         if all(row.sampling.greedy and not row.margins for row in rows):
             return _verdicts_greedy(rows, logits)
         host = logits.float().cpu().numpy()
-        return [_sound(functools.partial(_judged, row, host[r])) for r, row in enumerate(rows)]
+        return [sound(functools.partial(_judged, row, host[r])) for r, row in enumerate(rows)]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         """The target's logits [rows or more, width, vocabulary]: column i is the prediction after draft[:i]."""
@@ -106,6 +122,9 @@ class TorchRunner:
                 draft.append(guessed)
         seconds = time.perf_counter() - started
         return [_proposal(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        return None
 
     def _forward(self, slots: list[int], tokens: Sequence[Sequence[int]], starts: list[int]) -> Tensor:
         """Logits of a step padded to a batch bucket."""
@@ -145,26 +164,19 @@ def _judged(row: VerifyRow, logits: NDArray[np.float32]) -> Verdict:
     )
 
 
-def _sound(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
-    try:
-        return verdict()
-    except BadLogits as error:
-        return RowFailed(f"target logits: {error}")
-
-
 def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | RowFailed]:
     """Only ids (and whether their logits are finite) leave the device."""
     best = logits.argmax(-1)
     finite = logits.gather(-1, best[..., None])[..., 0].isfinite()
-    ids, sound = best.tolist(), finite.tolist()
+    ids, numbers = best.tolist(), finite.tolist()
 
     def target_draw(r: int, i: int) -> Drawn:
-        if not sound[r][i]:
+        if not numbers[r][i]:
             raise BadLogits("no finite largest logit")
         return Drawn(ids[r][i], 0.0)
 
     draws = [functools.partial(target_draw, r) for r in range(len(rows))]
-    return [_sound(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)]
+    return [sound(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)]
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:

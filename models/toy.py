@@ -14,7 +14,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.runner import Identity, Limits, PrefillRow, Proposal, ProposeRow, RowFailed, StepShapes, VerifyRow
+from models.runner import (
+    FusedStep,
+    Identity,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    StepShapes,
+    VerifyRow,
+)
+from models.startup import Startup
 from speculation.rules import guess, judge
 from speculation.types import SparseDistribution, Verdict
 
@@ -61,7 +73,7 @@ class ToyRunner:
     def shapes(self) -> StepShapes:
         return StepShapes(tuple(range(1, self.limits.max_draft + 2)), (self.limits.slots,), bit_exact=True)
 
-    def warm_up(self) -> None:
+    def warm_up(self, startup: Startup | None = None) -> None:
         """Nothing to compile."""
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
@@ -77,6 +89,9 @@ class ToyRunner:
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         self._work()
         return [self._propose(row) for row in rows]
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        return None
 
     def _verify(self, row: VerifyRow) -> Verdict | RowFailed:
         self._write(row.slot, row.position, (row.last_token, *row.draft))

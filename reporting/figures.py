@@ -83,8 +83,15 @@ def _time_by_cause(comparison: JSON) -> str:
         parts.append(f"{text} {words.across(condition['link'])}")
     return (
         f"The network takes {words.joined(list(dict.fromkeys(parts)))}."
-        " The causes of a bar add up to its end-to-end time."
+        " The causes of a bar add up to its end-to-end time"
+        f"{', to more where draft and verification overlap' if _overlaps(comparison) else ''}."
     )
+
+
+def _overlaps(comparison: JSON) -> bool:
+    """Whether several rounds were in flight at once."""
+    found = (of.get("sent_ahead") for of in reading.base(comparison)["architectures"].values())
+    return any(ahead and ahead["max_in_flight"] > 1 for ahead in found)
 
 
 def _speedup_by_workload(comparison: JSON) -> str:

@@ -77,7 +77,9 @@ def _setting(comparison: JSON) -> str:
     parts = [
         f"draft {each('draft_name')}" if each("draft_name") else "",
         f"{each('dtype')} on {each('device')}" if each("dtype") and each("device") else "",
-        f"speculation length {settings['speculation_length']}" if "speculation_length" in settings else "",
+        f"speculation length {words.length(settings['speculation_length'])}"
+        if "speculation_length" in settings
+        else "",
         words.sampling(base["sampling"]),
         words.plural(len(settings["prompts"]), "prompt") if settings.get("prompts") else "",
         f"at most {settings['max_new_tokens']} tokens each" if settings.get("max_new_tokens") else "",
@@ -102,7 +104,7 @@ def _decision(comparison: JSON) -> Decision:
     length = decision["speculation_length"]
     figures = [
         (words.name(decision["architecture"]), "architecture"),
-        (str(length) if length else "none", "speculation length"),
+        (words.length(length) if length != 0 else "none", "speculation length"),
         (words.times(decision["speedup"]), f"speedup over plain decoding; {sure}"),
     ]
     return Decision(

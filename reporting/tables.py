@@ -46,6 +46,10 @@ def _drafted(key: str) -> Value:
     return lambda of: _key(key)(of) if of["drafted"] else None
 
 
+def _draft_length(of: JSON) -> float | None:
+    return float(of["drafted"] / of["rounds"]) if of["drafted"] else None
+
+
 def _speedup(of: JSON) -> str:
     return words.with_interval(words.times(of["speedup_vs_autoregressive"]), of["speedup_interval"])
 
@@ -60,6 +64,7 @@ MEASURES = (
     _measure("tokens/s", _key("output_throughput_token_per_s"), 1, max),
     _measure("acceptance rate", _drafted("acceptance_rate"), 3, max),
     _measure("mean acceptance length", _key("mean_acceptance_length"), 2, max),
+    _measure("mean draft length", _draft_length, 2, max),
     _measure("bytes/token up", _key("bytes_up_per_token"), 1, min),
     _measure("bytes/token down", _key("bytes_down_per_token"), 1, min),
     Measure("speedup (95 % interval)", _key("speedup_vs_autoregressive"), _speedup, max),
@@ -96,7 +101,18 @@ def architecture_table(comparison: JSON) -> Table:
         "Bold: the best of its column. TTFT: time to the first token; TPOT: time per token after it; both at the"
         " client. Mean acceptance length: tokens committed in a round, the target's own included. Bytes are payload:"
         " between draft and target where they are apart, else between client and server. Identical: requests whose"
-        " tokens are those of plain decoding.",
+        f" tokens are those of plain decoding.{_sent_ahead(found)}",
+    )
+
+
+def _sent_ahead(found: JSON) -> str:
+    """How far ahead of verdicts rounds were sent, and what of it was for nothing."""
+    return "".join(
+        f" {words.name(name)} had {words.number(ahead['mean_in_flight'])} rounds in flight on average (at most"
+        f" {ahead['max_in_flight']}): of those sent ahead, {ahead['guessed_rounds']} were right and"
+        f" {ahead['stale_rounds']} stale, with {ahead['stale_drafts']} draft tokens."
+        for name, of in found.items()
+        if (ahead := of.get("sent_ahead"))
     )
 
 

@@ -114,3 +114,8 @@ def plainly(value: Any) -> str:
     if isinstance(value, dict):
         return "; ".join(f"{key} {plainly(item)}" for key, item in value.items())
     return str(value)
+
+
+def length(k: int | None) -> str:
+    """A speculation length; None is one that adapts."""
+    return "auto" if k is None else str(k)

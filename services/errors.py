@@ -18,6 +18,7 @@ from models.batcher import DeviceLost
 from models.runner import RowFailed
 from models.slots import NoFreeSlot
 from services.sessions import SessionConflict, SessionNotFound
+from speculation.pipeline import OutOfStep
 from speculation.types import InvalidField, TooLong
 
 log = logging.getLogger("tandem.rpc")
@@ -48,6 +49,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Mismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
+    (OutOfStep, code_pb2.ABORTED, "OUT_OF_STEP"),
     (RowFailed, code_pb2.INTERNAL, "ROW_FAILED"),
     (DeviceLost, code_pb2.UNAVAILABLE, "ENGINE_LOST"),
 )
@@ -100,6 +102,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         }
         if handler.unary_unary:
             return grpc.unary_unary_rpc_method_handler(_guard_unary(handler.unary_unary), **coders)
+        if handler.stream_stream:
+            return grpc.stream_stream_rpc_method_handler(_guard_stream(handler.stream_stream), **coders)
         return grpc.unary_stream_rpc_method_handler(_guard_stream(handler.unary_stream), **coders)
 
 

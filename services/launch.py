@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +11,7 @@ from clients.distributed import connect_distributed
 from clients.profile import Profile
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import PROPOSE_SECONDS
-from models.assembly import Loaded, ModelConfig, fused_generator, load, load_draft, plain_generator
+from models.assembly import Loaded, ModelConfig, fused_generator, load, load_pair, plain_generator
 from models.batcher import Batcher
 from models.drafting import drafting_info, load_drafting
 from models.generator import Generator
@@ -23,6 +22,7 @@ from services.lifecycle import Lifecycle
 from services.proposals import Proposals
 from services.server import Hosted, ServeConfig, serve
 from services.target_verifier import TargetVerifierService
+from speculation.depth import Pipeline
 from speculation.types import Completion, GenerationRequest, ModelInfo
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
@@ -37,7 +37,7 @@ class RoleConfig:
     """Everything a server role needs; built and validated once.
 
     `draft_address`: the DraftWorker that a target asks for drafts, each within `draft_seconds`. `target_address` None:
-    a DraftWorker that knows no target, and only proposes.
+    a DraftWorker that knows no target, and only proposes. `pipeline`: whether a DraftWorker's rounds overlap.
     """
 
     serve: ServeConfig
@@ -48,6 +48,7 @@ class RoleConfig:
     connect_seconds: float = 120.0
     lease_seconds: float = 60.0
     profile: bool = False
+    pipeline: Pipeline = Pipeline.AUTO
 
     def __post_init__(self) -> None:
         if not self.draft_seconds > 0:
@@ -59,7 +60,7 @@ async def run_target(config: RoleConfig) -> None:
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
 
     async def build() -> Hosted:
-        loaded = await load(config.models, batcher)
+        loaded = await load(config.models, batcher, config.serve.startup)
         closing = [batcher.close]
         if config.draft_address is None:
             generator = plain_generator(loaded)
@@ -90,8 +91,7 @@ async def run_fused(config: RoleConfig) -> None:
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
 
     async def build() -> Hosted:
-        target = await load(config.models, batcher)
-        draft = await load_draft(config.models, batcher)
+        target, draft = await load_pair(config.models, batcher, config.serve.startup)
         generator = fused_generator(target, draft, config.models.default_k, config.models.draft)
         generator = _started(generator, config)
         _log_target(target, generator.info)
@@ -110,14 +110,14 @@ async def run_draft_worker(config: RoleConfig) -> None:
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
 
     async def build() -> Hosted:
-        drafting = await load_drafting(config.models, batcher)
+        drafting = await load_drafting(config.models, batcher, config.serve.startup)
         generate, closing = None, [batcher.close]
         if config.target_address is None:
             info = _stamped(drafting_info(drafting, config.models), config)
             log.info("proposes with %s for targets that ask; knows none itself", info.draft_name)
         else:
             generator, client = await connect_distributed(
-                drafting, config.models, config.target_address, config.connect_seconds
+                drafting, config.models, config.target_address, config.connect_seconds, config.pipeline
             )
             closing.insert(0, client.close)
             generator = _started(generator, config)
@@ -148,7 +148,7 @@ def _started(generator: Generator, config: RoleConfig) -> Generator:
 
 
 def _stamped(info: ModelInfo, config: RoleConfig) -> ModelInfo:
-    return replace(info, startup_seconds=time.monotonic() - config.serve.started)
+    return replace(info, startup_seconds=config.serve.startup.total())
 
 
 def _log_target(loaded: Loaded, info: ModelInfo) -> None:
@@ -168,6 +168,12 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
     elif shapes.bit_exact:
         log.info(
             "bits: shapes differ on this device; every step uses width %d, batch %d", *shapes.widths, *shapes.batches
+        )
+    elif shapes.count > 1:
+        log.warning(
+            "bits: --fast uses %d step shapes whose last bits differ: outputs may leave plain decoding's at ties, "
+            "and depend on who else is served; --exact uses one shape",
+            shapes.count,
         )
     else:
         log.warning("bits: logits differ between prefill and decode on this device; outputs may differ at ties")

@@ -14,15 +14,16 @@ from services.errors import Mismatch
 from services.lifecycle import Lifecycle
 from services.sessions import MAX_SESSION_ID, Session, SessionConflict, SessionTable
 from speculation.drafters import Drafter
-from speculation.types import InvalidField, ModelInfo, TooLong
+from speculation.types import DraftLimit, InvalidField, ModelInfo, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
 
 @dataclass(slots=True)
 class Held:
-    """A session's drafter (`ready` once it was opened), and the lock that keeps its rounds in order."""
+    """A session's drafter (`ready` once it was opened), its limit, and the lock that keeps its rounds in order."""
 
     drafter: Drafter
+    limit: DraftLimit
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened: bool = False
     ready: bool = False
@@ -63,7 +64,8 @@ class Proposals:
             raise InvalidField("sampling", "missing: a session's first call must say how tokens are drawn")
         sampling = wire.sampling_from_wire(request.sampling)
         rule = wire.rule_from_wire(request.rule)
-        held = Held(self._drafting.drafter(self._info.vocab_size, rule, waits=False))
+        limit = DraftLimit()
+        held = Held(self._drafting.drafter(self._info.vocab_size, rule, waits=False, limit=limit), limit)
         return self.sessions.admit(request.session_id, held, sampling, [], self._info.max_sequence_length)
 
     async def _round(self, session: Session[Held, None], request: pb.ProposeRequest) -> pb.ProposeResponse:
@@ -80,6 +82,8 @@ class Proposals:
             await held.drafter.close()  # what an opening that was cancelled may hold
             await held.drafter.open(tokens, session.sampling)
             held.ready = True
+        told = request.HasField("model_speculation_length")
+        held.limit.model = request.model_speculation_length if told else None
         draft = await held.drafter.propose(tokens, request.speculation_length)
         return pb.ProposeResponse(
             draft_tokens=draft.token_ids,
@@ -87,6 +91,7 @@ class Proposals:
             distributions=wire.distributions_to_wire(draft.distributions),
             queue_seconds=draft.queue_seconds,
             compute_seconds=draft.compute_seconds,
+            step_rows=draft.rows,
         )
 
     def _check(self, request: pb.ProposeRequest) -> None:

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
+from models.startup import Startup
 from services.errors import ErrorInterceptor
 from services.lifecycle import Lifecycle
 
@@ -32,13 +32,16 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready."""
+    """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
+
+    `startup` records where the time until then goes.
+    """
 
     host: str = "127.0.0.1"
     port: int = 50051
     ready_file: str | None = None
     drain_seconds: float = 30.0
-    started: float = field(default_factory=time.monotonic)
+    startup: Startup = field(default_factory=Startup)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -70,17 +73,12 @@ async def serve(config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], A
     if not building.done():
         return
     hosted = building.result()
-    health = HealthServicer()
-    hosted.register(server)
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    names = (f"tandem.v1.{hosted.service}", health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
-    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
-    await server.start()
-    await _set_health(health, names[0], health_pb2.HealthCheckResponse.SERVING)
+    with config.startup.stage("listening"):
+        health = await _listen(server, hosted.service, hosted.register)
     tasks = [asyncio.create_task(_as_task(work())) for work in hosted.background]
     _announce(config, port, hosted)
     await stopping.wait()
-    await _set_health(health, names[0], health_pb2.HealthCheckResponse.NOT_SERVING)
+    await _set_health(health, f"tandem.v1.{hosted.service}", health_pb2.HealthCheckResponse.NOT_SERVING)
     await _shut_down(server, lifecycle, hosted, config.drain_seconds, stopping)
     for task in tasks:
         task.cancel()
@@ -105,6 +103,18 @@ def _bind(server: grpc.aio.Server, config: ServeConfig) -> int:
     return port
 
 
+async def _listen(server: grpc.aio.Server, service: str, register: Callable[[grpc.aio.Server], None]) -> HealthServicer:
+    """Answers from here on."""
+    health = HealthServicer()
+    register(server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    names = (f"tandem.v1.{service}", health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+    await server.start()
+    await _set_health(health, names[0], health_pb2.HealthCheckResponse.SERVING)
+    return health
+
+
 def _stop_signals() -> asyncio.Event:
     """Set by the first SIGTERM or SIGINT; the next one kills as usual."""
     stopping = asyncio.Event()
@@ -126,10 +136,14 @@ async def _set_health(health: HealthServicer, service: str, status: int) -> None
 
 
 def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
-    seconds = time.monotonic() - config.started
+    seconds = config.startup.total()
+    for note in config.startup.notes:
+        log.info("start-up: %s", note)
+    log.info("start-up: %s", config.startup.line())
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
     if config.ready_file:
-        ready = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
+        ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
+        ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}
         partial = Path(f"{config.ready_file}.partial")
         partial.write_text(json.dumps(ready))
         partial.replace(config.ready_file)

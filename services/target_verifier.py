@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from services.errors import Mismatch
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.sessions import MAX_SESSION_ID, Fence, Session, SessionTable
+from services.verify_stream import answered_in_order
 from speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
@@ -74,7 +75,17 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             return await self._fill(session)
 
     async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
-        arrived = time.perf_counter()
+        return await self._verify(request, time.perf_counter())
+
+    async def VerifyStream(
+        self, request_iterator: AsyncIterator[pb.VerifyRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[pb.VerifyResponse, None]:
+        async with contextlib.aclosing(answered_in_order(request_iterator, self._verify)) as replies:
+            async for reply in replies:
+                yield reply
+
+    async def _verify(self, request: pb.VerifyRequest, arrived: float) -> pb.VerifyResponse:
+        """One round, whichever way it came."""
         session = self.sessions.touch(request.session_id)
         self._check_draft(session, request)
         distributions = self._distributions(session, request)
@@ -142,6 +153,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             queue_seconds=verdict.queue_seconds,
             compute_seconds=verdict.compute_seconds,
             margins=verdict.margins,
+            step_rows=verdict.rows,
+            step_width=verdict.width,
         )
         session.commit(verdict.token_ids, reply)
         return reply

@@ -21,6 +21,13 @@ class Drafter(Protocol):
         """Frees what `open` took. May be called at any time, and again."""
 
 
+class Guesser(Drafter, Protocol):
+    """A drafter that can also say what the target's own next token will be. A proposal may be cancelled at any time."""
+
+    async def guess(self, tokens: Sequence[int]) -> Draft:
+        """One token, or none: drawn with the noise of the target's own draw, whatever the rule."""
+
+
 class NgramDrafter:
     """Prompt lookup: what followed the longest earlier occurrence of the last tokens (Saxena 2023). No weights.
 
@@ -34,6 +41,7 @@ class NgramDrafter:
         self._sizes = range(longest, shortest - 1, -1)
         self._follower: dict[tuple[int, ...], int] = {}
         self._indexed: list[int] = []
+        self._noted: list[list[tuple[tuple[int, ...], int | None]]] = []  # by position: n-grams, and who stood before
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._forget()
@@ -44,23 +52,36 @@ class NgramDrafter:
         copied = tuple(_copy(tokens, start, k)) if start is not None else ()
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
+    async def guess(self, tokens: Sequence[int]) -> Draft:
+        return await self.propose(tokens, 1)
+
     async def close(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
         self._follower.clear()
         self._indexed.clear()
+        self._noted.clear()
 
     def _index(self, tokens: Sequence[int]) -> None:
         """Notes for every n-gram that is followed by a token where its latest follower stands."""
-        if list(tokens[: len(self._indexed)]) != self._indexed:  # rolled back
-            self._forget()
+        self._roll_back(_common(self._indexed, tokens))
         start = len(self._indexed)
         for end in range(start, len(tokens)):
-            for n in self._sizes:
-                if n <= end:
-                    self._follower[tuple(tokens[end - n : end])] = end
+            grams = [tuple(tokens[end - n : end]) for n in self._sizes if n <= end]
+            self._noted.append([(gram, self._follower.get(gram)) for gram in grams])
+            self._follower.update(dict.fromkeys(grams, end))
         self._indexed += tokens[start:]
+
+    def _roll_back(self, length: int) -> None:
+        """To the first `length` tokens. A loop that drafts ahead comes here at every wrong guess."""
+        del self._indexed[length:]
+        while len(self._noted) > length:
+            for gram, before in self._noted.pop():
+                if before is None:
+                    del self._follower[gram]
+                else:
+                    self._follower[gram] = before
 
     def _find(self, tokens: Sequence[int]) -> int | None:
         for n in self._sizes:
@@ -77,7 +98,7 @@ class HybridDrafter:
     comes first, with `shortest` well above 1, and a round that it answers costs no draft step at all.
     """
 
-    def __init__(self, lookup: NgramDrafter, model: Drafter) -> None:
+    def __init__(self, lookup: NgramDrafter, model: Guesser) -> None:
         self._lookup, self._model = lookup, model
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
@@ -88,9 +109,21 @@ class HybridDrafter:
         copied = await self._lookup.propose(tokens, k)
         return copied if copied.token_ids else await self._model.propose(tokens, k)
 
+    async def guess(self, tokens: Sequence[int]) -> Draft:
+        copied = await self._lookup.guess(tokens)
+        return copied if copied.token_ids else await self._model.guess(tokens)
+
     async def close(self) -> None:
         await self._lookup.close()
         await self._model.close()
+
+
+def _common(left: Sequence[int], right: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    length = min(len(left), len(right))
+    if list(left[:length]) == list(right[:length]):
+        return length
+    return next(i for i in range(length) if left[i] != right[i])
 
 
 def _copy(tokens: Sequence[int], start: int, k: int) -> list[int]:

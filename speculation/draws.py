@@ -9,6 +9,7 @@ logits the lower id comes first, so that every set is unique.
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
+_BLOCK = 64  # scores of which the largest stands for all
 _HEAD = 64  # candidates whose scores are computed before the rest is pruned by a bound
 
 
@@ -52,8 +54,16 @@ def words(seed: int, position: int, count: int, purpose: Purpose = Purpose.TOKEN
 
     The purpose is the highest word of the counter, which no stream counts up to: streams never meet.
     """
+    return _stream(seed, position, count, purpose)
+
+
+@functools.lru_cache(maxsize=32)
+def _stream(seed: int, position: int, count: int, purpose: Purpose) -> Words:
+    """Kept for a while: beside the target, the draft needs the same words a moment earlier."""
     key = np.array([seed, position], dtype=np.uint64)
-    return np.random.Philox(key=key, counter=int(purpose) << 192).random_raw(count)
+    stream = np.random.Philox(key=key, counter=int(purpose) << 192).random_raw(count)
+    stream.flags.writeable = False
+    return stream
 
 
 def uniform(seed: int, position: int, purpose: Purpose) -> float:
@@ -149,16 +159,27 @@ def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
 
 
 def _largest(scores: Floats, k: int) -> Ids:
-    """Ids of the k largest scores, the largest first, the lower id first among equals.
-
-    Partitioned from the front: a draft with a narrowed head has mostly -inf, and numpy's introselect takes twenty
-    times as long to reach the far end past that many equals.
-    """
-    threshold = -np.partition(-scores, k - 1)[k - 1]
-    above = np.flatnonzero(scores > threshold)
-    level = np.flatnonzero(scores == threshold)[: k - len(above)]
-    ids = np.concatenate([above, level])
+    """Ids of the k largest scores, the largest first, the lower id first among equals."""
+    pool = _reaching(scores, k)
+    among = scores[pool]
+    threshold = -np.partition(-among, k - 1)[k - 1]
+    above = np.flatnonzero(among > threshold)
+    level = np.flatnonzero(among == threshold)[: k - len(above)]
+    ids = pool[np.concatenate([above, level])]
     return ids[np.lexsort((ids, -scores[ids]))]
+
+
+def _reaching(scores: Floats, k: int) -> Ids:
+    """Ascending ids of few scores among which are the k largest and all their equals.
+
+    The k-th largest of the maxima of blocks is reached by k scores at least, so whatever is below it is not wanted: ten
+    times as fast as a partition of the whole vocabulary.
+    """
+    blocks = len(scores) // _BLOCK
+    if blocks <= k:
+        return np.arange(len(scores))
+    maxima = scores[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+    return np.flatnonzero(scores >= -np.partition(-maxima, k - 1)[k - 1])
 
 
 def _nucleus(scores: Floats, ids: Ids | None, top_p: float) -> Ids:
@@ -186,7 +207,7 @@ def _possible_winners(scores: Floats, raw: Words) -> Ids:
     """
     if len(scores) <= 2 * _HEAD:
         return np.arange(len(scores))
-    head = np.argpartition(-scores, _HEAD - 1)[:_HEAD]  # from the front, as in _largest
+    head = _largest(scores, _HEAD)
     if scores[head].min() == -np.inf:
         return np.sort(head)  # every token that can be drawn is in the head
     bound = np.partition(scores[head] + gumbel(raw[head]), -2)[-2] - scores[head].min()

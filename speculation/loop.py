@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from speculation.drafters import Drafter
+from speculation.length import LengthPolicy
 from speculation.stopping import Stopping
 from speculation.types import Chunk, Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 
@@ -67,21 +68,26 @@ class DraftThenVerify:
 async def speculate(
     prompt: Sequence[int],
     sampling: SamplingParams,
-    k: int,
+    lengths: LengthPolicy,
     rounds: Rounds,
     stopping: Stopping,
     stats: SpeculationStats,
 ) -> AsyncGenerator[Chunk, None]:
-    """Yields what each round commits, up to the stop. `stats` grows as it goes; `rounds` is closed in any case."""
+    """Yields what each round commits, up to the stop. `lengths` says how much each drafts, and learns from it.
+
+    `stats` grows as it goes; `rounds` is closed in any case.
+    """
     tokens = list(prompt)
     try:
         started = time.perf_counter()
         await rounds.open(tokens, sampling)
         stats.prefill_seconds = time.perf_counter() - started
         while stopping.remaining:
-            draft, verdict = await rounds.round(tokens, min(k, stopping.remaining - 1))
-            stats.draft_seconds += draft.compute_seconds
-            stats.queue_seconds += draft.queue_seconds
+            k = lengths.choose(stopping.remaining)
+            started = time.perf_counter()
+            draft, verdict = await rounds.round(tokens, k)
+            lengths.observe(k, draft, verdict, time.perf_counter() - started)
+            stats.spent(draft)
             stats.observe(draft.token_ids, verdict)
             stats.attribute(draft.proposed_by, verdict.accepted)
             tokens += verdict.token_ids

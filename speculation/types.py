@@ -140,7 +140,8 @@ class Verdict:
     """What one verification committed: `accepted` draft tokens, then one token of the target's own.
 
     Seconds are measured beside the target; `margins` (logits, 0 is a tie) only where asked for, and not where the
-    rejection rule decided: it compares no scores.
+    rejection rule decided: it compares no scores. `rows` shared the step, each as wide as the widest of them: `width`
+    tokens (0: not said, the row's own).
     """
 
     token_ids: tuple[int, ...]
@@ -148,11 +149,13 @@ class Verdict:
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
     margins: tuple[float, ...] = ()
+    rows: int = 1
+    width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens, who proposed each of them, and what they cost.
+    """Proposed tokens, who proposed each of them, and what they cost in steps that `rows` rows shared.
 
     Under the rejection rule `distributions` says what each token was drawn from; none at all: proposed for certain.
     """
@@ -162,12 +165,26 @@ class Draft:
     compute_seconds: float = 0.0
     proposed_by: tuple[Proposer, ...] = ()
     distributions: tuple[SparseDistribution, ...] = ()
+    rows: int = 1
 
     def __post_init__(self) -> None:
         if self.distributions and len(self.distributions) != len(self.token_ids):
             raise ValueError(f"distributions: {len(self.distributions)} for {len(self.token_ids)} tokens")
         if self.proposed_by and len(self.proposed_by) != len(self.token_ids):
             raise ValueError(f"proposed_by: {len(self.proposed_by)} entries for {len(self.token_ids)} tokens")
+
+
+@dataclass(slots=True)
+class DraftLimit:
+    """How many draft tokens of a session's next round may be a model's, where copies may be more. None: all of them.
+
+    Written by what chooses lengths, read by what drafts.
+    """
+
+    model: int | None = None
+
+    def of_model(self, k: int) -> int:
+        return k if self.model is None else min(k, self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +198,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counted and measured for one request. Times in seconds, bytes of protobuf payload."""
+    """Counted and measured for one request; generation.proto says what each is. Seconds; bytes of protobuf payload."""
 
     rounds: int = 0
     drafted: int = 0
@@ -197,10 +214,45 @@ class SpeculationStats:
     bytes_down: int = 0
     drafted_by: dict[str, int] = field(default_factory=dict)
     accepted_by: dict[str, int] = field(default_factory=dict)
+    stale_rounds: int = 0
+    stale_drafts: int = 0
+    sent_by_depth: list[int] = field(default_factory=list)
+    guessed_rounds: int = 0
 
     @property
     def wasted_drafts(self) -> int:
-        return self.drafted - self.accepted
+        return self.drafted - self.accepted + self.stale_drafts
+
+    @property
+    def mean_in_flight(self) -> float | None:
+        """Rounds in flight, the one just sent included, averaged over the rounds sent."""
+        sent = sum(self.sent_by_depth)
+        return sum((i + 1) * n for i, n in enumerate(self.sent_by_depth)) / sent if sent else None
+
+    @property
+    def max_in_flight(self) -> int:
+        return len(self.sent_by_depth)
+
+    def sent(self, others: int) -> None:
+        """Counts a round that was sent while `others` were in flight."""
+        self.sent_by_depth += [0] * (others + 1 - len(self.sent_by_depth))
+        self.sent_by_depth[others] += 1
+
+    def stale(self, draft: Draft, guessed: bool = True) -> None:
+        """Counts a round that was sent, on a guess, and committed nothing. Its draft cost its seconds all the same."""
+        self.stale_rounds += 1
+        self.stale_drafts += len(draft.token_ids) + guessed
+        self.spent(draft)
+
+    def spent(self, draft: Draft) -> None:
+        """Counts the seconds that proposing a draft took."""
+        self.draft_seconds += draft.compute_seconds
+        self.queue_seconds += draft.queue_seconds
+
+    @property
+    def rounds_by_length(self) -> list[int]:
+        """Entry n: rounds that verified n draft tokens."""
+        return rounds_by_length(self.rounds, self.drafted_per_position)
 
     def observe(self, drafted: Sequence[int], verdict: Verdict) -> None:
         """Counts one round."""
@@ -222,6 +274,12 @@ class SpeculationStats:
             name = proposer.value
             self.drafted_by[name] = self.drafted_by.get(name, 0) + 1
             self.accepted_by[name] = self.accepted_by.get(name, 0) + (i < accepted)
+
+
+def rounds_by_length(rounds: int, drafted_per_position: Sequence[int]) -> list[int]:
+    """Of so many rounds, how many had exactly 0, 1, 2, ... draft tokens."""
+    at_least = [rounds, *drafted_per_position]
+    return [max(0, n - longer) for n, longer in itertools.zip_longest(at_least, at_least[1:], fillvalue=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,3 +312,4 @@ class ModelInfo:
     bit_exact: bool = True
     startup_seconds: float = 0.0
     end_of_sequence_ids: tuple[int, ...] = ()
+    adaptive_speculation_length: bool = False

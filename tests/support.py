@@ -40,6 +40,7 @@ from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.proposals import Proposals
 from services.target_verifier import TargetVerifierService
+from speculation.depth import Pipeline
 from speculation.draws import draw
 from speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
@@ -151,13 +152,15 @@ async def target_site(runner: ToyRunner | None = None, lease_seconds: float = 60
 
 
 @contextlib.asynccontextmanager
-async def fused_site(target: ToyRunner | None = None, draft: ToyRunner | None = None) -> AsyncIterator[Site]:
-    """A FusedSpeculativeServer; without a draft runner, n-gram lookup drafts."""
+async def fused_site(
+    target: ToyRunner | None = None, draft: ToyRunner | None = None, k: int | None = 5, kind: str = "model"
+) -> AsyncIterator[Site]:
+    """A FusedSpeculativeServer; without a draft runner, n-gram lookup drafts. `k` None: lengths adapt."""
     batcher, lifecycle = Batcher("test-fused"), Lifecycle()
     engine = Engine(target or toy(), batcher)
     drafting = Loaded(Engine(draft, batcher), ToyTokenizer()) if draft else None
-    choice = DraftChoice("model" if draft else "ngram")
-    generator = fused_generator(Loaded(engine, ToyTokenizer()), drafting, 5, choice)
+    choice = DraftChoice(kind if draft else "ngram")
+    generator = fused_generator(Loaded(engine, ToyTokenizer()), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
     service = FusedSpeculativeServerService(generator.info, GenerateMethod(generator, reply, lifecycle, None))
     try:
@@ -167,10 +170,10 @@ async def fused_site(target: ToyRunner | None = None, draft: ToyRunner | None = 
         await batcher.close()
 
 
-def draft_config(draft: str | None, slots: int, max_length: int) -> ModelConfig:
+def draft_config(draft: str | None, slots: int, max_length: int, k: int | None = 3) -> ModelConfig:
     """A toy draft model, or n-gram lookup where `draft` is None."""
     choice = DraftChoice("ngram") if draft is None else DraftChoice("model", draft or "salt=0")
-    return ModelConfig(shape=Shape(slots, max_length, 5), draft=choice, backend="toy")
+    return ModelConfig(shape=Shape(slots, max_length, 5), draft=choice, backend="toy", default_k=k)
 
 
 @contextlib.asynccontextmanager
@@ -185,12 +188,17 @@ async def drafting(config: ModelConfig) -> AsyncIterator[Drafting]:
 
 @contextlib.asynccontextmanager
 async def distributed(
-    target_address: str, draft: str | None = "", slots: int = 4, max_length: int = 160
+    target_address: str,
+    draft: str | None = "",
+    slots: int = 4,
+    max_length: int = 160,
+    pipeline: Pipeline = Pipeline.OFF,
+    k: int | None = 3,
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
-    config = draft_config(draft, slots, max_length)
+    config = draft_config(draft, slots, max_length, k)
     async with drafting(config) as drafts:
-        generator, client = await connect_distributed(drafts, config, target_address, 10.0)
+        generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline)
         try:
             yield generator, client
         finally:
@@ -229,13 +237,17 @@ async def worker_site(
 
 @contextlib.asynccontextmanager
 async def remote_draft(
-    draft_address: str, target: Runner | None = None, seconds: float = 5.0, tokenizer: Tokenizer | None = None
+    draft_address: str,
+    target: Runner | None = None,
+    seconds: float = 5.0,
+    tokenizer: Tokenizer | None = None,
+    k: int | None = 5,
 ) -> AsyncIterator[tuple[Generator, DraftClient]]:
     """A target that drives a DraftWorker, without a server of its own."""
     batcher = Batcher("test-target")
     loaded = Loaded(Engine(target or toy(), batcher), tokenizer or ToyTokenizer())
     try:
-        generator, client = await open_remote_draft(loaded, 5, draft_address, seconds)
+        generator, client = await open_remote_draft(loaded, k, draft_address, seconds)
         try:
             yield generator, client
         finally:

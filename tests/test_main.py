@@ -103,7 +103,7 @@ def test_the_rule_of_a_request_is_agreement_unless_another_is_asked_for() -> Non
 
 def test_gamma_and_prompt_file_are_other_names() -> None:
     args = main.parser().parse_args(["--role", "client", "--gamma", "3", "--prompt-file", "f"])
-    assert (args.speculation_length, args.prompt_text) == (3, "f")
+    assert (args.speculation_length, args.prompt_text) == ("3", "f")
 
 
 def test_help_names_every_role_and_imports_nothing_heavy(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class DraftWorkerGenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("session_id", "known_length", "tokens", "speculation_length", "sampling", "tokenizer_sha256", "rule")
+    __slots__ = ("session_id", "known_length", "tokens", "speculation_length", "sampling", "tokenizer_sha256", "rule", "model_speculation_length")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KNOWN_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class ProposeRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SPECULATION_LENGTH_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     known_length: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
@@ -46,10 +47,11 @@ class ProposeRequest(_message.Message):
     sampling: _generation_pb2.Sampling
     tokenizer_sha256: str
     rule: _generation_pb2.VerificationRule
-    def __init__(self, session_id: _Optional[str] = ..., known_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ...) -> None: ...
+    model_speculation_length: int
+    def __init__(self, session_id: _Optional[str] = ..., known_length: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., speculation_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., tokenizer_sha256: _Optional[str] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., model_speculation_length: _Optional[int] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
-    __slots__ = ("unknown", "draft_tokens", "proposed_by", "queue_seconds", "compute_seconds", "server_seconds", "distributions")
+    __slots__ = ("unknown", "draft_tokens", "proposed_by", "queue_seconds", "compute_seconds", "server_seconds", "distributions", "step_rows")
     UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_BY_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +59,7 @@ class ProposeResponse(_message.Message):
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SERVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
     unknown: bool
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     proposed_by: _containers.RepeatedScalarFieldContainer[str]
@@ -64,7 +67,8 @@ class ProposeResponse(_message.Message):
     compute_seconds: float
     server_seconds: float
     distributions: _containers.RepeatedCompositeFieldContainer[_generation_pb2.SparseDistribution]
-    def __init__(self, unknown: bool = ..., draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., server_seconds: _Optional[float] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ...) -> None: ...
+    step_rows: int
+    def __init__(self, unknown: bool = ..., draft_tokens: _Optional[_Iterable[int]] = ..., proposed_by: _Optional[_Iterable[str]] = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., server_seconds: _Optional[float] = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., step_rows: _Optional[int] = ...) -> None: ...
 
 class EndProposalsRequest(_message.Message):
     __slots__ = ("session_id",)

@@ -107,7 +107,7 @@ class GenerateCompletion(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts", "drafted_by", "accepted_by")
+    __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts", "drafted_by", "accepted_by", "stale_rounds", "stale_drafts", "sent_by_depth", "guessed_rounds", "rounds_by_length")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,11 @@ class SpeculationStats(_message.Message):
     WASTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_BY_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_BY_FIELD_NUMBER: _ClassVar[int]
+    STALE_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    STALE_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
+    GUESSED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_BY_LENGTH_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     drafted: int
     accepted: int
@@ -152,10 +157,15 @@ class SpeculationStats(_message.Message):
     wasted_drafts: int
     drafted_by: _containers.ScalarMap[str, int]
     accepted_by: _containers.ScalarMap[str, int]
-    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., network_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., wasted_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, int]] = ..., accepted_by: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    stale_rounds: int
+    stale_drafts: int
+    sent_by_depth: _containers.RepeatedScalarFieldContainer[int]
+    guessed_rounds: int
+    rounds_by_length: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., network_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., wasted_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, int]] = ..., accepted_by: _Optional[_Mapping[str, int]] = ..., stale_rounds: _Optional[int] = ..., stale_drafts: _Optional[int] = ..., sent_by_depth: _Optional[_Iterable[int]] = ..., guessed_rounds: _Optional[int] = ..., rounds_by_length: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "max_sequence_length", "max_speculation_length", "kv_slots", "dtype", "device", "backend", "draft_name", "default_speculation_length", "plain_width", "bit_exact", "startup_seconds", "end_of_sequence_ids")
+    __slots__ = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "max_sequence_length", "max_speculation_length", "kv_slots", "dtype", "device", "backend", "draft_name", "default_speculation_length", "plain_width", "bit_exact", "startup_seconds", "end_of_sequence_ids", "adaptive_speculation_length")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +182,7 @@ class ModelInfo(_message.Message):
     BIT_EXACT_FIELD_NUMBER: _ClassVar[int]
     STARTUP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     END_OF_SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTIVE_SPECULATION_LENGTH_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     weights_revision: str
     tokenizer_sha256: str
@@ -188,4 +199,5 @@ class ModelInfo(_message.Message):
     bit_exact: bool
     startup_seconds: float
     end_of_sequence_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, model_name: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., max_speculation_length: _Optional[int] = ..., kv_slots: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ..., draft_name: _Optional[str] = ..., default_speculation_length: _Optional[int] = ..., plain_width: _Optional[int] = ..., bit_exact: bool = ..., startup_seconds: _Optional[float] = ..., end_of_sequence_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    adaptive_speculation_length: bool
+    def __init__(self, model_name: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., max_speculation_length: _Optional[int] = ..., kv_slots: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ..., draft_name: _Optional[str] = ..., default_speculation_length: _Optional[int] = ..., plain_width: _Optional[int] = ..., bit_exact: bool = ..., startup_seconds: _Optional[float] = ..., end_of_sequence_ids: _Optional[_Iterable[int]] = ..., adaptive_speculation_length: bool = ...) -> None: ...

@@ -83,7 +83,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., base_length: _Optional[int] = ..., last_token: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., report_margins: bool = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("stale", "committed_length", "token_ids", "accepted", "replayed", "queue_seconds", "compute_seconds", "margins", "server_seconds")
+    __slots__ = ("stale", "committed_length", "token_ids", "accepted", "replayed", "queue_seconds", "compute_seconds", "margins", "server_seconds", "step_rows", "step_width")
     STALE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +93,8 @@ class VerifyResponse(_message.Message):
     COMPUTE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MARGINS_FIELD_NUMBER: _ClassVar[int]
     SERVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
+    STEP_WIDTH_FIELD_NUMBER: _ClassVar[int]
     stale: bool
     committed_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -102,7 +104,9 @@ class VerifyResponse(_message.Message):
     compute_seconds: float
     margins: _containers.RepeatedScalarFieldContainer[float]
     server_seconds: float
-    def __init__(self, stale: bool = ..., committed_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., replayed: bool = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., margins: _Optional[_Iterable[float]] = ..., server_seconds: _Optional[float] = ...) -> None: ...
+    step_rows: int
+    step_width: int
+    def __init__(self, stale: bool = ..., committed_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., replayed: bool = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., margins: _Optional[_Iterable[float]] = ..., server_seconds: _Optional[float] = ..., step_rows: _Optional[int] = ..., step_width: _Optional[int] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id",)

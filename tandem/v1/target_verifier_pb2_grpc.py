@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TargetVerifierStub(object):
-    """Owns the target model. A draft client opens a session, then sends one Verify per round.
+    """Owns the target model. A draft client opens a session, then sends its rounds: one Verify each, or one VerifyStream.
     """
 
     def __init__(self, channel):
@@ -55,6 +55,11 @@ class TargetVerifierStub(object):
                 request_serializer=tandem_dot_v1_dot_target__verifier__pb2.VerifyRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_target__verifier__pb2.VerifyResponse.FromString,
                 _registered_method=True)
+        self.VerifyStream = channel.stream_stream(
+                '/tandem.v1.TargetVerifier/VerifyStream',
+                request_serializer=tandem_dot_v1_dot_target__verifier__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_target__verifier__pb2.VerifyResponse.FromString,
+                _registered_method=True)
         self.CloseSession = channel.unary_unary(
                 '/tandem.v1.TargetVerifier/CloseSession',
                 request_serializer=tandem_dot_v1_dot_target__verifier__pb2.CloseSessionRequest.SerializeToString,
@@ -63,7 +68,7 @@ class TargetVerifierStub(object):
 
 
 class TargetVerifierServicer(object):
-    """Owns the target model. A draft client opens a session, then sends one Verify per round.
+    """Owns the target model. A draft client opens a session, then sends its rounds: one Verify each, or one VerifyStream.
     """
 
     def GetModelInfo(self, request, context):
@@ -90,6 +95,20 @@ class TargetVerifierServicer(object):
 
     def Verify(self, request, context):
         """One round. Idempotent: the same base_length gives the same reply.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyStream(self, request_iterator, context):
+        """Many rounds, several of them under way at once: each message is handled as Verify would, in order, and answered in
+        order. A round may extend tokens that its sender only guesses (see VerifyRequest.last_token): where the guess was
+        wrong it is answered as stale, without computation. An invalid round ends the stream with the status that Verify
+        would have given. How many unanswered rounds are read ahead is bounded; the rest wait in the transport.
+        buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
+        buf:lint:ignore RPC_REQUEST_STANDARD_NAME
+        buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -125,6 +144,11 @@ def add_TargetVerifierServicer_to_server(servicer, server):
                     request_deserializer=tandem_dot_v1_dot_target__verifier__pb2.VerifyRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_target__verifier__pb2.VerifyResponse.SerializeToString,
             ),
+            'VerifyStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.VerifyStream,
+                    request_deserializer=tandem_dot_v1_dot_target__verifier__pb2.VerifyRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_target__verifier__pb2.VerifyResponse.SerializeToString,
+            ),
             'CloseSession': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseSession,
                     request_deserializer=tandem_dot_v1_dot_target__verifier__pb2.CloseSessionRequest.FromString,
@@ -139,7 +163,7 @@ def add_TargetVerifierServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TargetVerifier(object):
-    """Owns the target model. A draft client opens a session, then sends one Verify per round.
+    """Owns the target model. A draft client opens a session, then sends its rounds: one Verify each, or one VerifyStream.
     """
 
     @staticmethod
@@ -238,6 +262,33 @@ class TargetVerifier(object):
             request,
             target,
             '/tandem.v1.TargetVerifier/Verify',
+            tandem_dot_v1_dot_target__verifier__pb2.VerifyRequest.SerializeToString,
+            tandem_dot_v1_dot_target__verifier__pb2.VerifyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tandem.v1.TargetVerifier/VerifyStream',
             tandem_dot_v1_dot_target__verifier__pb2.VerifyRequest.SerializeToString,
             tandem_dot_v1_dot_target__verifier__pb2.VerifyResponse.FromString,
             options,

@@ -19,6 +19,7 @@ from models.engine import Engine, LocalVerifier, ModelDrafter
 from models.loading import Shape
 from models.toy import ToyConfig
 from speculation.drafters import NgramDrafter
+from speculation.length import FixedLength
 from speculation.loop import DraftThenVerify, speculate
 from speculation.stopping import Stopping, StopRules
 from speculation.types import SamplingParams, SpeculationStats
@@ -43,7 +44,7 @@ def said(sampling: SamplingParams) -> Continuation:
 async def deployed(drafter: ModelDrafter, engine: Engine, sampling: SamplingParams, k: int) -> SpeculationStats:
     stats = SpeculationStats()
     rounds = DraftThenVerify(LocalVerifier(engine), drafter)
-    async for _ in speculate(PROMPT, sampling, k, rounds, Stopping(StopRules(COUNT), Silent()), stats):
+    async for _ in speculate(PROMPT, sampling, FixedLength(k), rounds, Stopping(StopRules(COUNT), Silent()), stats):
         pass
     return stats
 

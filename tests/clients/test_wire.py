@@ -73,6 +73,10 @@ stats = st.builds(
     bytes_down=uint64,
     drafted_by=st.dictionaries(text, uint32, max_size=3),
     accepted_by=st.dictionaries(text, uint32, max_size=3),
+    stale_rounds=counts,
+    stale_drafts=counts,
+    sent_by_depth=st.lists(counts, max_size=5),
+    guessed_rounds=counts,
 )
 completions = st.builds(Completion, st.sampled_from(FinishReason), counts, counts, stats)
 chunks = st.builds(Chunk, ids, text, st.lists(float32, max_size=5).map(tuple))
@@ -90,6 +94,7 @@ infos = st.builds(
     backend=text,
     draft_name=text,
     default_speculation_length=uint32,
+    adaptive_speculation_length=st.booleans(),
     plain_width=uint32,
     bit_exact=st.booleans(),
     startup_seconds=seconds,
@@ -164,9 +169,9 @@ def test_every_finish_reason_has_its_name_on_the_wire() -> None:
 
 def test_every_field_of_the_messages_is_filled() -> None:
     """A field that is added to the contract and forgotten here would stay empty."""
-    info = ModelInfo("n", "r", "t", 1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,))
+    info = ModelInfo("n", "r", "t", 1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True)
     assert len(wire.info_to_wire(info).ListFields()) == len(pb.ModelInfo.DESCRIPTOR.fields)
-    full = SpeculationStats(1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2})
+    full = SpeculationStats(1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2}, 1, 1, [1], 1)
     message = wire.completion_to_wire(Completion(FinishReason.LENGTH, 1, 1, full))
     assert len(message.ListFields()) == len(pb.GenerateCompletion.DESCRIPTOR.fields)
     assert len(message.stats.ListFields()) == len(pb.SpeculationStats.DESCRIPTOR.fields)

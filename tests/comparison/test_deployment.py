@@ -77,7 +77,7 @@ def test_every_server_flag_reaches_every_server() -> None:
         assert value(command, "--dtype") == "bfloat16"
         assert value(command, "--threads") == "2"
         assert value(command, "--batch") == "3"
-        assert value(command, "--speculation_length") == "7"
+        assert value(command, "--max_speculation_length") == "7"
         assert value(command, "--sequence_length") == "512"
         assert value(command, "--port") == "0"
     for name in ("autoregressive", "remote_draft"):
@@ -95,11 +95,20 @@ def test_the_draft_worker_is_told_where_the_target_is() -> None:
     assert value(commands["distributed"], "--target_port") == "5001"
     assert names(endpoints) == ["distributed"]  # the target serves, it is not compared
     assert baseline_of(endpoints) is None
+    assert value(commands["distributed"], "--pipeline") == "off"
+
+
+def test_a_pipelined_worker_is_one_of_its_own_beside_that_of_stop_and_wait() -> None:
+    commands, endpoints = deployed(architectures=("distributed", "pipelined"), pipeline="auto")
+    assert list(commands) == ["autoregressive", "distributed", "pipelined"]
+    assert [value(commands[name], "--pipeline") for name in ("distributed", "pipelined")] == ["auto", "on"]
+    assert value(commands["pipelined"], "--target_port") == "5001"
+    assert names(endpoints) == ["distributed", "pipelined"]
 
 
 def test_a_wide_target_gets_a_width_one_baseline() -> None:
     commands, endpoints = deployed(plain_width=6)
-    assert value(commands["autoregressive_width_1"], "--speculation_length") == "0"
+    assert value(commands["autoregressive_width_1"], "--max_speculation_length") == "0"
     assert value(commands["autoregressive_width_1"], "--role") == "target"
     assert names(endpoints) == ["autoregressive_width_1", "autoregressive", "distributed", "fused", "remote_draft"]
     baseline = baseline_of(endpoints)
@@ -132,14 +141,14 @@ def test_a_started_draft_worker_uses_a_connected_target() -> None:
 @pytest.mark.parametrize(("asked", "allowed"), [(0, "5"), (3, "5"), (5, "5"), (8, "8")])
 def test_servers_allow_at_least_five_draft_tokens_whatever_is_compared(asked: int, allowed: str) -> None:
     commands, _ = deployed(plain_width=6, speculation_length=asked)
-    widths = {name: value(command, "--speculation_length") for name, command in commands.items()}
+    widths = {name: value(command, "--max_speculation_length") for name, command in commands.items()}
     assert widths.pop("autoregressive_width_1") == "0"
     assert set(widths.values()) == {allowed}
 
 
 def test_servers_of_a_short_sequence_length_allow_what_fits() -> None:
     commands, _ = deployed(speculation_length=1, sequence_length=4, max_new_tokens=2)
-    assert {value(command, "--speculation_length") for command in commands.values()} == {"3"}
+    assert {value(command, "--max_speculation_length") for command in commands.values()} == {"3"}
 
 
 def test_the_target_that_drives_asks_the_draft_worker_of_distributed() -> None:

@@ -23,7 +23,7 @@ STAND_IN = """
 import json, os, sys, time
 def value(flag):
     return sys.argv[sys.argv.index(flag) + 1]
-role = value("--role") + ("_plain" if value("--speculation_length") == "0" else "")
+role = value("--role") + ("_plain" if value("--max_speculation_length") == "0" else "")
 role += "_driving" if "--draft_host" in sys.argv else ""
 ports = {"target": 1001, "target_plain": 1002, "draft_worker": 1003, "fused_target": 1004, "target_driving": 1005}
 port = ports[role]

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
-from comparison.metrics import acceptance, completed, distribution, milliseconds_per_token, percentile, speedup
+from comparison.metrics import (
+    SentAhead,
+    acceptance,
+    completed,
+    distribution,
+    milliseconds_per_token,
+    percentile,
+    sent_ahead,
+    speedup,
+)
 from comparison.records import Failure, Record, attribute_seconds
 from comparison.summary import References, summarize, summary_as_json
 from speculation.types import SpeculationStats
-from tests.comparison.fakes import record
+from tests.comparison.fakes import MEASUREMENT, record
+
+
+def test_rounds_sent_ahead_are_added_up_and_none_where_nobody_could_send_one() -> None:
+    assert sent_ahead([MEASUREMENT]) is None
+    first = replace(MEASUREMENT, stale_rounds=2, stale_drafts=8, guessed_rounds=1, sent_by_depth=(3, 2, 1))
+    other = replace(MEASUREMENT, sent_by_depth=(4,))
+    assert sent_ahead([first, other]) == SentAhead(1, 2, 8, 14 / 10, 3)
 
 
 def test_percentiles_interpolate_between_neighbours() -> None:

@@ -13,7 +13,7 @@ import compare_architectures
 from comparison import reading
 
 SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
-ARCHITECTURES = ["autoregressive", "distributed", "fused", "remote_draft"]
+ARCHITECTURES = ["autoregressive", "distributed", "fused", "remote_draft", "pipelined"]
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = compare_architectures.main(
         [
             *("--backend", "toy", "--model", "step=0.004", "--draft-model", "miss=0.3,step=0.001", "--draft", "model"),
+            *("--architectures", ",".join(ARCHITECTURES)),
             *("--rtt-ms", "0,12", "--temperature", "0,0.8", "--rule", "agreement,rejection"),
             *("--max-new-tokens", "12", "--format", "html,md", "--output-dir", str(folder), *prompts),
         ]

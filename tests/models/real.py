@@ -7,6 +7,7 @@ import random
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,11 +18,11 @@ from models.gguf_cache import unpacked
 from models.loading import Execution, Shape, load_runner
 from models.runner import PrefillRow, Runner, VerifyRow
 from models.tokenizers import HuggingFaceTokenizer
-from models.torch_runner import TorchRunner
 from speculation.draws import draw
 from speculation.types import SamplingParams
 
 DTYPES = ("bfloat16", "float32")
+COMPILE = ("native", "off")
 SHAPE = Shape(slots=4, max_length=256, max_draft=5)
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
@@ -43,14 +44,15 @@ def tokenizer() -> HuggingFaceTokenizer:
 
 
 @functools.cache
-def target(dtype: str) -> TorchRunner:
-    return _load(checkpoint(), dtype, verifies=True)
+def target(dtype: str, compile: str = "native") -> Any:
+    """Its runner: a NativeRunner or a TorchRunner."""
+    return _load(checkpoint(), dtype, compile, verifies=True)
 
 
 @functools.cache
-def draft(dtype: str, layers: int = 20) -> TorchRunner:
+def draft(dtype: str, compile: str = "native", layers: int = 20) -> Any:
     """The target's first `layers` layers: agrees with it now and then, which is all a test wants."""
-    return _load(_truncated(layers), dtype, verifies=False)
+    return _load(_truncated(layers), dtype, compile, verifies=False)
 
 
 @functools.cache
@@ -58,11 +60,15 @@ def _truncated(layers: int) -> Checkpoint:
     return write_first_layers(None, layers, Path(tempfile.mkdtemp(prefix="tandem-draft-")))
 
 
-def _load(source: Checkpoint, dtype: str, verifies: bool) -> TorchRunner:
-    runner = load_runner(source, Execution("cpu", dtype, 2), SHAPE, verifies)
+def _load(source: Checkpoint, dtype: str, compile: str, verifies: bool) -> Any:
+    runner = load_runner(source, Execution("cpu", dtype, 2, compile), SHAPE, verifies)
     runner.warm_up()
-    assert isinstance(runner, TorchRunner)
     return runner
+
+
+def logits_of(runner: Any, rows: Sequence[VerifyRow], which: int = 0) -> torch.Tensor:
+    """The target's logits [width, vocabulary] of row `which`, as its step gives them."""
+    return torch.as_tensor(runner.verify_logits(rows)[which])
 
 
 def prompt_tokens(text: str) -> list[int]:
@@ -76,13 +82,13 @@ def fill(runner: Runner, slot: int, tokens: Sequence[int]) -> None:
 
 
 def plain(
-    runner: TorchRunner, prompt: Sequence[int], count: int, sampling: SamplingParams
+    runner: Any, prompt: Sequence[int], count: int, sampling: SamplingParams
 ) -> tuple[list[int], list[torch.Tensor]]:
     """`count` tokens by plain decoding alone in slot 0, with the logits behind each."""
     fill(runner, 0, prompt[:-1])
     tokens, behind = list(prompt), []
     for _ in range(count):
-        logits = runner.verify_logits([VerifyRow(0, len(tokens) - 1, tokens[-1], (), sampling)])[0, 0].clone()
+        logits = logits_of(runner, [VerifyRow(0, len(tokens) - 1, tokens[-1], (), sampling)])[0].clone()
         behind.append(logits)
         tokens.append(draw(logits.float().numpy(), sampling, len(tokens)).token)
     return tokens[len(prompt) :], behind

@@ -12,6 +12,7 @@ import pytest
 
 from models.batcher import Batcher, DeviceLost
 from models.runner import RowFailed
+from models.slots import SlotPool
 from tests.support import run
 
 
@@ -186,5 +187,52 @@ def test_closing_cancels_what_waits_and_ends_the_thread() -> None:
         assert waiting[0].cancelled()
         first.cancel()
         assert not any(t.name.startswith("device-test") for t in threading.enumerate() if t.is_alive())
+
+    run(test())
+
+
+def test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        chunks = [asyncio.create_task(batcher.run(recorder.b, f"chunk {i}", 1, prefill=True)) for i in range(4)]
+        rounds = queue(batcher, recorder.a, ["one", "two"])
+        await asyncio.sleep(0.01)
+        recorder.gate.set()
+        await gather(first, *chunks, *rounds)
+        assert recorder.steps[1:] == [
+            ("b", ["chunk 0"]),
+            ("a", ["one", "two"]),
+            ("b", ["chunk 1"]),
+            ("b", ["chunk 2"]),
+            ("b", ["chunk 3"]),
+        ]
+        await batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("open_sequences", "turns"), [(1, 1), (2, 8)])
+def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turns(
+    open_sequences: int, turns: int
+) -> None:
+    async def test() -> None:
+        batcher, recorder, slots = Batcher("test"), Recorder(), SlotPool(4)
+        batcher.serves(slots)
+        for _ in range(open_sequences):
+            slots.take()
+        count, began, on_device = 0, [], batcher.on_device
+
+        async def noted(*arguments: Any) -> Any:
+            began.append(count)
+            return await on_device(*arguments)
+
+        batcher.on_device = noted  # type: ignore[method-assign]
+        row = asyncio.create_task(batcher.run(recorder.a, "row", 4))
+        while not began:
+            await asyncio.sleep(0)
+            count += 1
+        assert turns <= began[0] <= turns + 2
+        await row
+        await batcher.close()
 
     run(test())

@@ -16,6 +16,7 @@ from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDr
 from models.runner import ProposeRow, VerifyRow
 from speculation.drafters import HybridDrafter, NgramDrafter
 from speculation.draws import draw
+from speculation.length import FixedLength
 from speculation.loop import DraftThenVerify, Rounds, speculate
 from speculation.stopping import Stopping, StopRules
 from speculation.types import SamplingParams, SpeculationStats
@@ -24,23 +25,36 @@ from tests.speculation.laws import chi_square_p_value
 
 COUNT = 16
 pytestmark = pytest.mark.timeout(300)
-both_dtypes = pytest.mark.parametrize("dtype", real.DTYPES)
-both_samplings = pytest.mark.parametrize("sampling", [real.GREEDY, real.SAMPLED], ids=["greedy", "sampled"])
+both_steps = pytest.mark.parametrize("compile", real.COMPILE)
+# Module code is slow: it is tried where its bits are hardest to keep, and every combination on the native steps.
+every_step = pytest.mark.parametrize(
+    ("dtype", "compile"), [("bfloat16", "native"), ("float32", "native"), ("bfloat16", "off")]
+)
+every_step_and_sampling = pytest.mark.parametrize(
+    ("dtype", "compile", "sampling"),
+    [
+        ("bfloat16", "native", real.GREEDY),
+        ("bfloat16", "native", real.SAMPLED),
+        ("float32", "native", real.GREEDY),
+        ("float32", "native", real.SAMPLED),
+        ("bfloat16", "off", real.SAMPLED),
+    ],
+    ids=["bfloat16", "bfloat16-sampled", "float32", "float32-sampled", "bfloat16-module-sampled"],
+)
 
 
-@both_dtypes
-def test_every_step_shape_of_the_real_target_gives_identical_bits(dtype: str) -> None:
-    shapes = real.target(dtype).shapes
+@every_step
+def test_every_step_shape_of_the_real_target_gives_identical_bits(dtype: str, compile: str) -> None:
+    shapes = real.target(dtype, compile).shapes
     assert shapes.bit_exact
     assert shapes.widths == (1, 2, 3, 4, 5, 6) and shapes.batches == (1, 2, 3, 4)
 
 
-@both_dtypes
-@both_samplings
+@every_step_and_sampling
 def test_logits_behind_committed_tokens_do_not_depend_on_speculation_rows_or_neighbours(
-    dtype: str, sampling: SamplingParams
+    dtype: str, compile: str, sampling: SamplingParams
 ) -> None:
-    runner, chance = real.target(dtype), random.Random(1)
+    runner, chance = real.target(dtype, compile), random.Random(1)
     for prompt in map(real.prompt_tokens, real.PROMPTS[:2]):
         truth, behind = real.plain(runner, prompt, COUNT + 6, sampling)
         for slot in (0, 3):
@@ -58,7 +72,7 @@ def speculated(runner, prompt, truth, behind, slot, sampling, chance) -> int:  #
         rows += [noise_row(s, chance) for s in chance.sample(others, chance.randrange(4))]
         chance.shuffle(rows)
         mine = next(i for i, row in enumerate(rows) if row.slot == slot)
-        logits = runner.verify_logits(rows)[mine]
+        logits = real.logits_of(runner, rows, mine)
         verdict = runner.verify(rows)[mine]
         for column, token in enumerate(verdict.token_ids):
             assert torch.equal(logits[column], behind[done + column]), f"token {done + column}, column {column}"
@@ -73,17 +87,17 @@ def noise_row(slot: int, chance: random.Random) -> VerifyRow:
     return VerifyRow(slot, chance.randrange(1, 200), chance.randrange(40000), drafted, real.GREEDY)
 
 
-@both_dtypes
-def test_logits_survive_a_rebuild_of_the_cache_from_the_prefix(dtype: str) -> None:
-    runner = real.target(dtype)
+@every_step
+def test_logits_survive_a_rebuild_of_the_cache_from_the_prefix(dtype: str, compile: str) -> None:
+    runner = real.target(dtype, compile)
     prompt = real.prompt_tokens(real.PROMPTS[0])
     truth, behind = real.plain(runner, prompt, COUNT, real.GREEDY)
     for done in (1, 7, COUNT - 1):
         tokens = prompt + truth[:done]
         real.fill(runner, 3, [5] * 200)  # another sequence was here before
         real.fill(runner, 3, tokens[:-1])
-        logits = runner.verify_logits([VerifyRow(3, len(tokens) - 1, tokens[-1], (), real.GREEDY)])
-        assert torch.equal(logits[0, 0], behind[done])
+        logits = real.logits_of(runner, [VerifyRow(3, len(tokens) - 1, tokens[-1], (), real.GREEDY)])
+        assert torch.equal(logits[0], behind[done])
 
 
 class Silent:
@@ -97,22 +111,21 @@ class Silent:
 async def generate(rounds: Rounds, prompt: list[int], sampling: SamplingParams, k: int) -> tuple[list[int], float]:
     stats, out = SpeculationStats(), []
     stopping = Stopping(StopRules(COUNT), Silent())
-    async for chunk in speculate(prompt, sampling, k, rounds, stopping, stats):
+    async for chunk in speculate(prompt, sampling, FixedLength(k), rounds, stopping, stats):
         out += chunk.token_ids
     return out, stats.accepted
 
 
-@both_dtypes
-@both_samplings
+@every_step_and_sampling
 def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched(
-    dtype: str, sampling: SamplingParams
+    dtype: str, compile: str, sampling: SamplingParams
 ) -> None:
     prompts = [real.prompt_tokens(p) for p in real.PROMPTS]
-    expected = [real.plain(real.target(dtype), p, COUNT, sampling)[0] for p in prompts]
+    expected = [real.plain(real.target(dtype, compile), p, COUNT, sampling)[0] for p in prompts]
 
     async def run() -> tuple[list[list[int]], float]:
         batcher = Batcher("test")
-        engine, drafting = Engine(real.target(dtype), batcher), Engine(real.draft(dtype), batcher)
+        engine, drafting = Engine(real.target(dtype, compile), batcher), Engine(real.draft(dtype, compile), batcher)
         kinds = [
             lambda: DraftThenVerify(LocalVerifier(engine)),
             lambda: DraftThenVerify(LocalVerifier(engine), NgramDrafter()),
@@ -139,7 +152,8 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
     assert accepted > 0, "no draft was ever accepted: the test would not see a wrong acceptance"
 
 
-def test_float32_greedy_equals_transformers_generate() -> None:
+@both_steps
+def test_float32_greedy_equals_transformers_generate(compile: str) -> None:
     module = AutoModelForCausalLM.from_pretrained(real.checkpoint().folder, dtype=torch.float32)
     for prompt in map(real.prompt_tokens, real.PROMPTS[:2]):
         ids = torch.tensor([prompt])
@@ -147,34 +161,35 @@ def test_float32_greedy_equals_transformers_generate() -> None:
             theirs = module.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, min_new_tokens=30, do_sample=False
             )[0, len(prompt) :]
-        runner = real.target("float32")
+        runner = real.target("float32", compile)
         tokens = list(prompt)
         real.fill(runner, 1, prompt[:-1])
         ends = set(runner.identity.end_of_sequence_ids)
         for _ in range(30):
-            logits = runner.verify_logits([VerifyRow(1, len(tokens) - 1, tokens[-1], (), real.GREEDY)])[0, 0].clone()
+            logits = real.logits_of(runner, [VerifyRow(1, len(tokens) - 1, tokens[-1], (), real.GREEDY)])[0].clone()
             logits[list(ends)] = -torch.inf  # min_new_tokens does the same on their side
             tokens.append(int(logits.argmax()))
         assert tokens[len(prompt) :] == theirs.tolist()
 
 
-def test_draft_proposals_equal_its_own_plain_decoding() -> None:
+@both_steps
+def test_draft_proposals_equal_its_own_plain_decoding(compile: str) -> None:
     """The chained steps of `propose` are the draft's own greedy continuation, also after a rollback."""
-    runner = real.draft("float32")
+    runner = real.draft("float32", compile)
     prompt = real.prompt_tokens(real.PROMPTS[1])
     real.fill(runner, 2, prompt[:-2])
     (first,) = runner.propose([ProposeRow(2, len(prompt) - 1, tuple(prompt[-2:]), 4, real.GREEDY)])
-    assert first.token_ids == reference(prompt, 4)
+    assert first.token_ids == reference(runner, prompt, 4)
     shorter = [*prompt, first.token_ids[0], 300]
     (second,) = runner.propose([ProposeRow(2, len(shorter) - 1, tuple(shorter[-2:]), 3, real.GREEDY)])
-    assert second.token_ids == reference(shorter, 3)
+    assert second.token_ids == reference(runner, shorter, 3)
 
 
-def reference(tokens: list[int], count: int) -> tuple[int, ...]:
-    module = real.draft("float32").model
+def reference(runner, tokens: list[int], count: int) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+    module = runner.model
     out = list(tokens)
     for _ in range(count):
-        real.fill(real.draft("float32"), 0, out[:-1])
+        real.fill(runner, 0, out[:-1])
         logits = module.forward([0], module.tensor([[out[-1]]]), module.tensor([len(out) - 1]))
         out.append(int(logits[0, 0].argmax()))
     return tuple(out[len(tokens) :])
@@ -193,7 +208,7 @@ def test_seeded_draws_of_the_real_model_follow_its_warped_distribution(params: S
     runner = real.target("float32")
     prompt = real.prompt_tokens(real.PROMPTS[2])
     real.fill(runner, 0, prompt[:-1])
-    logits = runner.verify_logits([VerifyRow(0, len(prompt) - 1, prompt[-1], (), params)])[0, 0].float()
+    logits = real.logits_of(runner, [VerifyRow(0, len(prompt) - 1, prompt[-1], (), params)])[0].float()
     law = warped(logits, params)
     seeds = range(1500)
     drawn = [
@@ -236,7 +251,7 @@ class Perturbed:
     """The real model with a planted fault: logits that depend on the shape of the step."""
 
     def __init__(self, fault: str) -> None:
-        self._model, self._fault = real.target("float32").model, fault
+        self._model, self._fault = real.target("float32", "off").model, fault
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._model, name)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from models.toy import ToyConfig
+from speculation.depth import Pipeline
 from speculation.types import FinishReason
 from tests.support import (
     GREEDY,
@@ -28,7 +29,7 @@ from tests.support import (
     worker_site,
 )
 
-ARCHITECTURES = ("autoregressive", "fused", "draft_worker", "draft_role", "remote_draft")
+ARCHITECTURES = ("autoregressive", "fused", "draft_worker", "draft_role", "pipelined", "remote_draft")
 DRAFTS = {"perfect": "salt=0", "noisy": "miss=0.3", "always wrong": "salt=9", "n-gram": None}
 PROMPT = b"abcabcabc"
 
@@ -57,7 +58,8 @@ async def asking(architecture: str, draft: str | None, slots: int = 4) -> AsyncI
             async with worker_site(target.address, draft, slots) as site, site.client() as client:
                 yield client.generate
         else:
-            async with distributed(target.address, draft, slots) as (generator, _):
+            pipeline = Pipeline.ON if architecture == "pipelined" else Pipeline.OFF
+            async with distributed(target.address, draft, slots, pipeline=pipeline) as (generator, _):
                 yield generator.generate
 
 

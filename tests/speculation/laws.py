@@ -23,6 +23,7 @@ import speculation.acceptance
 import speculation.draws
 import speculation.loop
 from speculation.drafters import NgramDrafter
+from speculation.length import FixedLength
 from speculation.stopping import Stopping, StopRules
 from speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 
@@ -299,7 +300,7 @@ def generate(
     stopping = Stopping(StopRules(max_new_tokens=length), Silent())
 
     async def collect() -> Tokens:
-        chunks = [c async for c in impl.loop.speculate(PROMPT, params, k, rounds, stopping, stats)]
+        chunks = [c async for c in impl.loop.speculate(PROMPT, params, FixedLength(k), rounds, stopping, stats)]
         return tuple(t for c in chunks for t in c.token_ids)
 
     return asyncio.run(collect()), stats
@@ -445,7 +446,9 @@ def enumerated_loop_law(
         drafter = EnumeratedDrafter(chance, target, law, own_law, coupling)
         stopping = Stopping(StopRules(length, end_of_sequence_ids=end), Silent())
         rounds = impl.loop.DraftThenVerify(target, drafter)
-        chunks = impl.loop.speculate(ENUMERATED_PROMPT, SamplingParams(), k, rounds, stopping, SpeculationStats())
+        chunks = impl.loop.speculate(
+            ENUMERATED_PROMPT, SamplingParams(), FixedLength(k), rounds, stopping, SpeculationStats()
+        )
         return tuple([t async for c in chunks for t in c.token_ids])
 
     return asyncio.run(enumerated(run))

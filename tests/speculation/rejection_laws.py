@@ -16,6 +16,7 @@ from types import ModuleType
 import numpy as np
 
 from speculation.draws import Drawn, words
+from speculation.length import FixedLength
 from speculation.loop import DraftThenVerify, speculate
 from speculation.stopping import Stopping, StopRules
 from speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
@@ -182,7 +183,7 @@ def loop_law(
         drafter = EnumeratedDrafter(rule, chance, draft, params, most, copies)
         stopping = Stopping(StopRules(length), Silent())
         rounds = DraftThenVerify(verifier, drafter)
-        chunks = speculate(ENUMERATED_PROMPT, params, k, rounds, stopping, SpeculationStats())
+        chunks = speculate(ENUMERATED_PROMPT, params, FixedLength(k), rounds, stopping, SpeculationStats())
         return tuple([t async for chunk in chunks for t in chunk.token_ids])
 
     def alone(context: Tokens) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from speculation.length import FixedLength
 from speculation.loop import DraftThenVerify, speculate
 from speculation.stopping import Stopping, StopRules
 from speculation.types import Chunk, Draft, FinishReason, SamplingParams, SpeculationStats, Verdict
@@ -50,7 +51,7 @@ def agreed(draft: Sequence[int], accepted: int, token: int, **costs: float) -> t
 
 def start(rounds, k: int = 4, rules: StopRules | None = None, stats: SpeculationStats | None = None):
     stopping = Stopping(rules or StopRules(100), Silent())
-    return speculate(PROMPT, SAMPLING, k, rounds, stopping, stats or SpeculationStats())
+    return speculate(PROMPT, SAMPLING, FixedLength(k), rounds, stopping, stats or SpeculationStats())
 
 
 async def collect(chunks) -> list[Chunk]:
@@ -286,5 +287,5 @@ def test_drafter_and_verifier_take_turns():
 def test_the_loop_ends_with_the_reason_of_its_stop():
     stopping = Stopping(StopRules(2), Silent())
     script = Script(agreed([1], 1, 2))
-    asyncio.run(collect(speculate(PROMPT, SAMPLING, 3, script, stopping, SpeculationStats())))
+    asyncio.run(collect(speculate(PROMPT, SAMPLING, FixedLength(3), script, stopping, SpeculationStats())))
     assert stopping.reason is FinishReason.LENGTH

@@ -150,8 +150,8 @@ MUTANTS = [
     Mutant(
         "a retry re-rolls",
         "draws",
-        KEY,
-        f"key = np.array([seed ^ next(words.__dict__.setdefault('calls', {CALLS})), position], dtype=np.uint64)",
+        "return _stream(seed, position, count, purpose)",
+        f"return _stream(seed ^ next(words.__dict__.setdefault('calls', {CALLS})), position, count, purpose)",
         (laws.check_draws_repeat, SAME),
     ),
     Mutant(

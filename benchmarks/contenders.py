@@ -1,0 +1,169 @@
+"""Whoever answers prompts in a benchmark, and answers in turn: one at a time, the others idle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from benchmarks.figures import Sample
+from clients.generation import GenerationClient
+from comparison.deployment import Endpoint
+from comparison.servers import Fleet, Server
+from comparison.workloads import Prompt
+from speculation.types import Chunk, Completion, GenerationRequest, ModelInfo, SpeculationStats
+
+WARM_UP_TOKENS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """New token ids and the seconds they took; `first_seconds`: until the first, `first_tokens` at once, had come.
+
+    `came`: the second at which each chunk came, where it was noted. `stats`: what a server of ours said of it.
+    """
+
+    token_ids: tuple[int, ...]
+    seconds: float
+    first_seconds: float
+    first_tokens: int
+    came: tuple[float, ...] = ()
+    stats: SpeculationStats | None = None
+
+
+class Contender(Protocol):
+    """Somebody who answers prompts, greedily, past any end of sequence."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Answered: ...
+
+
+class Crowd(Contender, Protocol):
+    """Somebody who answers many prompts at once."""
+
+    async def answer_all(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answered]: ...
+
+
+Anybody = TypeVar("Anybody", bound=Contender)
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A server of ours, over gRPC."""
+
+    name: str
+    client: GenerationClient
+    speculation_length: int | None
+
+    async def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Answered:
+        request = GenerationRequest(
+            token_ids=tuple(prompt),
+            max_new_tokens=max_new_tokens,
+            speculation_length=self.speculation_length,
+            ignore_end_of_sequence=True,
+        )
+        tokens: list[int] = []
+        came: list[float] = []
+        first, stats = 0, None
+        sent = time.perf_counter()
+        async with contextlib.aclosing(self.client.generate(request)) as events:
+            async for event in events:
+                if isinstance(event, Chunk) and event.token_ids:
+                    came.append(time.perf_counter() - sent)
+                    tokens += event.token_ids
+                    first = first or len(tokens)
+                elif isinstance(event, Completion):
+                    stats = event.stats
+        return Answered(tuple(tokens), time.perf_counter() - sent, came[0], first, tuple(came), stats)
+
+    async def answer_all(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answered]:
+        return list(await asyncio.gather(*(self.answer(prompt, max_new_tokens) for prompt in prompts)))
+
+
+@dataclass(frozen=True)
+class Starting:
+    """A fleet that says what it starts."""
+
+    fleet: Fleet
+    say: Callable[[str], None]
+
+    async def start(self, name: str, command: Sequence[str]) -> Server:
+        server = await self.fleet.start(name, command)
+        self.say(f"{name} is ready on {server.address} after {server.startup_seconds:.1f} s")
+        return server
+
+
+async def describe(address: str, service: str) -> ModelInfo:
+    """What runs there."""
+    async with GenerationClient.connect(address, service) as client:
+        return await client.model_info()
+
+
+async def connect(
+    stack: contextlib.AsyncExitStack, endpoints: Mapping[str, Endpoint], speculation_length: int | None
+) -> list[Ours]:
+    """A contender for every named endpoint; `stack` closes them."""
+    return [
+        Ours(
+            name,
+            await stack.enter_async_context(GenerationClient.connect(e.address, e.architecture.service)),
+            speculation_length,
+        )
+        for name, e in endpoints.items()
+    ]
+
+
+def encode(prompts: Sequence[Prompt], model: str | None = None) -> dict[str, list[int]]:
+    """Every side is given ids, so that none pays for tokenization and all see the same prompt."""
+    from models.assembly import load_tokenizer
+    from models.checkpoints import find
+
+    tokenizer = load_tokenizer(find(model))
+    return {prompt.name: tokenizer.encode(prompt.text, prompt.chat) for prompt in prompts}
+
+
+async def answer_in_turn(
+    contenders: Sequence[Contender],
+    prompts: Sequence[Prompt],
+    encoded: Mapping[str, Sequence[int]],
+    max_new_tokens: int,
+    runs: int,
+    say: Callable[[str], None],
+) -> list[Sample]:
+    """Prompt by prompt every contender answers once, alone; who goes first rotates. Warms all of them up before."""
+    for contender in contenders:
+        await contender.answer(encoded[prompts[0].name], min(WARM_UP_TOKENS, max_new_tokens))
+    samples: list[Sample] = []
+    for turn, (run, prompt) in enumerate((run, prompt) for run in range(runs) for prompt in prompts):
+        said: list[str] = []
+        for contender in rotated(contenders, turn):
+            answered = await contender.answer(encoded[prompt.name], max_new_tokens)
+            if len(answered.token_ids) != max_new_tokens:
+                raise RuntimeError(f"{contender.name} gave {len(answered.token_ids)} tokens on {prompt.name}")
+            samples.append(
+                Sample(
+                    contender.name,
+                    prompt.name,
+                    prompt.kind,
+                    run,
+                    answered.token_ids,
+                    answered.seconds,
+                    answered.first_seconds,
+                    answered.first_tokens,
+                    answered.stats,
+                )
+            )
+            said.append(f"{contender.name} {samples[-1].ms_per_token:.1f}")
+        say(f"[{turn + 1}/{runs * len(prompts)}] {prompt.name}, ms per token: " + "; ".join(said))
+    return samples
+
+
+def rotated(contenders: Sequence[Anybody], turn: int) -> list[Anybody]:
+    """The contenders in the order of this turn."""
+    first = turn % len(contenders)
+    return [*contenders[first:], *contenders[:first]]

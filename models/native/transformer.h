@@ -1,0 +1,193 @@
+// One decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3): tokens at positions of slots in, logits or best tokens
+// out. Values are rounded where transformers rounds them. A step is one function that all threads run together.
+#pragma once
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+#include <algorithm>
+#include <memory>
+
+namespace tandem {
+
+struct Shape {
+    int32_t layers, hidden, heads, kv_heads, head_dim, intermediate, outputs, slots, length, most_tokens, threads;
+    float epsilon, scale;
+};
+
+// Pointers to [outputs, inputs] weights and [outputs] biases in the model's dtype; biases and norms of heads may be null.
+struct LayerWeights {
+    const void *attention_norm, *q, *k, *v, *o, *q_bias, *k_bias, *v_bias, *o_bias, *q_norm, *k_norm;
+    const void *mlp_norm, *gate, *up, *down, *gate_bias, *up_bias, *down_bias;
+};
+
+// The token with the largest logit, the lowest id among equals; `sound` if that logit is finite and none is NaN.
+struct Best {
+    int32_t token = 0;
+    bool sound = false;
+};
+
+// Tokens of a step. `wanted` lists the `count` of them whose logits are asked for: as the best token of each, and where
+// `logits` [count, outputs] is not null in full.
+struct Step {
+    int tokens, count;
+    const int32_t *ids, *slots, *positions, *wanted;
+    float* logits;
+    Best* best;
+};
+
+template <class D> class Transformer {
+    typedef typename D::stored stored;
+
+public:
+    // Tables of cosines and sines are [length, head_dim / 2]; they and the embedding [vocabulary, hidden] must outlive this.
+    Transformer(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
+    void set_layer(int layer, const LayerWeights& weights);
+    void set_head(const void* norm, const void* weights, const void* bias);
+    void run(const Step& step);
+    size_t bytes() const;  // of weights that a step reads
+    const Shape shape;
+
+private:
+    struct Layer {
+        Linear<D> qkv, o, gate_up, down;
+        Buffer<stored> attention_norm, mlp_norm, q_norm, k_norm;
+        std::unique_ptr<LayerCache<D>> cache;
+    };
+    struct Group {  // neighbouring tokens of one slot whose queries a thread takes together
+        int first, tokens;
+    };
+    struct alignas(64) Running {  // lane by lane, the best of the panels that one thread took
+        v16f value = all(-INFINITY);
+        v16i token = v16i{} + INT32_MAX, nan = v16i{};
+    };
+
+    struct Place {  // where a thread is: the phase, and the piece of it that it has claimed
+        int phase = 0, claimed = 0;
+    };
+
+    void work(int thread);
+    void work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place);
+    // A thread's part of a phase, in pieces or in panels; `then` is what the next phase reads.
+    template <class Piece> void share(Place& place, int pieces, const Linear<D>* then, Piece piece);
+    template <class Done>
+    void multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const stored* x, size_t stride, int tokens, Done done);
+    void meet(Place& place, const Linear<D>* then);
+    const stored* normed(const Buffer<stored>& weight, int thread, const int32_t* which, int count);
+    void norm(const stored* from, const stored* weight, int width, stored* to) const;
+    void rotate(Layer& layer, int token, int head);
+    void attend_group(Layer& layer, const Group& group, int head, int thread);
+    void choose(int thread, int panel, int wanted, v16f first, v16f last);
+    void group();
+    void settle();
+
+    Pool& pool_;
+    Arena weights_, caches_;
+    const stored* embedding_;
+    const float *cosines_, *sines_;
+    std::vector<Layer> layers_;
+    Linear<D> head_;
+    Buffer<stored> final_norm_;
+    size_t hidden_, wide_, inner_;
+    Buffer<stored> x_, qkv_, attended_, gated_;
+    std::vector<Buffer<stored>> normed_;
+    std::vector<Scores<D>> scores_;
+    std::vector<std::vector<Running>> running_;
+    std::vector<Group> groups_;
+    std::vector<std::atomic<int>> claims_;
+    Step step_{};
+    int threads_;
+};
+
+template <class T> Buffer<T> copied(const void* from, size_t count) {
+    Buffer<T> made(from ? count : 0);
+    if (from) std::memcpy(made.data(), from, count * sizeof(T));
+    return made;
+}
+
+// One of several matrices laid one below the other, and the row of it that an output belongs to.
+template <class D> struct Stack {
+    struct Part {
+        const void *weights, *bias;
+        int rows;
+    };
+    std::vector<Part> parts;
+    int inputs;
+
+    template <class Found> void find(int output, Found found) const {
+        for (auto& part : parts) {
+            if (output < part.rows) return found(part, output);
+            output -= part.rows;
+        }
+    }
+    Row<D> row(int output) const {
+        Row<D> result = nullptr;
+        find(output, [&](const Part& part, int row) { result = static_cast<Row<D>>(part.weights) + size_t(row) * inputs; });
+        return result;
+    }
+    float bias(int output, float beyond = 0) const {
+        float result = beyond;
+        find(output, [&](const Part& part, int row) { result = part.bias ? D::wide1(static_cast<Row<D>>(part.bias)[row]) : 0; });
+        return result;
+    }
+    Linear<D> packed(Arena& arena, float beyond = 0) const {
+        size_t rows = 0;
+        for (auto& part : parts) rows += part.rows;
+        return Linear<D>(arena, inputs, int(up(rows, PANEL)) / PANEL, [&](int o) { return row(o); }, [&](int o) { return bias(o, beyond); });
+    }
+};
+
+template <class D>
+Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embedding, const float* cosines, const float* sines)
+    : shape(given), pool_(pool), embedding_(static_cast<const stored*>(embedding)), cosines_(cosines), sines_(sines),
+      layers_(given.layers), hidden_(up(given.hidden, PANEL)),
+      wide_(up(size_t(given.heads + 2 * given.kv_heads) * given.head_dim, PANEL)), inner_(up(given.intermediate, LANES)),
+      x_(given.most_tokens * hidden_), qkv_(given.most_tokens * wide_),
+      attended_(size_t(given.most_tokens) * given.heads * given.head_dim), gated_(given.most_tokens * inner_),
+      running_(given.threads), claims_(6 * given.layers + 3), threads_(given.threads) {
+    for (int t = 0; t < threads_; t++) {
+        normed_.emplace_back(given.most_tokens * hidden_);
+        scores_.emplace_back(given.length);
+    }
+}
+
+template <class D> void Transformer<D>::set_layer(int index, const LayerWeights& w) {
+    Layer& layer = layers_[index];
+    const int dim = shape.head_dim, kv = shape.kv_heads * dim;
+    layer.attention_norm = copied<stored>(w.attention_norm, shape.hidden);
+    layer.mlp_norm = copied<stored>(w.mlp_norm, shape.hidden);
+    layer.q_norm = copied<stored>(w.q_norm, dim);
+    layer.k_norm = copied<stored>(w.k_norm, dim);
+    layer.qkv = Stack<D>{{{w.q, w.q_bias, shape.heads * dim}, {w.k, w.k_bias, kv}, {w.v, w.v_bias, kv}}, shape.hidden}.packed(weights_);
+    layer.o = Stack<D>{{{w.o, w.o_bias, shape.hidden}}, shape.heads * dim}.packed(weights_);
+    // 16 outputs of the gate beside the same 16 of up: a panel has all that their product needs.
+    Stack<D> gate{{{w.gate, w.gate_bias, shape.intermediate}}, shape.hidden}, up_part{{{w.up, w.up_bias, shape.intermediate}}, shape.hidden};
+    auto part = [&](int output) -> const Stack<D>& { return output % PANEL < LANES ? gate : up_part; };
+    auto row = [](int output) { return output / PANEL * LANES + output % LANES; };
+    layer.gate_up = Linear<D>(weights_, shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); }, [&](int o) { return part(o).bias(row(o)); });
+    layer.down = Stack<D>{{{w.down, w.down_bias, shape.hidden}}, shape.intermediate}.packed(weights_);
+    layer.cache = std::make_unique<LayerCache<D>>(caches_, shape.slots, shape.kv_heads, shape.length, dim);
+}
+
+template <class D> void Transformer<D>::set_head(const void* norm, const void* weights, const void* bias) {
+    final_norm_ = copied<stored>(norm, shape.hidden);
+    head_ = Stack<D>{{{weights, bias, shape.outputs}}, shape.hidden}.packed(weights_, -INFINITY);
+}
+
+template <class D> size_t Transformer<D>::bytes() const {
+    size_t total = head_.bytes();
+    for (auto& layer : layers_) total += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+    return total;
+}
+
+template <class D> void Transformer<D>::run(const Step& step) {
+    step_ = step;
+    for (auto& claim : claims_) claim.store(0, std::memory_order_relaxed);
+    for (auto& running : running_) running.assign(step.count, Running{});
+    group();
+    pool_.run([](void* self, int thread) { static_cast<Transformer*>(self)->work(thread); }, this, threads_);
+    settle();
+}
+
+}  // namespace tandem
+
+#include "step.h"

@@ -1,0 +1,121 @@
+// Vectors of 16 floats, written with GCC's vector types so that any CPU compiles them; bfloat16 products use AVX-512
+// BF16 where the CPU has it. Every operation is lane by lane: no result depends on how work is divided.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace tandem {
+
+typedef float v16f __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
+typedef uint32_t v16u __attribute__((vector_size(64)));
+typedef uint16_t v16h __attribute__((vector_size(32)));
+constexpr int LANES = 16;
+
+template <class V> inline V load(const void* from) {
+    V value;
+    std::memcpy(&value, from, sizeof(V));
+    return value;
+}
+template <class V> inline void store(void* to, V value) { std::memcpy(to, &value, sizeof(V)); }
+inline v16f all(float value) { return v16f{} + value; }
+inline v16f select(v16i mask, v16f yes, v16f no) { return (v16f)((mask & (v16i)yes) | (~mask & (v16i)no)); }
+
+inline float widen(uint16_t value) {
+    uint32_t bits = uint32_t(value) << 16;
+    return load<float>(&bits);
+}
+// Round to nearest even, as torch does; NaN stays NaN. (AVX-512 BF16 takes numbers below 1e-38 for 0.)
+inline v16h narrow(v16f value) {
+#ifdef __AVX512BF16__
+    return (v16h)_mm512_cvtneps_pbh((__m512)value);
+#else
+    v16u bits = (v16u)value;
+    v16u rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    v16u nan = (bits >> 16) | 0x40u;
+    v16u is_nan = (v16u)(value != value);
+    return __builtin_convertvector((is_nan & nan) | (~is_nan & rounded), v16h);
+#endif
+}
+inline v16f widen(v16h value) { return (v16f)(__builtin_convertvector(value, v16u) << 16); }
+
+// a * b + c, rounded once where the CPU can. The compiler is told to fuse nothing by itself (-ffp-contract=off): what is
+// fused must not depend on the loop around it.
+inline v16f fused(v16f a, v16f b, v16f c) {
+#if defined(__AVX512F__)
+    return (v16f)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#else
+    return a * b + c;
+#endif
+}
+
+// e^x for x <= 0 and moderate x above (Cephes' expf: relative error below 2e-7); -inf gives 0.
+inline v16f exponential(v16f x) {
+    v16f low = all(-87.0f), high = all(88.0f);
+    v16i below = x < low;
+    x = select(below, low, x);
+    x = select(x > high, high, x);
+    v16f scaled = x * 1.44269504088896341f + 0.5f;
+    v16i n = __builtin_convertvector(scaled, v16i);
+    v16f whole = __builtin_convertvector(n, v16f);
+    v16i above = whole > scaled;  // conversion rounds towards zero; floor is wanted
+    n += above;
+    whole = __builtin_convertvector(n, v16f);
+    x = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    v16f y = all(1.9875691500e-4f);
+    y = y * x + 1.3981999507e-3f;
+    y = y * x + 8.3334519073e-3f;
+    y = y * x + 4.1665795894e-2f;
+    y = y * x + 1.6666665459e-1f;
+    y = y * x + 5.0000001201e-1f;
+    y = y * x * x + x + 1.0f;
+    v16f power = (v16f)((n + 127) << 23);
+    return select(below, v16f{}, y * power);
+}
+
+inline float sum(v16f value) {
+    float total = 0;
+    for (int i = 0; i < LANES; i++) total += value[i];
+    return total;
+}
+inline float largest(v16f value) {
+    float best = value[0];
+    for (int i = 1; i < LANES; i++) best = value[i] > best ? value[i] : best;
+    return best;
+}
+
+// What a data type stores, and how two stored values a step of the sum are multiplied.
+struct Bfloat16 {
+    typedef uint16_t stored;
+    typedef uint32_t unit;  // neighbours along the summed dimension
+    static constexpr int PER_UNIT = 2;
+    static inline v16f wide(const stored* from) { return widen(load<v16h>(from)); }
+    static inline float wide1(stored value) { return widen(value); }
+    static inline void keep(stored* to, v16f value) { store(to, narrow(value)); }
+    static inline v16f rounded(v16f value) { return widen(narrow(value)); }
+    static inline v16f multiply_add(v16f sum, unit x, v16u w) {
+#ifdef __AVX512BF16__
+        return (v16f)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(x)), (__m512bh)w);
+#else
+        uint32_t even = x << 16, odd = x & 0xffff0000u;
+        sum = fused(all(load<float>(&even)), (v16f)(w << 16), sum);
+        return fused(all(load<float>(&odd)), (v16f)(w & 0xffff0000u), sum);
+#endif
+    }
+};
+
+struct Float32 {
+    typedef float stored;
+    typedef float unit;
+    static constexpr int PER_UNIT = 1;
+    static inline v16f wide(const stored* from) { return load<v16f>(from); }
+    static inline float wide1(stored value) { return value; }
+    static inline void keep(stored* to, v16f value) { store(to, value); }
+    static inline v16f rounded(v16f value) { return value; }
+    static inline v16f multiply_add(v16f sum, unit x, v16u w) { return fused(all(x), (v16f)w, sum); }
+};
+
+}  // namespace tandem

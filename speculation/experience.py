@@ -1,0 +1,68 @@
+"""What a process has learned about its rounds: costs and acceptance, from which new sessions begin informed. Pure."""
+
+from __future__ import annotations
+
+from speculation.rates import AcceptanceCounts
+from speculation.step_times import Recent, StepTimes
+from speculation.types import Draft, Proposer, Verdict
+
+FADING = 0.998  # of acceptance, a round
+BEFOREHAND = {Proposer.NGRAM: 0.85, Proposer.MODEL: 0.7}  # acceptance before anything was drafted
+COPIED_BEFOREHAND = 0.2
+
+
+class Experience:
+    """Shared by the sessions of a process that verify at the same target.
+
+    A verification costs fixed + per (row x token) of the step that it shares, a draft by its length and its step's
+    rows. `drafted` and `undrafted` are what a round takes beyond both: waiting, network, handling. Rounds that ask for
+    drafts are kept apart from those that don't: asking may be a round trip of its own.
+    """
+
+    def __init__(self) -> None:
+        self.verify = StepTimes(growing=0.1, by_row=True)
+        self.draft = StepTimes(growing=1.0, by_row=False)
+        self.drafted, self.undrafted = Recent(), Recent()
+        self.accepted = {proposer: AcceptanceCounts(FADING) for proposer in Proposer}
+        self.copied = COPIED_BEFOREHAND
+        self.rows = 1
+        self.rounds = 0
+        self.rounds_since_plain = 0
+
+    def note(self, asked: int, draft: Draft, verdict: Verdict, seconds: float, steady: bool) -> None:
+        """A round. `steady`: the draft model had no more to catch up on than it usually has."""
+        self.rounds += 1
+        self.rows = verdict.rows
+        drafted = len(draft.token_ids)
+        self.rounds_since_plain = self.rounds_since_plain + 1 if asked else 0
+        by = proposer_of(draft)
+        if verdict.compute_seconds > 0:
+            self.verify.note(verdict.rows, max(verdict.width, drafted + 1), verdict.compute_seconds)
+        if by is Proposer.MODEL and steady:
+            self.draft.note(draft.rows, drafted, draft.compute_seconds)
+        if by is not Proposer.MODEL or steady:
+            rest = seconds - draft.compute_seconds - verdict.compute_seconds
+            (self.drafted if asked else self.undrafted).note(rest)
+        if by is not None:
+            self.accepted[by].note(drafted, verdict.accepted)
+        if asked:
+            self.copied += (1 - FADING) * ((by is Proposer.NGRAM) - self.copied)
+
+    def rates(self, proposer: Proposer, most: int) -> list[float]:
+        """Acceptance to expect of a new session, by position."""
+        return self.accepted[proposer].rates([BEFOREHAND[proposer]] * most, together=4, each=10)[0]
+
+    @property
+    def seconds_beside(self) -> tuple[float, float]:
+        """Of a round beyond draft and verification: (without drafts, with them)."""
+        drafted, undrafted = self.drafted.median, self.undrafted.median
+        if undrafted is None:
+            return drafted or 0.0, drafted or 0.0
+        return undrafted, undrafted if drafted is None else drafted
+
+
+def proposer_of(draft: Draft) -> Proposer | None:
+    """Who proposed a round's draft; None where nobody did."""
+    if not draft.token_ids:
+        return None
+    return draft.proposed_by[0] if draft.proposed_by else Proposer.MODEL

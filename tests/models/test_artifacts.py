@@ -1,0 +1,91 @@
+"""Graphs kept on disk: a second process compiles nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from models import artifacts
+from models.artifacts import KEPT, Packages, package_folder
+from models.checkpoints import find
+from models.graphs import GraphRefused
+from models.loading import Execution, Shape, load_runner
+from models.runner import PrefillRow, VerifyRow
+from models.startup import Startup
+from tests.models.compiled import FAMILIES, GREEDY, PROMPT
+from tests.support import REPOSITORY
+
+SHAPE = Shape(slots=1, max_length=64, max_draft=2)
+
+
+def decode(folder: Path, compile: str) -> dict[str, Any]:
+    """Tokens, and what warm-up noted; run in a process of its own as well."""
+    startup = Startup()
+    runner = load_runner(find(str(folder)), Execution("cpu", "float32", 2, compile), SHAPE, startup=startup)
+    runner.warm_up(startup)
+    runner.prefill([PrefillRow(0, 0, PROMPT[:-1])])
+    tokens = list(PROMPT)
+    while len(tokens) < 40:
+        (verdict,) = runner.verify([VerifyRow(0, len(tokens) - 1, tokens[-1], (3, 4), GREEDY)])
+        tokens += verdict.token_ids  # type: ignore[union-attr]
+    return {"tokens": tokens[:40], "notes": startup.notes, "exact": runner.shapes.bit_exact}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_second_process_compiles_nothing_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    torch.manual_seed(3)
+    model = tmp_path / "model"
+    LlamaForCausalLM(FAMILIES["llama"]()[1]).save_pretrained(model)
+    first = decode(model, "inductor")
+    assert first["exact"] and "2 compiled in" in first["notes"][0]
+    assert first["tokens"] == decode(model, "off")["tokens"]
+    code = (
+        "import json, sys, pathlib; from tests.models.test_artifacts import decode; "
+        "print(json.dumps(decode(pathlib.Path(sys.argv[1]), 'inductor')))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(model)], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    second = json.loads(ran.stdout.splitlines()[-1])
+    assert "2 from disk in" in second["notes"][0] and "compiled in" not in second["notes"][0]
+    assert second["tokens"] == first["tokens"]
+
+
+def test_a_damaged_package_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "verify-1x4.pt2"
+    path.write_bytes(b"nothing of the kind")
+    path.with_suffix(".json").write_text('{"compile_seconds": 1.0}')
+    packages = Packages(tmp_path)
+    assert packages._load(path) is None
+    assert "is made again" in caplog.text and packages.made.loaded == 0
+
+
+def test_sealed_packages_make_nothing(tmp_path: Path) -> None:
+    packages = Packages(tmp_path)
+    packages.seal()
+    with pytest.raises(GraphRefused, match="after warm-up"):
+        packages.graph("late", torch.nn.Identity(), ())
+
+
+def test_graphs_of_other_facts_lie_elsewhere_and_the_oldest_make_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifacts, "cache_root", lambda: tmp_path)
+    folders = [package_folder("m", {"weights": number}) for number in range(KEPT + 2)]
+    assert len(set(folders)) == KEPT + 2 and package_folder("m", {"weights": 0}) == folders[0]
+    for age, folder in enumerate(reversed(folders)):
+        folder.mkdir(parents=True)
+        (folder / "x").touch()
+        os.utime(folder, (1000 - age, 1000 - age))
+    package_folder("m", {"weights": KEPT + 1})
+    assert [folder.is_dir() for folder in folders] == [False, False, *[True] * KEPT]

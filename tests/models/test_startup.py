@@ -1,0 +1,41 @@
+"""Where the seconds until a server is ready went."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from models.loading import Execution, ways
+from models.startup import Startup
+
+
+def test_stages_of_one_name_add_up_and_what_none_covers_is_other() -> None:
+    startup = Startup(time.monotonic() - 10)
+    startup.add("loading", 2.0)
+    startup.add("loading", 3.0)
+    with startup.stage("listening"):
+        pass
+    assert startup.seconds["loading"] == 5.0
+    assert startup.line() == "loading 5.0 s, other 5.0 s"
+    assert startup.total() >= 10
+
+
+def test_a_stage_that_fails_is_counted_too() -> None:
+    startup = Startup()
+    with pytest.raises(ValueError), startup.stage("loading"):
+        raise ValueError
+    assert "loading" in startup.seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "chosen"),
+    [("auto", "cuda", ("inductor",)), ("auto", "cpu", ("native", "off")), ("off", "cuda", ("off",))],
+)
+def test_what_runs_the_steps_is_chosen_by_device(name: str, device: str, chosen: tuple[str, ...]) -> None:
+    assert ways(name, device) == chosen
+
+
+def test_an_unknown_way_to_compile_is_refused() -> None:
+    with pytest.raises(ValueError, match="compile: 'fast' is not one of auto, native, inductor, off"):
+        Execution(compile="fast")

@@ -1,0 +1,185 @@
+"""VerifyStream over the wire: in order, stale without computation, bounded, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from models.toy import ToyConfig
+from services.verify_stream import MOST_AHEAD, answered_in_order
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.services.test_target_verifier import PROMPT, opening, verifying
+from tests.support import GREEDY, SAMPLED, oracle, raw_stub, run, target_site, toy, until
+
+
+async def exchange(call: Any, *requests: Any) -> list[Any]:
+    """All requests at once, then their replies."""
+    for request in requests:
+        await call.write(request)
+    return [await call.read() for _ in requests]
+
+
+async def status(call: Any) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        while (await call.read()) is not grpc.aio.EOF:
+            pass
+    return caught.value.code().name, caught.value.details()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_rounds_on_right_guesses_are_answered_in_order_without_waiting_for_a_verdict(sampling: Any) -> None:
+    truth = list(oracle(PROMPT, sampling, 9))
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening(sampling=sampling))
+            call = target.VerifyStream()
+            replies = await exchange(
+                call, *(verifying(PROMPT + truth[:n], truth[n : n + 2], report_margins=True) for n in (0, 3, 6))
+            )
+            assert [list(reply.token_ids) for reply in replies] == [truth[:3], truth[3:6], truth[6:9]]
+            assert [(r.accepted, r.stale, r.replayed, len(r.margins)) for r in replies] == [(2, False, False, 3)] * 3
+            assert all(reply.server_seconds >= reply.compute_seconds > 0 for reply in replies)
+            await call.done_writing()
+            assert await call.read() is grpc.aio.EOF
+            assert (await call.code()) is grpc.StatusCode.OK
+
+    run(test())
+
+
+def test_what_follows_a_wrong_guess_is_stale_and_computes_nothing() -> None:
+    truth = list(oracle(PROMPT, GREEDY, 9))
+    wrong = (truth[1] + 1) % 256
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            before = site.engine.batcher.steps
+            call = target.VerifyStream()
+            path = [*PROMPT, truth[0], wrong]
+            first, *stale = await exchange(
+                call,
+                verifying(PROMPT, [truth[0], wrong]),
+                *(verifying([*path, *[7] * (3 * n + 1)], [1, 2]) for n in range(5)),
+            )
+            assert list(first.token_ids) == truth[:2]
+            assert all(reply.stale and reply.committed_length == len(PROMPT) + 2 for reply in stale)
+            assert site.engine.batcher.steps == before + 1
+            (again,) = await exchange(call, verifying(PROMPT + truth[:2], truth[2:4]))
+            assert list(again.token_ids) == truth[2:5]
+            call.cancel()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "says"),
+    [
+        (verifying(PROMPT, [1] * 6), "INVALID_ARGUMENT", "maximum speculation length 5"),
+        (verifying(PROMPT, [258]), "INVALID_ARGUMENT", "draft_tokens: token id 258"),
+        (verifying(PROMPT, name="another"), "NOT_FOUND", "no session another"),
+        (verifying([*PROMPT, *[1] * 200]), "OUT_OF_RANGE", "above the sequence length"),
+    ],
+)
+def test_an_invalid_round_ends_the_stream_as_it_would_end_a_verify_and_harms_no_session(
+    bad: Any, code: str, says: str
+) -> None:
+    truth = list(oracle(PROMPT, GREEDY, 6))
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            call = target.VerifyStream()
+            await call.write(verifying(PROMPT, truth[:1]))
+            await call.write(bad)
+            assert list((await call.read()).token_ids) == truth[:2]
+            got, message = await status(call)
+            assert (got, says in message) == (code, True), message
+            assert list((await target.Verify(verifying(PROMPT + truth[:2]))).token_ids) == truth[2:3]
+            with pytest.raises(grpc.RpcError) as caught:
+                await target.Verify(bad)
+            assert (caught.value.code().name, caught.value.details()) == (code, message)
+
+    run(test())
+
+
+def test_a_stream_that_is_cancelled_or_half_closed_leaves_no_task_and_no_slot_taken() -> None:
+    truth = list(oracle(PROMPT, GREEDY, 12))
+
+    async def test() -> None:
+        runner = toy(ToyConfig(step_seconds=0.02))
+        async with target_site(runner) as site, raw_stub(site.address) as target:
+            tasks = len(asyncio.all_tasks())
+            for leave in ("cancel", "done_writing"):
+                await target.OpenSession(opening())
+                call = target.VerifyStream()
+                for n in (0, 3, 6):
+                    await call.write(verifying(PROMPT + truth[:n], truth[n : n + 2]))
+                await call.read()
+                if leave == "cancel":
+                    call.cancel()
+                else:
+                    await call.done_writing()
+                    assert [len((await call.read()).token_ids) for _ in range(2)] == [3, 3]
+                    assert await call.read() is grpc.aio.EOF
+                assert (await target.CloseSession(pb.CloseSessionRequest(session_id="s"))).closed
+                await until(lambda: site.free == 4)
+            await until(lambda: len(asyncio.all_tasks()) <= tasks)
+
+    run(test())
+
+
+def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> None:
+    read: list[int] = []
+    release = asyncio.Event()
+
+    async def requests() -> AsyncIterator[int]:
+        for i in range(100):
+            read.append(i)
+            yield i
+
+    async def slow(request: int, arrived: float) -> int:
+        await release.wait()
+        return request
+
+    async def test() -> None:
+        replies = answered_in_order(requests(), slow)
+        first = asyncio.create_task(anext(replies))
+        await asyncio.sleep(0.05)
+        assert len(read) == MOST_AHEAD + 2  # one is verified, one waits for room
+        release.set()
+        assert await first == 0
+        assert [reply async for reply in replies] == list(range(1, 100))
+        reading = [t for t in asyncio.all_tasks() if t.get_name() == "verify stream"]
+        assert not reading
+
+    run(test())
+
+
+def test_a_client_that_floods_the_stream_is_held_back() -> None:
+    """10,000 rounds: what the server does not read waits at the sender."""
+
+    async def test() -> None:
+        runner = toy(ToyConfig(step_seconds=0.5))
+        async with target_site(runner) as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            call, sent = target.VerifyStream(), 0
+
+            async def flood() -> None:
+                nonlocal sent
+                for _ in range(10_000):
+                    await call.write(verifying(PROMPT, [1, 2, 3, 4, 5]))
+                    sent += 1
+
+            flooding = asyncio.create_task(flood())
+            await asyncio.sleep(0.4)
+            assert sent < 10_000
+            flooding.cancel()
+            call.cancel()
+            await asyncio.gather(flooding, return_exceptions=True)
+
+    run(test())

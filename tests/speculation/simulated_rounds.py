@@ -1,0 +1,121 @@
+"""Simulated sessions for length policies: known acceptance and costs, seeded noise, no clock and no models."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from speculation.length import LengthPolicy
+from speculation.types import Draft, DraftLimit, Proposer, Verdict
+
+Acceptance = Callable[[int, int], float]
+"""(absolute position, position in the draft) -> how likely a draft token is accepted if those before it were."""
+
+
+def constant(rate: float) -> Acceptance:
+    return lambda position, i: rate
+
+
+def phases(*parts: tuple[int, float]) -> Acceptance:
+    """(tokens, rate) one after the other, over and over."""
+    total = sum(length for length, _ in parts)
+
+    def rate(position: int, i: int) -> float:
+        at = position % total
+        for length, value in parts:
+            if at < length:
+                return value
+            at -= length
+        raise AssertionError
+
+    return rate
+
+
+@dataclass(frozen=True)
+class World:
+    """Seconds and acceptance. `asking`: what a round costs more that asks for drafts (remote_draft's round trip).
+
+    `copies`: how likely a round is answered by a copy instead of the model, whose tokens are right with `copy_rate`.
+    `noise`: standard deviation of a step's log time; every 40th step or so takes `spike` times as long.
+    """
+
+    acceptance: Acceptance
+    verify: float = 0.030
+    position: float = 0.0008
+    draft: float = 0.004
+    each_round: float = 0.001
+    asking: float = 0.0
+    copies: float = 0.0
+    copy_rate: float = 0.9
+    noise: float = 0.05
+    spike: float = 3.0
+    rows: int = 1
+
+
+@dataclass
+class Session:
+    """Runs one policy over one world. The same seed gives every policy the same text: agreement is by position."""
+
+    world: World
+    policy: LengthPolicy
+    limit: DraftLimit = field(default_factory=DraftLimit)
+    seed: int = 0
+    lengths: list[int] = field(default_factory=list)
+
+    def run(self, tokens: int) -> float:
+        """Seconds that `tokens` tokens take."""
+        noise = random.Random(f"noise {self.seed}")
+        done, seconds = 0, 0.0
+        while done < tokens:
+            k = self.policy.choose(tokens - done)
+            assert 0 <= k < tokens - done or k == 0
+            draft, verdict, took = self._round(k, done, noise)
+            self.lengths.append(len(draft.token_ids))
+            self.policy.observe(k, draft, verdict, took)
+            done += len(verdict.token_ids)
+            seconds += took
+        return seconds
+
+    def _round(self, k: int, position: int, noise: random.Random) -> tuple[Draft, Verdict, float]:
+        world, text = self.world, _text(self.seed, position)
+        copied = k > 0 and text[0] < world.copies
+        n = k if copied else self.limit.of_model(k)
+        accepted = 0
+        while accepted < n:
+            rate = world.copy_rate if copied else world.acceptance(position + accepted, accepted)
+            if _text(self.seed, position + accepted)[1] >= rate:
+                break
+            accepted += 1
+        verify = (world.verify + world.position * world.rows * (n + 1)) * _shaken(world, noise)
+        drafting = 0.0 if copied else n * world.draft * _shaken(world, noise)
+        beside = (world.each_round + (world.asking if k else 0.0)) * _shaken(world, noise)
+        by = (Proposer.NGRAM if copied else Proposer.MODEL,) * n
+        draft = Draft((0,) * n, 0.0, drafting, by, rows=world.rows)
+        verdict = Verdict((0,) * (accepted + 1), accepted, 0.0, verify, rows=world.rows, width=n + 1)
+        return draft, verdict, verify + drafting + beside
+
+
+def _text(seed: int, position: int) -> tuple[float, float]:
+    """Two uniforms of a position: whether a copy is found there, and how hard its token is."""
+    chance = random.Random(f"{seed} {position}")
+    return chance.random(), chance.random()
+
+
+def _shaken(world: World, noise: random.Random) -> float:
+    factor = noise.lognormvariate(0, world.noise) if world.noise else 1.0
+    return factor * (world.spike if world.spike > 1 and noise.random() < 0.025 else 1.0)
+
+
+def quiet(world: World) -> World:
+    return dataclasses.replace(world, noise=0.0, spike=1.0)
+
+
+def total(worlds: Sequence[World], policy: Callable[[DraftLimit], LengthPolicy], tokens: int) -> float:
+    """Seconds of one session in each world, one after the other."""
+    seconds = 0.0
+    for seed, world in enumerate(worlds):
+        limit = DraftLimit()
+        seconds += Session(world, policy(limit), limit, seed).run(tokens)
+    return seconds

@@ -1,0 +1,205 @@
+"""Lengths that adapt, beside the best fixed one, in simulated sessions whose acceptance and costs are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculation.experience import Experience
+from speculation.length import AdaptiveLength, Costs, FixedLength, Mix, best_plan, expected_tokens
+from speculation.types import Draft, DraftLimit, Proposer, Verdict
+from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
+
+MOST = 5
+SESSIONS, TOKENS = 4, 400
+
+FUSED = {"verify": 0.030, "position": 0.0008, "draft": 0.004}
+FAST = {"verify": 0.009, "position": 0.0002, "draft": 0.0005, "each_round": 0.0003}
+PLACES: dict[str, dict[str, float]] = {
+    "fused": FUSED,
+    "fused, fast kernels": FAST,
+    "fused, a draft of a third of the target": {**FUSED, "draft": 0.010},
+    "distributed, RTT 20 ms": {**FAST, "each_round": 0.021},
+    "distributed, RTT 100 ms": {**FAST, "each_round": 0.101},
+    "remote draft, RTT 5 ms": {**FUSED, "asking": 0.005},
+    "remote draft, RTT 20 ms": {**FUSED, "asking": 0.020},
+    "eight rows a step": {"verify": 0.030, "position": 0.0015, "draft": 0.008, "rows": 8},
+}
+
+
+def informed(world: World) -> Experience:
+    """What a process knows that served such a machine, and middling texts."""
+    experience = Experience()
+    for seed in range(3):
+        limit = DraftLimit()
+        middling = replace(world, acceptance=constant(0.55))
+        Session(middling, AdaptiveLength(MOST, experience, limit), limit, 1000 + seed).run(200)
+    return experience
+
+
+def seconds_of(world: World, tokens: int = TOKENS) -> tuple[float, dict[int, float]]:
+    """Adaptive, and every fixed length."""
+    experience = informed(world)
+    adaptive = total([world] * SESSIONS, lambda limit: AdaptiveLength(MOST, experience, limit), tokens)
+    fixed = {k: total([world] * SESSIONS, lambda limit, k=k: FixedLength(k), tokens) for k in range(MOST + 1)}
+    return adaptive, fixed
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95])
+@pytest.mark.parametrize("place", PLACES)
+def test_within_5_percent_of_the_best_fixed_length_and_3_of_plain_decoding(place: str, rate: float) -> None:
+    adaptive, fixed = seconds_of(World(constant(rate), **PLACES[place]))  # type: ignore[arg-type]
+    assert adaptive <= 1.05 * min(fixed.values())
+    assert adaptive <= 1.03 * fixed[0]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_session_that_turns_from_code_to_prose_and_back_is_followed(place: str) -> None:
+    turning = phases((100, 0.9), (100, 0.3))
+    adaptive, fixed = seconds_of(World(turning, **PLACES[place]))  # type: ignore[arg-type]
+    assert adaptive <= 1.05 * min(fixed.values())
+
+
+def test_where_copies_are_good_and_the_model_is_not_each_gets_a_length_of_its_own() -> None:
+    world = World(constant(0.25), **{**FUSED, "draft": 0.010}, copies=0.3, copy_rate=0.95)  # type: ignore[arg-type]
+    adaptive, fixed = seconds_of(world)
+    assert adaptive < 0.97 * min(fixed.values())
+
+
+def test_a_process_that_knows_nothing_learns_within_its_first_session() -> None:
+    for rate in (0.0, 0.5, 0.9):
+        world = World(constant(rate), **FUSED)  # type: ignore[arg-type]
+        adaptive = total([world], lambda limit: AdaptiveLength(MOST, Experience(), limit), TOKENS)
+        fixed = [total([world], lambda limit, k=k: FixedLength(k), TOKENS) for k in range(MOST + 1)]
+        assert adaptive <= 1.08 * min(fixed)
+
+
+def test_drafting_ends_where_it_does_not_pay_and_trials_grow_rare() -> None:
+    world = World(constant(0.0), **FUSED)  # type: ignore[arg-type]
+    limit = DraftLimit()
+    session = Session(world, AdaptiveLength(MOST, informed(world), limit), limit)
+    seconds = session.run(600)
+    assert seconds <= 1.02 * total([world], lambda limit: FixedLength(0), 600)
+    assert any(session.lengths[300:])  # it does not give up for good
+
+
+def test_a_plain_step_that_was_measured_long_by_accident_is_measured_again() -> None:
+    world = World(constant(0.0), **FUSED)  # type: ignore[arg-type]
+    experience = informed(world)
+    for _ in range(25):
+        experience.verify.note(1, 1, 0.1)
+    limit = DraftLimit()
+    session = Session(world, AdaptiveLength(MOST, experience, limit), limit)
+    session.run(2000)
+    assert sum(length == 0 for length in session.lengths[-200:]) > 150
+
+
+def test_one_slow_step_changes_no_decision() -> None:
+    world = quiet(World(constant(0.7), **FUSED))  # type: ignore[arg-type]
+    experience = informed(world)
+    before = experience.verify.table(1, MOST + 1)
+    for _ in range(2):
+        experience.verify.note(1, 4, 10.0)
+    for _ in range(4):
+        experience.verify.note(1, 4, before[4])
+    assert experience.verify.table(1, MOST + 1) == pytest.approx(before, rel=0.02)
+
+
+def test_rows_that_share_a_step_make_drafts_shorter() -> None:
+    def usual(rows: int) -> float:
+        world = quiet(World(constant(0.7), verify=0.009, position=0.0012, draft=0.0005, rows=rows))
+        limit = DraftLimit()
+        session = Session(world, AdaptiveLength(MOST, informed(world), limit), limit)
+        session.run(400)
+        return sum(session.lengths) / len(session.lengths)
+
+    assert usual(8) < usual(1) - 0.5
+
+
+def test_the_best_plan_is_the_best_of_all_pairs_of_lengths() -> None:
+    costs = Costs((0.028, 0.03, 0.031, 0.032, 0.033, 0.034, 0.035), (0, 0.004, 0.008, 0.012, 0.016, 0.02), 0.001, 0.002)
+    for copied in (0.0, 0.3, 1.0):
+        for a in (0.1, 0.5, 0.9):
+            copies, models, mix = expected_tokens([0.9] * MOST), expected_tokens([a] * MOST), Mix(copied, 0.1)
+            found = best_plan(copies, models, costs, mix)
+            one = costs.verify[1]
+
+            def rate(c: int, m: int, copies=copies, models=models, mix=mix, one=one) -> float:  # type: ignore[no-untyped-def]
+                if not c and not m:
+                    return 1 / costs.plain
+                e = mix.empty if m else 0.0
+                tokens = mix.copied * copies[c] + (1 - mix.copied) * (e + (1 - e) * models[m])
+                drafted = costs.verify[m + 1] + costs.draft[m]
+                seconds = mix.copied * costs.verify[c + 1] + (1 - mix.copied) * (e * one + (1 - e) * drafted)
+                return tokens / (seconds + costs.drafted)
+
+            best = max(rate(c, m) for c in range(MOST + 1) for m in range(MOST + 1))
+            assert found.rate == pytest.approx(best)
+
+
+def test_a_fixed_length_leaves_room_for_the_targets_own_token() -> None:
+    assert [FixedLength(3).choose(remaining) for remaining in (1, 2, 3, 4, 100)] == [0, 1, 2, 3, 3]
+    with pytest.raises(ValueError, match="speculation_length: -1"):
+        FixedLength(-1)
+
+
+ROUNDS = st.lists(
+    st.tuples(
+        st.integers(1, 40),  # remaining
+        st.integers(0, 12),  # drafted at most
+        st.sampled_from([None, *Proposer]),
+        st.floats(0, 1),  # accepted share
+        st.floats(0, 100),  # verify
+        st.floats(0, 100),  # draft
+        st.floats(0, 1000),  # round
+        st.integers(1, 64),  # rows
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(most=st.integers(0, 12), rounds=ROUNDS)
+def test_whatever_is_observed_lengths_stay_within_their_bounds(most, rounds) -> None:  # type: ignore[no-untyped-def]
+    def run() -> list[tuple[int, int | None]]:
+        limit = DraftLimit()
+        policy = AdaptiveLength(most, Experience(), limit)
+        chosen = []
+        for remaining, drafted, by, share, verify, draft_seconds, seconds, rows in rounds:
+            k = policy.choose(remaining)
+            assert 0 <= k <= min(most, remaining - 1)
+            assert limit.model is not None and 0 <= limit.model <= k
+            chosen.append((k, limit.model))
+            n = 0 if by is None else min(drafted, k)
+            draft = Draft((0,) * n, 0.0, draft_seconds if n else 0.0, (by,) * n, rows=rows)
+            accepted = int(share * n)
+            verdict = Verdict((0,) * (accepted + 1), accepted, 0.0, verify, rows=rows, width=n + 1)
+            policy.observe(k, draft, verdict, seconds)
+        return chosen
+
+    assert run() == run()  # the same inputs, the same lengths
+
+
+def test_the_simulation_accepts_as_often_as_it_was_told() -> None:
+    world = quiet(World(constant(0.6), **FUSED))  # type: ignore[arg-type]
+    limit = DraftLimit()
+    policy = Counting(1)
+    Session(world, policy, limit).run(4000)
+    assert policy.accepted / policy.drafted == pytest.approx(0.6, abs=0.03)
+
+
+class Counting:
+    """A fixed length that counts."""
+
+    def __init__(self, k: int) -> None:
+        self._fixed, self.drafted, self.accepted = FixedLength(k), 0, 0
+
+    def choose(self, remaining: int) -> int:
+        return self._fixed.choose(remaining)
+
+    def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
+        self.drafted += len(draft.token_ids)
+        self.accepted += verdict.accepted
