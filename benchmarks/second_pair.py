@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arguments import Parser, positive
+from benchmarks.bars import Bar
 from benchmarks.second_pair_files import pair_in, prepare
 from comparison.config import DRAFTERS, ComparisonConfig
 from comparison.reading import read_comparison
@@ -27,64 +28,53 @@ RTTS_MS = (0.0, 50.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
-    """`architecture` at an emulated round trip is to be at least (or, `above`, more than) `least` times as fast as
-    autoregressive: the ratio of mean TPOT over all requests."""
+class Aim:
+    """`architecture` at an emulated round trip is to be `least` times as fast as autoregressive there, in mean TPOT."""
 
     architecture: str
     rtt_ms: float
     least: float
-    above: bool = False
-
-    def holds(self, speedup: float) -> bool:
-        return speedup > self.least if self.above else speedup >= self.least
 
     def __str__(self) -> str:
-        sign = ">" if self.above else ">="
-        return f"{self.architecture} {sign} {self.least:g}x autoregressive at RTT {self.rtt_ms:g} ms"
+        return f"{self.architecture} / autoregressive at RTT {self.rtt_ms:g} ms, at least {self.least:g}x"
 
 
-BARS = (Bar("fused", 0.0, 1.6), Bar("distributed", 50.0, 1.0, above=True))
+AIMS = (Aim("fused", 0.0, 1.6), Aim("distributed", 50.0, 1.0))
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a bar. Speedups are over autoregressive at the same round trip; None where there is none."""
-
-    bar: Bar
-    measured: float | None
-    predicted: float | None
-
-    def __str__(self) -> str:
-        if self.measured is None:
-            return f"NOT MEASURED  {self.bar}"
-        beside = f", predicted {self.predicted:.2f}x" if self.predicted else ""
-        return f"{'PASS' if self.bar.holds(self.measured) else 'FAIL'}  {self.bar}: {self.measured:.2f}x{beside}"
+def bars(comparison: Mapping[str, Any], aims: Sequence[Aim] = AIMS) -> list[Bar]:
+    """The aims held against a parsed comparison.json."""
+    return [Bar(str(aim), _measured(comparison, aim), aim.least) for aim in aims]
 
 
-def outcomes(comparison: Mapping[str, Any], bars: Sequence[Bar] = BARS) -> list[Outcome]:
-    """The bars held against a parsed comparison.json."""
-    return [Outcome(bar, _measured(comparison, bar), _predicted(comparison, bar)) for bar in bars]
+def verdicts(comparison: Mapping[str, Any], aims: Sequence[Aim] = AIMS) -> list[str]:
+    """A line for each aim: the ratio, whether it is enough, and what theory says of it."""
+    lines = []
+    for aim, bar in zip(aims, bars(comparison, aims), strict=True):
+        predicted = _predicted(comparison, aim)
+        measured = f": {bar.value:.2f}x, {bar.verdict}" if bar.value is not None else f": {bar.verdict}"
+        lines.append(bar.title + measured + (f" (predicted {predicted:.2f}x)" if predicted else ""))
+    return lines
 
 
-def _measured(comparison: Mapping[str, Any], bar: Bar) -> float | None:
+def _measured(comparison: Mapping[str, Any], aim: Aim) -> float | None:
     for condition in comparison["conditions"]:
-        if condition["link"]["rtt_ms"] == bar.rtt_ms and bar.architecture in condition["architectures"]:
-            speedup: float | None = condition["architectures"][bar.architecture]["speedup_vs_autoregressive"]
+        if condition["link"]["rtt_ms"] == aim.rtt_ms and aim.architecture in condition["architectures"]:
+            speedup: float | None = condition["architectures"][aim.architecture]["speedup_vs_autoregressive"]
             return speedup
     return None
 
 
-def _predicted(comparison: Mapping[str, Any], bar: Bar) -> float | None:
+def _predicted(comparison: Mapping[str, Any], aim: Aim) -> float | None:
     theory = comparison["theory"]
     tpot = {
         prediction["architecture"]: prediction["predicted_tpot_s"]
         for prediction in (theory["predictions"] if theory else ())
-        if prediction["rtt_ms"] == bar.rtt_ms
+        if prediction["rtt_ms"] == aim.rtt_ms
     }
-    if bar.architecture not in tpot or "autoregressive" not in tpot:
+    if aim.architecture not in tpot or "autoregressive" not in tpot:
         return None
-    return float(tpot["autoregressive"] / tpot[bar.architecture])
+    return float(tpot["autoregressive"] / tpot[aim.architecture])
 
 
 def by_workload(comparison: Mapping[str, Any]) -> list[str]:
@@ -130,7 +120,7 @@ def comparison_of(arguments: argparse.Namespace) -> ComparisonConfig:
 
 
 def run(config: ComparisonConfig) -> int:
-    """Compares, prints what became of the bars, and returns the comparison's exit code."""
+    """Compares, prints the bars, and returns the comparison's exit code."""
     from clients.generation import GenerationClient
     from comparison.driver import run_comparison
 
@@ -140,7 +130,7 @@ def run(config: ComparisonConfig) -> int:
         return code
     found = read_comparison(file)
     print()
-    for line in (*by_workload(found), *outcomes(found)):
+    for line in (*by_workload(found), *verdicts(found)):
         print(line)
     return code
 
