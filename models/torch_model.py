@@ -36,7 +36,7 @@ class TorchModel:
         packed: bool = True,
     ) -> None:
         config = module.config
-        _check(config, max_length)
+        check_fits(config, max_length)
         self.module: Any = module.eval()
         self.parameters = sum(p.numel() for p in module.parameters())
         self.only = None if only is None else torch.tensor(only, device=device)
@@ -146,12 +146,14 @@ def load_module(source: dict[str, object], dtype: torch.dtype, device: str) -> A
     return module.to(device).requires_grad_(False)
 
 
-def _check(config: Any, max_length: int) -> None:
+def check_fits(config: Any, max_length: int) -> None:
+    """Raises UnsupportedModel unless all of `max_length` positions attend to all before them."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions and max_length > positions:
         raise UnsupportedModel(f"sequence_length: {max_length} is above the model's {positions} positions")
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None)
+    every = "sliding_attention" if window else "full_attention"  # Mistral's has a window and lists no layers
+    kinds = set(getattr(config, "layer_types", None) or [every])
     if kinds - {"full_attention"} and not (
         kinds <= {"full_attention", "sliding_attention"} and window and window >= max_length
     ):

@@ -13,6 +13,7 @@ from models.native.library import load_library
 from models.native.model import NativeModel, NotNative, Threads, check
 from models.native.runner import NativeRunner
 from models.runner import TAIL, Identity, Limits
+from models.torch_model import check_fits
 
 # How far native logits may be from the module's own, relative to their spread. bfloat16 kernels differ among themselves
 # by about 0.03; a wrong formula is off by 0.3 and more.
@@ -28,6 +29,7 @@ def load_native(
         if module.device.type != "cpu":
             raise NotNative(f"device {module.device.type}")
         check(module)
+        check_fits(module.config, limits.max_length)
         length = limits.max_length + max(limits.max_draft + 1, limits.chunk)
         most_tokens = limits.slots * max(limits.max_draft + 1, TAIL, 1) + limits.chunk
         pool = Threads(load_library(library_path()), threads)

@@ -57,26 +57,11 @@ class NativeModel:
         self.parameters = sum(p.numel() for p in module.parameters())
         self.only: Ints | None = None if only is None else np.array(only, dtype=np.int32)
         self.most_tokens = most_tokens
-        self.library, head = threads.library, module.get_output_embeddings()
-        dim = _head_dim(config)
-        self.outputs = head.weight.shape[0] if only is None else len(only)
-        cosines, sines = _rotary(module, length, dim)
+        self.library = threads.library
+        self.outputs = module.get_output_embeddings().weight.shape[0] if only is None else len(only)
+        cosines, sines = _rotary(module, length, _head_dim(config))
         self._kept = module.get_input_embeddings().weight.detach(), cosines, sines
-        shape = ModelShape(
-            config.num_hidden_layers,
-            config.hidden_size,
-            config.num_attention_heads,
-            _kv_heads(config),
-            dim,
-            config.intermediate_size,
-            self.outputs,
-            slots,
-            length,
-            most_tokens,
-            threads.count,
-            config.rms_norm_eps,
-            dim**-0.5,
-        )
+        shape = _shape(config, self.outputs, slots, length, most_tokens, threads.count)
         self.handle = self.library.tandem_model(
             threads.handle,
             DTYPES[self.dtype],
@@ -88,11 +73,16 @@ class NativeModel:
         if not self.handle:
             raise NotNative("memory: the KV slots do not fit")
         weakref.finalize(self, self.library.tandem_model_free, self.handle)
+        self._pack(module)
+
+    def _pack(self, module: Any) -> None:
+        """Copies the weights; of the head, the rows of the tokens that it is to know."""
+        head = module.get_output_embeddings()
         for index, layer in enumerate(module.base_model.layers):
             self._done(self.library.tandem_set_layer(self.handle, index, ctypes.byref(_weights(layer))))
         weight, bias = head.weight.detach(), head.bias
-        if only is not None:
-            which = torch.tensor(only)
+        if self.only is not None:
+            which = torch.from_numpy(self.only).long()
             weight, bias = weight[which].contiguous(), None if bias is None else bias[which].contiguous()
         norm = module.base_model.norm.weight
         addresses = norm.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr()
@@ -159,6 +149,25 @@ def check(module: Any) -> None:
     ):
         if value % multiple:
             raise NotNative(f"{name} {value} (only multiples of {multiple})")
+
+
+def _shape(config: Any, outputs: int, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:
+    dim = _head_dim(config)
+    return ModelShape(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.num_attention_heads,
+        _kv_heads(config),
+        dim,
+        config.intermediate_size,
+        outputs,
+        slots,
+        length,
+        most_tokens,
+        threads,
+        config.rms_norm_eps,
+        dim**-0.5,
+    )
 
 
 def _kv_heads(config: Any) -> int:

@@ -25,6 +25,7 @@ from models.runner import (
     fused,
     fused_step,
 )
+from models.torch_model import UnsupportedModel
 from speculation.types import SamplingParams
 from tests.models import real
 
@@ -204,6 +205,20 @@ def test_the_best_token_is_the_lowest_of_equals() -> None:
 def test_what_the_step_does_not_compute_is_refused_by_name(changes: dict[str, object], reason: str) -> None:
     with pytest.raises(NotHere, match=reason):
         native(module_of(**changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("mistral", {"sliding_window": 64}, "attention of kind sliding_attention does not fit a slot cache of 120"),
+        ("llama", {"max_position_embeddings": 100}, "sequence_length: 120 is above the model's 100"),
+    ],
+)
+def test_positions_that_cannot_see_all_before_them_are_refused(
+    name: str, changes: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        native(module_of(name, **changes))  # type: ignore[arg-type]
 
 
 def test_other_dtypes_and_families_are_refused_by_name() -> None:
