@@ -75,7 +75,7 @@ def load_runner(
     with startup.stage("importing"):
         import torch
 
-        from models.torch_model import load_module
+        import models.torch_model  # noqa: F401  (what takes long in "loading" otherwise)
 
     if execution.threads:
         torch.set_num_threads(execution.threads)
@@ -84,12 +84,7 @@ def load_runner(
     dtype = choose_dtype(execution.dtype, device)
     checkpoint = unpacked(checkpoint)
     with startup.stage("loading"):
-        try:
-            module = load_module(checkpoint.source, dtype, device)
-        except CheckpointError:
-            raise
-        except Exception as error:  # loaders of four formats raise whatever their parsers do
-            raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
+        module = _module(checkpoint, dtype, device)
     small = sum(p.numel() for p in module.parameters()) < SMALL
     if alone and small and device == "cpu" and execution.threads is None:
         torch.set_num_threads(1)
@@ -111,6 +106,17 @@ def load_runner(
         except ValueError as error:
             raise CheckpointError(f"{checkpoint.folder}: {error}") from None
     raise AssertionError("the last way always works")
+
+
+def _module(checkpoint: Checkpoint, dtype: Any, device: str) -> Any:
+    from models.torch_model import load_module
+
+    try:
+        return load_module(checkpoint.source, dtype, device)
+    except CheckpointError:
+        raise
+    except Exception as error:  # loaders of four formats raise whatever their parsers do
+        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
 
 
 class NativeRefused(ValueError):

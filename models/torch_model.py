@@ -38,7 +38,6 @@ class TorchModel:
         config = module.config
         check_fits(config, max_length)
         self.module: Any = module.eval()
-        self.parameters = sum(p.numel() for p in module.parameters())
         self.only = None if only is None else torch.tensor(only, device=device)
         if self.only is not None:
             _narrow_head(module, self.only)

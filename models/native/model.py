@@ -54,7 +54,6 @@ class NativeModel:
         check(module)
         config, self.dtype = module.config, next(module.parameters()).dtype
         self.device, self.vocab_size, self.threads = "cpu", int(config.vocab_size), threads
-        self.parameters = sum(p.numel() for p in module.parameters())
         self.only: Ints | None = None if only is None else np.array(only, dtype=np.int32)
         self.most_tokens = most_tokens
         self.library = threads.library
