@@ -31,6 +31,9 @@ from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_ser
 
 log = logging.getLogger("tandem.server")
 
+Host = Callable[[ServeConfig, Lifecycle, Callable[[], Awaitable[Hosted]]], Awaitable[None]]
+"""Serves what is built until it is told to stop: a gRPC server of ours, or somebody else's (deploy/ray_replica.py)."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoleConfig:
@@ -55,7 +58,7 @@ class RoleConfig:
             raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
 
 
-async def run_target(config: RoleConfig) -> None:
+async def run_target(config: RoleConfig, host: Host = serve) -> None:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
 
@@ -82,11 +85,11 @@ async def run_target(config: RoleConfig) -> None:
             close=partial(_close, closing),
         )
 
-    await serve(config.serve, lifecycle, build)
+    await host(config.serve, lifecycle, build)
     profile.write()
 
 
-async def run_fused(config: RoleConfig) -> None:
+async def run_fused(config: RoleConfig, host: Host = serve) -> None:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
 
@@ -101,11 +104,11 @@ async def run_fused(config: RoleConfig) -> None:
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
         return Hosted("FusedSpeculativeServer", register, close=batcher.close)
 
-    await serve(config.serve, lifecycle, build)
+    await host(config.serve, lifecycle, build)
     profile.write()
 
 
-async def run_draft_worker(config: RoleConfig) -> None:
+async def run_draft_worker(config: RoleConfig, host: Host = serve) -> None:
     """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
 
@@ -134,7 +137,7 @@ async def run_draft_worker(config: RoleConfig) -> None:
             close=partial(_close, closing),
         )
 
-    await serve(config.serve, lifecycle, build)
+    await host(config.serve, lifecycle, build)
     profile.write()
 
 

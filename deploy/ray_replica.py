@@ -1,0 +1,162 @@
+"""A server role as a replica of Ray Serve: the same servicers, without a port of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+import grpc
+from google.protobuf import empty_pb2
+from grpc_status import rpc_status
+
+import main
+from configuration import role_config
+from services.errors import to_status
+from services.launch import Host, run_draft_worker, run_fused, run_target
+from services.lifecycle import Lifecycle
+from services.server import Hosted, ServeConfig
+
+log = logging.getLogger("tandem.ray")
+
+
+class Replica:
+    """One replica of a role, made from main.py's flags. Its methods are those of its service."""
+
+    async def __init__(self, flags: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._stopping = asyncio.Event()
+        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+        ready = asyncio.Event()
+        self._running = asyncio.create_task(_run(flags, partial(self._host, ready)), name="role")
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        await self.check_health()
+
+    async def check_health(self) -> None:
+        """Called by Serve every few seconds, too. Raises what ended the role; Serve then starts another replica."""
+        if self._running.done():
+            self._running.result()
+            raise RuntimeError("the role has ended")
+
+    async def __del__(self) -> None:
+        """Called by Serve once no request runs: sessions without one get the drain's time, then models are freed."""
+        self._stopping.set()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _host(
+        self, ready: asyncio.Event, config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], Awaitable[Hosted]]
+    ) -> None:
+        """In place of services.server.serve: no port, no signals."""
+        hosted = await build()
+        tasks = [asyncio.ensure_future(work()) for work in hosted.background]
+        hosted.register(_Methods(self._handlers))  # type: ignore[arg-type]
+        log.info("%s is ready after %.1f s", hosted.service, config.startup.total())
+        ready.set()
+        await self._stopping.wait()
+        await lifecycle.drain(config.drain_seconds, hosted.busy)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if hosted.close:
+            await hosted.close()
+
+
+class _Methods:
+    """A server, as far as a service that registers itself can tell. Collects its handlers by method name."""
+
+    def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
+        self._handlers = handlers
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """The same handlers as below, for servers that know only these."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
+        self._handlers.update(handlers)
+
+
+def _run(flags: Sequence[str], host: Host) -> Coroutine[Any, Any, None]:
+    args = main.parser().parse_args(flags)
+    if args.role == "target":
+        return run_target(role_config(args, args.model or args.target_model), host)
+    if args.role == "fused_target":
+        return run_fused(role_config(args, args.target_model or args.model), host)
+    args.draft_model = args.draft_model or (None if args.draft == "ngram" else args.model)
+    return run_draft_worker(role_config(args, args.target_model or args.model), host)
+
+
+def _failed(context: Any, error: Exception) -> empty_pb2.Empty:
+    """What services.errors says on a server of ours, told by what Serve carries from a replica to its proxy.
+
+    Serve drops the details of an exception, so the call returns, with a message that has nothing in it.
+    """
+    status = rpc_status.to_status(to_status(error))
+    context.set_code(status.code)
+    context.set_details(status.details)
+    context.set_trailing_metadata(list(status.trailing_metadata))
+    return empty_pb2.Empty()
+
+
+def _unary(method: str) -> Callable[..., Awaitable[Any]]:
+    async def call(self: Replica, request: Any, grpc_context: Any) -> Any:
+        try:
+            return await self._handlers[method].unary_unary(request, grpc_context)
+        except Exception as error:
+            return _failed(grpc_context, error)
+
+    return call
+
+
+def _stream(method: str) -> Callable[..., AsyncGenerator[Any, None]]:
+    """`request` is a message, or the stream of them (Serve's gRPCInputStream)."""
+
+    async def call(self: Replica, request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
+        handler = self._handlers[method]
+        try:
+            async with contextlib.aclosing(
+                (handler.unary_stream or handler.stream_stream)(request, grpc_context)
+            ) as replies:
+                async for reply in replies:
+                    yield reply
+        except Exception as error:
+            yield _failed(grpc_context, error)
+
+    return call
+
+
+class TargetVerifier(Replica):
+    """--role target."""
+
+    GetModelInfo = _unary("GetModelInfo")
+    OpenSession = _unary("OpenSession")
+    Verify = _unary("Verify")
+    CloseSession = _unary("CloseSession")
+    Generate = _stream("Generate")
+    VerifyStream = _stream("VerifyStream")
+
+
+class FusedSpeculativeServer(Replica):
+    """--role fused_target."""
+
+    GetModelInfo = _unary("GetModelInfo")
+    Generate = _stream("Generate")
+
+
+class DraftWorker(Replica):
+    """--role draft_worker."""
+
+    GetModelInfo = _unary("GetModelInfo")
+    Propose = _unary("Propose")
+    EndProposals = _unary("EndProposals")
+    Generate = _stream("Generate")
+
+
+REPLICAS: dict[str, type[Replica]] = {
+    "target": TargetVerifier,
+    "fused_target": FusedSpeculativeServer,
+    "draft_worker": DraftWorker,
+}
