@@ -21,8 +21,6 @@ from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_ser
 STATUS_DETAILS = "grpc-status-details-bin"
 SERVICER_FUNCTIONS = tuple(f"deploy.ray_ingress.add_{name}" for name in ("target", "fused", "draft_worker"))
 
-_INTERNAL = grpc.StatusCode.INTERNAL.value[0]
-
 
 def add_target(servicer: Any, server: Any) -> None:
     """Called by Serve's proxy."""
@@ -108,5 +106,5 @@ class RoutedContext:
         A failure of our own, INTERNAL too perhaps, is told by the details that replicas always send with one.
         """
         told = any(key == STATUS_DETAILS for key, _ in self._context.trailing_metadata() or ())
-        if self._context.code() == _INTERNAL and not told:
+        if self._context.code() is grpc.StatusCode.INTERNAL and not told:
             self._context.set_code(grpc.StatusCode.UNAVAILABLE)

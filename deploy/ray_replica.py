@@ -7,20 +7,21 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf import empty_pb2
-from grpc_status import rpc_status
 
 import main
 from configuration import role_config
-from services.errors import to_status
+from services.errors import ErrorInterceptor
 from services.launch import Host, run_draft_worker, run_fused, run_target
 from services.lifecycle import Lifecycle
 from services.server import Hosted, ServeConfig
 
 log = logging.getLogger("tandem.ray")
+
+_NOTHING = empty_pb2.Empty()  # goes with a failure; nobody reads it
 
 
 class Replica:
@@ -30,6 +31,7 @@ class Replica:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._stopping = asyncio.Event()
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+        self._interceptors = [ErrorInterceptor()]
         ready = asyncio.Event()
         self._running = asyncio.create_task(_run(flags, partial(self._host, ready)), name="role")
         waiting = asyncio.create_task(ready.wait())
@@ -42,6 +44,18 @@ class Replica:
         if self._running.done():
             self._running.result()
             raise RuntimeError("the role has ended")
+
+    async def handler(self, method: str, context: ReplicaContext) -> grpc.RpcMethodHandler:
+        """A method of the service behind the interceptors that a server of ours has."""
+
+        async def found(details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return self._handlers[method]
+
+        intercepted: Callable[[Any], Awaitable[grpc.RpcMethodHandler]] = found
+        for interceptor in reversed(self._interceptors):
+            intercepted = partial(interceptor.intercept_service, intercepted)
+        service = f"tandem.v1.{type(self).__name__}"
+        return await intercepted(_Details(f"/{service}/{method}", context.invocation_metadata()))
 
     async def __del__(self) -> None:
         """Called by Serve once no request runs: sessions without one get the drain's time, then models are freed."""
@@ -64,6 +78,30 @@ class Replica:
         await asyncio.gather(*tasks, return_exceptions=True)
         if hosted.close:
             await hosted.close()
+
+
+class ReplicaContext:
+    """A call's context as services know it, over the one that Serve carries from its proxy to a replica and back."""
+
+    def __init__(self, carried: Any) -> None:
+        self._carried = carried
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._carried, name)
+
+    async def abort_with_status(self, status: Any) -> None:
+        """Serve would drop the details of an exception, so the call returns, with a message that has nothing in it."""
+        self._carried.set_code(status.code)
+        self._carried.set_details(status.details)
+        self._carried.set_trailing_metadata(list(status.trailing_metadata))
+        raise grpc.aio.AbortError()
+
+
+class _Details(NamedTuple):
+    """What an interceptor is told of a call (grpc.HandlerCallDetails)."""
+
+    method: str
+    invocation_metadata: Any
 
 
 class _Methods:
@@ -89,24 +127,13 @@ def _run(flags: Sequence[str], host: Host) -> Coroutine[Any, Any, None]:
     return run_draft_worker(role_config(args, args.target_model or args.model), host)
 
 
-def _failed(context: Any, error: Exception) -> empty_pb2.Empty:
-    """What services.errors says on a server of ours, told by what Serve carries from a replica to its proxy.
-
-    Serve drops the details of an exception, so the call returns, with a message that has nothing in it.
-    """
-    status = rpc_status.to_status(to_status(error))
-    context.set_code(status.code)
-    context.set_details(status.details)
-    context.set_trailing_metadata(list(status.trailing_metadata))
-    return empty_pb2.Empty()
-
-
 def _unary(method: str) -> Callable[..., Awaitable[Any]]:
     async def call(self: Replica, request: Any, grpc_context: Any) -> Any:
+        context = ReplicaContext(grpc_context)
         try:
-            return await self._handlers[method].unary_unary(request, grpc_context)
-        except Exception as error:
-            return _failed(grpc_context, error)
+            return await (await self.handler(method, context)).unary_unary(request, context)
+        except grpc.aio.AbortError:
+            return _NOTHING
 
     return call
 
@@ -115,15 +142,16 @@ def _stream(method: str) -> Callable[..., AsyncGenerator[Any, None]]:
     """`request` is a message, or the stream of them (Serve's gRPCInputStream)."""
 
     async def call(self: Replica, request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
-        handler = self._handlers[method]
+        context = ReplicaContext(grpc_context)
+        handler = await self.handler(method, context)
         try:
             async with contextlib.aclosing(
-                (handler.unary_stream or handler.stream_stream)(request, grpc_context)
+                (handler.unary_stream or handler.stream_stream)(request, context)
             ) as replies:
                 async for reply in replies:
                     yield reply
-        except Exception as error:
-            yield _failed(grpc_context, error)
+        except grpc.aio.AbortError:
+            yield _NOTHING
 
     return call
 

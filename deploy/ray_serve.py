@@ -81,7 +81,7 @@ def application(config: RayConfig, flags: Sequence[str]) -> Any:
         ),
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER, request_router_kwargs=_ROUTER_OPTIONS),
         graceful_shutdown_timeout_s=args.drain_seconds + 5,
-        health_check_period_s=5,
+        health_check_period_s=1,  # a replica that died is replaced, and its sessions go elsewhere, within seconds
     )(replica)
     return deployment.bind(tuple(flags))
 
