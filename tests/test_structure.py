@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "comparison": {"speculation", "clients", "reporting"},
     "acceptance": {"speculation", "models", "comparison"},
     "draft_training": {"speculation", "models", "acceptance", "comparison"},
+    "deploy": {"main", "configuration", "services", "clients", "tandem"},  # starts roles in somebody else's processes
     "reporting": set(),  # reads a parsed comparison.json and nothing else
 }
 OURS = {*MAY_IMPORT, *LAUNCHERS, "tandem", "proto", "benchmarks", "tests"}
