@@ -68,7 +68,7 @@ class Replica:
         """In place of services.server.serve: no port, no signals."""
         hosted = await build()
         tasks = [asyncio.ensure_future(work()) for work in hosted.background]
-        hosted.register(_Methods(self._handlers))  # type: ignore[arg-type]
+        hosted.register(_Methods(self._handlers))
         log.info("%s is ready after %.1f s", hosted.service, config.startup.total())
         ready.set()
         await self._stopping.wait()
