@@ -74,6 +74,7 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
         default=DEFAULT_PORT,
         help="port a server listens on, or a client asks; 0: a free one",
     )
+    _flag(network, "health_port", type=int, help="servers: answer health checks here too, without TLS (for probes)")
     _flag(network, "target_host", default="127.0.0.1", help="where the server is, HOST or HOST:PORT")
     _flag(network, "target_port", type=int, default=DEFAULT_PORT, help="draft_worker: port of its TargetVerifier")
     _flag(network, "propose_only", action="store_true", help="draft_worker: know no target, draft for those that ask")

@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from models.startup import Startup
 from services.errors import ErrorInterceptor
 from services.lifecycle import Lifecycle
+from services.probes import AddressInUse, answer_probes
 
 log = logging.getLogger("tandem.server")
 
@@ -34,7 +35,7 @@ _OPTIONS = (
 class ServeConfig:
     """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
 
-    `startup` records where the time until then goes.
+    `health_port`: another port that answers health checks alone. `startup` records where the time until then goes.
     """
 
     host: str = "127.0.0.1"
@@ -42,10 +43,13 @@ class ServeConfig:
     ready_file: str | None = None
     drain_seconds: float = 30.0
     startup: Startup = field(default_factory=Startup)
+    health_port: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port: {self.port} is outside 0 to 65535")
+        if self.health_port is not None and not 1 <= self.health_port <= 65535:
+            raise ValueError(f"health_port: {self.health_port} is outside 1 to 65535")
 
 
 @dataclass(slots=True)
@@ -57,10 +61,6 @@ class Hosted:
     background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     busy: Callable[[], int] = lambda: 0
     close: Callable[[], Awaitable[None]] | None = None
-
-
-class AddressInUse(ValueError):
-    """The port cannot be bound."""
 
 
 async def serve(config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], Awaitable[Hosted]]) -> None:
@@ -75,11 +75,13 @@ async def serve(config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], A
     hosted = building.result()
     with config.startup.stage("listening"):
         health = await _listen(server, hosted.service, hosted.register)
+        probes = await answer_probes(health, config.host, config.health_port)
     tasks = [asyncio.create_task(_as_task(work())) for work in hosted.background]
     _announce(config, port, hosted)
     await stopping.wait()
     await _set_health(health, f"tandem.v1.{hosted.service}", health_pb2.HealthCheckResponse.NOT_SERVING)
     await _shut_down(server, lifecycle, hosted, config.drain_seconds, stopping)
+    await probes.stop(grace=0)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
