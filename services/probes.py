@@ -11,17 +11,20 @@ class AddressInUse(ValueError):
     """A port cannot be bound."""
 
 
-async def answer_probes(health: HealthServicer, host: str, port: int | None) -> grpc.aio.Server:
-    """Answers grpc.health.v1 there and nothing else, in clear text; nowhere where `port` is None.
+class ProbePort:
+    """Answers grpc.health.v1 and nothing else, in clear text; nowhere where `port` is None. Raises AddressInUse."""
 
-    Raises AddressInUse.
-    """
-    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    if port is not None:
-        try:
-            server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError:
-            raise AddressInUse(f"health_port: cannot listen on {host}:{port}; is another server there?") from None
-        await server.start()
-    return server
+    def __init__(self, host: str, port: int | None) -> None:
+        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        if port is not None:
+            try:
+                self._server.add_insecure_port(f"{host}:{port}")
+            except RuntimeError:
+                raise AddressInUse(f"health_port: cannot listen on {host}:{port}; is another server there?") from None
+
+    async def start(self, health: HealthServicer) -> None:
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(grace=0)

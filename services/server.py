@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from models.startup import Startup
 from services.errors import ErrorInterceptor
 from services.lifecycle import Lifecycle
-from services.probes import AddressInUse, answer_probes
+from services.probes import AddressInUse, ProbePort
 
 log = logging.getLogger("tandem.server")
 
@@ -66,7 +66,7 @@ class Hosted:
 async def serve(config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], Awaitable[Hosted]]) -> None:
     """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once."""
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
-    port = _bind(server, config)
+    port, probes = _bind(server, config), ProbePort(config.host, config.health_port)
     stopping = _stop_signals()
     building = asyncio.create_task(_as_task(build()))
     await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
@@ -75,13 +75,13 @@ async def serve(config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], A
     hosted = building.result()
     with config.startup.stage("listening"):
         health = await _listen(server, hosted.service, hosted.register)
-        probes = await answer_probes(health, config.host, config.health_port)
+        await probes.start(health)
     tasks = [asyncio.create_task(_as_task(work())) for work in hosted.background]
     _announce(config, port, hosted)
     await stopping.wait()
     await _set_health(health, f"tandem.v1.{hosted.service}", health_pb2.HealthCheckResponse.NOT_SERVING)
     await _shut_down(server, lifecycle, hosted, config.drain_seconds, stopping)
-    await probes.stop(grace=0)
+    await probes.stop()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
