@@ -38,6 +38,7 @@ PENDING_MAIN = (
     ("log_format", str),
     ("metrics_host", str),
     ("metrics_port", int),
+    ("neuron_config", str),
     ("tls_ca", str),
     ("tls_cert", str),
     ("tls_key", str),
@@ -161,8 +162,11 @@ def test_a_programs_flags_are_its_own(folder: str, container: str, line: list[st
     arguments = parser_of(line[at]).parse_args(line[at + 1 :])
     ranks = [word.partition("=")[2] for word in line[:at] if word.startswith("--nproc-per-node=")]
     if line[at] == "main.py":
-        assert arguments.tp_degree == int(ranks[0] if ranks else 1)
-        assert (line[0] == "torchrun") == (arguments.tp_degree > 1)
+        processes = (
+            1 if arguments.backend == "nxdi" else arguments.tp_degree
+        )  # NxD Inference's is one, whatever the degree
+        assert int(ranks[0] if ranks else 1) == processes
+        assert (line[0] == "torchrun") == (processes > 1)
     else:
         compare_architectures.build_config(arguments)
 
@@ -274,7 +278,14 @@ def test_fused_gets_as_many_devices_as_target_and_draft_and_uses_them(overlay: s
     assert devices(folder, "fused") == devices(folder, "target") + devices(folder, "draft")
     models = of_kind(folder, "ConfigMap")["models"]["data"]
     assert int(models["TARGET_TP"]) == devices(folder, "target") * CORES_PER_DEVICE
-    assert int(models["FUSED_TP"]) == devices(folder, "fused") * CORES_PER_DEVICE
+
+
+@pytest.mark.parametrize(
+    "overlay", [name for name in OVERLAYS if "fused" in of_kind(f"overlays/{name}", "StatefulSet")]
+)
+def test_a_fused_server_uses_every_core_of_its_devices(overlay: str) -> None:
+    models = of_kind(f"overlays/{overlay}", "ConfigMap")["models"]["data"]
+    assert int(models["FUSED_TP"]) == devices(f"overlays/{overlay}", "fused") * CORES_PER_DEVICE
 
 
 def test_the_widest_that_is_compiled_fits_its_claim() -> None:
