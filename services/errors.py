@@ -17,7 +17,7 @@ from clients.errors import TandemError
 from models.batcher import DeviceLost
 from models.runner import RowFailed
 from models.slots import NoFreeSlot
-from services.sessions import SessionConflict, SessionNotFound
+from services.sessions import SessionConflict, SessionExpired, SessionNotFound
 from speculation.pipeline import OutOfStep
 from speculation.types import InvalidField, TooLong
 
@@ -29,6 +29,10 @@ RETRY_SECONDS = 0.1
 
 class Mismatch(ValueError):
     """Draft and target do not speak of the same token ids."""
+
+
+class OtherModel(ValueError):
+    """The client expects another target than this one."""
 
 
 class NotAccepting(RuntimeError):
@@ -44,8 +48,10 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidField, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
     (TooLong, code_pb2.OUT_OF_RANGE, "SEQUENCE_TOO_LONG"),
     (NoFreeSlot, code_pb2.RESOURCE_EXHAUSTED, "NO_SLOT"),
+    (SessionExpired, code_pb2.NOT_FOUND, "SESSION_EXPIRED"),
     (SessionNotFound, code_pb2.NOT_FOUND, "SESSION_NOT_FOUND"),
     (SessionConflict, code_pb2.ALREADY_EXISTS, "SESSION_CONFLICT"),
+    (OtherModel, code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
     (Mismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
