@@ -6,6 +6,7 @@ stale or missing cache entry shows as wrong tokens. Token ids are bytes, then be
 
 from __future__ import annotations
 
+import functools
 import time
 import zlib
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from models.runner import (
     Runner,
     StepShapes,
     VerifyRow,
+    sound,
 )
 from models.startup import Startup
 from speculation.rules import guess, judge
@@ -93,15 +95,12 @@ class ToyRunner:
         self._write(row.slot, row.position, (row.last_token, *row.draft))
         if any(token < 0 for token in self._cache[row.slot, : row.position]):
             return RowFailed("a position before the row's was never written")
-        return judge(
-            row.draft,
-            row.distributions,
-            lambda i: self._logits(row.slot, row.position + i),
-            row.sampling,
-            row.rule,
-            row.position + 1,
-            row.margins,
-        )
+        logits = functools.partial(self._after, row)
+        start = row.position + 1
+        return sound(lambda: judge(row.draft, row.distributions, logits, row.sampling, row.rule, start, row.margins))
+
+    def _after(self, row: VerifyRow, i: int) -> NDArray[np.float32]:
+        return self._logits(row.slot, row.position + i)
 
     def _propose(self, row: ProposeRow) -> Proposal:
         self._write(row.slot, row.position + 1 - len(row.tail), row.tail)

@@ -218,6 +218,7 @@ class SpeculationStats:
     stale_drafts: int = 0
     sent_by_depth: list[int] = field(default_factory=list)
     guessed_rounds: int = 0
+    undrafted_rounds: int = 0
 
     @property
     def wasted_drafts(self) -> int:

@@ -304,7 +304,8 @@ def test_a_full_server_refuses_at_open_with_a_retry_delay() -> None:
             assert refused.retry == pytest.approx(0.1)
             assert "1" in refused.message
             assert (await target.Verify(pb.VerifyRequest(session_id="s", base_length=3, last_token=3))).token_ids
-            assert (await target.OpenSession(opening())).reused_length == 2
+            again = await target.OpenSession(opening())  # whose client has not seen the round's reply
+            assert (again.reused_length, again.committed_length) == (3, 4)
 
     run(test())
 
