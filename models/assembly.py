@@ -152,10 +152,15 @@ def _load_warm(checkpoint: Checkpoint, config: ModelConfig, verifies: bool, alon
 
 
 def _toy(model: str | None, shape: Shape) -> ToyRunner:
-    """`model` may say "miss=0.3,step=0.01,salt=1"."""
+    """`model` may say "miss=0.3,step=0.01,salt=1,fails=100"."""
     values = dict(part.partition("=")[::2] for part in (model or "").split(",") if part)
     try:
-        config = ToyConfig(int(values.pop("salt", 0)), float(values.pop("miss", 0)), float(values.pop("step", 0)))
+        config = ToyConfig(
+            int(values.pop("salt", 0)),
+            float(values.pop("miss", 0)),
+            float(values.pop("step", 0)),
+            int(values.pop("fails", 0)),
+        )
     except ValueError:
         values["unreadable"] = ""
     if values:

@@ -38,11 +38,15 @@ END = 257
 
 @dataclass(frozen=True, slots=True)
 class ToyConfig:
-    """`salt` makes another model; a draft with the target's salt agrees but for about `miss` of its tokens."""
+    """`salt` makes another model; a draft with the target's salt agrees but for about `miss` of its tokens.
+
+    After `fails` steps its device is gone (0: never).
+    """
 
     salt: int = 0
     miss: float = 0.0
     step_seconds: float = 0.0
+    fails: int = 0
 
 
 def toy_logits(tokens: Sequence[int], config: ToyConfig) -> NDArray[np.float32]:
@@ -61,6 +65,7 @@ class ToyRunner:
     def __init__(self, limits: Limits, config: ToyConfig | None = None) -> None:
         self.config = config or ToyConfig()
         self.limits = limits
+        self._steps = 0
         self._cache = np.full((limits.slots, limits.max_length + limits.max_draft + limits.chunk), -1, dtype=np.int64)
 
     @property
@@ -122,6 +127,9 @@ class ToyRunner:
         self._cache[slot, start : start + len(tokens)] = tokens
 
     def _work(self) -> None:
+        self._steps += 1
+        if 0 < self.config.fails < self._steps:
+            raise RuntimeError(f"toy device gone after {self.config.fails} steps")
         if self.config.step_seconds:
             time.sleep(self.config.step_seconds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import PROPOSE_SECONDS
 from models.assembly import Loaded, ModelConfig, fused_generator, load, load_pair, plain_generator
 from models.batcher import Batcher
-from models.drafting import drafting_info, load_drafting
+from models.drafting import Drafting, drafting_info, load_drafting
 from models.generator import Generator
 from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
@@ -55,7 +56,7 @@ class RoleConfig:
             raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
 
 
-async def run_target(config: RoleConfig) -> None:
+async def run_target(config: RoleConfig) -> int:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
 
@@ -80,13 +81,15 @@ async def run_target(config: RoleConfig) -> None:
             background=[service.expire_forever],
             busy=lambda: len(service.sessions),
             close=partial(_close, closing),
+            lost=loaded.engine.lost,
         )
 
-    await serve(config.serve, lifecycle, build)
+    code = await serve(config.serve, lifecycle, build)
     profile.write()
+    return code
 
 
-async def run_fused(config: RoleConfig) -> None:
+async def run_fused(config: RoleConfig) -> int:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
 
@@ -99,13 +102,14 @@ async def run_fused(config: RoleConfig) -> None:
         generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
         service = FusedSpeculativeServerService(generator.info, generate)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
-        return Hosted("FusedSpeculativeServer", register, close=batcher.close)
+        return Hosted("FusedSpeculativeServer", register, close=batcher.close, lost=target.engine.lost)
 
-    await serve(config.serve, lifecycle, build)
+    code = await serve(config.serve, lifecycle, build)
     profile.write()
+    return code
 
 
-async def run_draft_worker(config: RoleConfig) -> None:
+async def run_draft_worker(config: RoleConfig) -> int:
     """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
 
@@ -132,10 +136,20 @@ async def run_draft_worker(config: RoleConfig) -> None:
             background=[proposals.expire_forever],
             busy=lambda: len(proposals.sessions),
             close=partial(_close, closing),
+            lost=_only_model(drafting),
         )
 
-    await serve(config.serve, lifecycle, build)
+    code = await serve(config.serve, lifecycle, build)
     profile.write()
+    return code
+
+
+def _only_model(drafting: Drafting) -> asyncio.Event:
+    """Set where its device is lost. Its running requests go on undrafted; the worker is of no use without it."""
+    if drafting.draft is None:
+        return asyncio.Event()
+    drafting.draft.engine.vital = True
+    return drafting.draft.engine.lost
 
 
 async def _close(closing: Sequence[Callable[[], Awaitable[None]]]) -> None:

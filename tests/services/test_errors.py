@@ -416,20 +416,25 @@ def test_a_poisoned_session_stays_apart_from_its_neighbours() -> None:
     run(test())
 
 
-def test_a_broken_step_makes_its_rows_unavailable_and_later_requests_are_served() -> None:
+def test_a_broken_step_ends_every_session_of_the_engine_as_unavailable() -> None:
+    """G12: who was in the step, who waits for a slot, who comes later: nothing of the device is trusted any more."""
+
     async def test() -> None:
         runner = slow(Breaking)
-        async with target_site(runner) as site, raw_stub(site.address) as target, site.client() as client:
+        async with target_site(runner) as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
             runner.broken = True
             generation = wire.generation_to_wire(ids(b"abc"))
-            refused = await asyncio.gather(
-                *(refusal(target.Generate(pb.TargetVerifierGenerateRequest(generation=generation))) for _ in range(3))
-            )
+            asked = pb.TargetVerifierGenerateRequest(generation=generation)
+            refused = await asyncio.gather(*(refusal(target.Generate(asked)) for _ in range(6)))
             assert {(r.code, r.reason) for r in refused} == {("UNAVAILABLE", "ENGINE_LOST")}
-            assert "device out of memory" in refused[0].message
+            assert all("device out of memory" in r.message for r in refused)
             runner.broken = False
-            assert (await answer(client.generate, ids(b"abc", 8))).token_ids == oracle(b"abc", GREEDY, 8)
-            await until(lambda: site.free == 4)
+            assert site.engine.lost.is_set()
+            round_ = pb.VerifyRequest(session_id="s", base_length=3, last_token=3)
+            for call in (target.Verify(round_), target.OpenSession(opening(session_id="new")), target.Generate(asked)):
+                late = await refusal(call)
+                assert (late.code, late.reason) == ("UNAVAILABLE", "ENGINE_LOST")
 
     run(test())
 
