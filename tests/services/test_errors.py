@@ -448,7 +448,11 @@ def test_what_nobody_expected_is_internal_and_tells_no_secrets() -> None:
 
 def test_a_draft_worker_hands_on_what_its_target_refused() -> None:
     async def test() -> None:
-        async with target_site() as target, worker_site(target.address) as worker, worker.client() as client:
+        async with (
+            target_site() as target,
+            worker_site(target.address, reconnect_seconds=0.3) as worker,
+            worker.client() as client,
+        ):
             target.lifecycle.accepting = False
             with pytest.raises(TandemError, match="stopping") as caught:
                 await answer(client.generate, ids(b"abc"))
