@@ -6,6 +6,9 @@ import asyncio
 import bisect
 from collections import deque
 
+MOST_WAITING = 256
+"""Requests that may wait for a slot."""
+
 
 class NoFreeSlot(RuntimeError):
     """Every slot is taken (and, for `acquire`, so is every place in the queue)."""
@@ -14,7 +17,7 @@ class NoFreeSlot(RuntimeError):
 class SlotPool:
     """Slots 0 .. count-1. Lowest first keeps the busy ones neighbours, whose caches are read without a copy."""
 
-    def __init__(self, count: int, max_waiting: int = 256) -> None:
+    def __init__(self, count: int, max_waiting: int = MOST_WAITING) -> None:
         self._free = list(range(count))
         self._waiting: deque[asyncio.Future[int]] = deque()
         self._max_waiting = max_waiting

@@ -56,7 +56,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def Generate(
         self, request: pb.TargetVerifierGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.TargetVerifierGenerateResponse, None]:
-        async with contextlib.aclosing(self._generate.stream(request)) as replies:
+        async with contextlib.aclosing(self._generate.stream(request, context.time_remaining())) as replies:
             async for reply in replies:
                 yield reply
 

@@ -107,14 +107,12 @@ class GenerateCompletion(_message.Message):
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
 
 class PartialGeneration(_message.Message):
-    __slots__ = ("prompt_tokens", "output_tokens", "token_ids")
-    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("output_tokens", "token_ids")
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    prompt_tokens: int
     output_tokens: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, output_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
     __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts", "drafted_by", "accepted_by", "stale_rounds", "stale_drafts", "sent_by_depth", "guessed_rounds", "rounds_by_length", "undrafted_rounds")
