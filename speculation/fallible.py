@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from speculation.drafters import Drafter, Guesser
+from speculation.drafters import Drafter, Guesser, Learner
 from speculation.types import Draft, SamplingParams, SpeculationStats
 
 log = logging.getLogger("tandem.drafter")
@@ -136,6 +136,10 @@ class FallibleDrafter:
         self._health.undrafted += draft is None
         self._stats.undrafted_rounds += draft is None
         return draft or Draft()
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        if isinstance(self._drafter, Learner):
+            self._drafter.learn(tokens)
 
     async def close(self) -> None:
         if self._trial:

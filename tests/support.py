@@ -112,6 +112,7 @@ class Site:
     verifier: TargetVerifierService | None = None
     proposals: Proposals | None = None
     worker: DraftWorkerService | None = None
+    fused: FusedSpeculativeServerService | None = None
 
     def client(self) -> GenerationClient:
         return GenerationClient.connect(self.address, self.service)
@@ -159,14 +160,14 @@ async def fused_site(
     """A FusedSpeculativeServer; without a draft runner, n-gram lookup drafts. `k` None: lengths adapt."""
     batcher, lifecycle = Batcher("test-fused"), Lifecycle()
     engine = Engine(target or toy(), batcher)
-    drafting = Loaded(Engine(draft, batcher), ToyTokenizer()) if draft else None
+    drafting = Loaded(Engine(draft, batcher, vital=False), ToyTokenizer()) if draft else None
     choice = DraftChoice(kind if draft else "ngram")
     generator = fused_generator(Loaded(engine, ToyTokenizer()), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
     service = FusedSpeculativeServerService(generator.info, GenerateMethod(generator, reply, lifecycle, None))
     try:
         async with listening(partial(add_FusedSpeculativeServerServicer_to_server, service)) as address:
-            yield Site(FUSED, address, generator, engine, lifecycle)
+            yield Site(FUSED, address, generator, engine, lifecycle, fused=service)
     finally:
         await batcher.close()
 
