@@ -76,12 +76,12 @@ def test_a_request_whose_deadline_passes_frees_its_slot_within_one_step(architec
 
 
 class Wordy(ToyTokenizer):
-    """Ten kilobytes of text a token: no transport's window holds a whole answer."""
+    """A hundred kilobytes of text a token: no transport's window holds a whole answer."""
 
     def stream(self) -> Any:
         class Words(ToyText):
             def push(self, token: int) -> str:
-                return "w" * 10_000
+                return "w" * 100_000
 
         return Words()
 
