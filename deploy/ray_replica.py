@@ -42,8 +42,8 @@ class Replica:
     async def check_health(self) -> None:
         """Called by Serve every few seconds, too. Raises what ended the role; Serve then starts another replica."""
         if self._running.done():
-            self._running.result()
-            raise RuntimeError("the role has ended")
+            lost = self._running.result()
+            raise RuntimeError("the model's device is lost" if lost else "the role has ended")
 
     async def handler(self, method: str, context: ReplicaContext) -> grpc.RpcMethodHandler:
         """A method of the service behind the interceptors that a server of ours has."""
@@ -64,20 +64,22 @@ class Replica:
 
     async def _host(
         self, ready: asyncio.Event, config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], Awaitable[Hosted]]
-    ) -> None:
+    ) -> int:
         """In place of services.server.serve: no port, no signals."""
         hosted = await build()
         tasks = [asyncio.ensure_future(work()) for work in hosted.background]
         hosted.register(_Methods(self._handlers))
         log.info("%s is ready after %.1f s", hosted.service, config.startup.total())
         ready.set()
-        await self._stopping.wait()
-        await lifecycle.drain(config.drain_seconds, hosted.busy)
-        for task in tasks:
+        ends = [asyncio.create_task(event.wait()) for event in (self._stopping, hosted.lost)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await lifecycle.drain(config.drain_seconds, lambda: 0 if hosted.lost.is_set() else hosted.busy())
+        for task in (*tasks, *ends):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *ends, return_exceptions=True)
         if hosted.close:
             await hosted.close()
+        return int(hosted.lost.is_set())
 
 
 class ReplicaContext:
@@ -117,7 +119,7 @@ class _Methods:
         self._handlers.update(handlers)
 
 
-def _run(flags: Sequence[str], host: Host) -> Coroutine[Any, Any, None]:
+def _run(flags: Sequence[str], host: Host) -> Coroutine[Any, Any, int]:
     args = main.parser().parse_args(flags)
     if args.role == "target":
         return run_target(role_config(args, args.model or args.target_model), host)
