@@ -19,6 +19,7 @@ from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServ
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
 
 STATUS_DETAILS = "grpc-status-details-bin"
+SECONDS_LEFT = "tandem-seconds-left"  # until a call's deadline, which Serve tells no replica
 SERVICER_FUNCTIONS = tuple(f"deploy.ray_ingress.add_{name}" for name in ("target", "fused", "draft_worker"))
 
 
@@ -93,6 +94,8 @@ class RoutedContext:
     def __init__(self, context: Any, application: str, session_id: str) -> None:
         self._context = context
         self._added = [("application", application)] + ([("session_id", session_id)] if session_id else [])
+        left = context.time_remaining()
+        self._added += [] if left is None else [(SECONDS_LEFT, f"{left:.3f}")]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)

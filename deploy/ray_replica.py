@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from google.protobuf import empty_pb2
 
 import main
 from configuration import role_config
+from deploy.ray_ingress import SECONDS_LEFT
 from services.errors import ErrorInterceptor
 from services.launch import Host, run_draft_worker, run_fused, run_target
 from services.lifecycle import Lifecycle
@@ -86,7 +88,7 @@ class ReplicaContext:
     """A call's context as services know it, over the one that Serve carries from its proxy to a replica and back."""
 
     def __init__(self, carried: Any) -> None:
-        self._carried = carried
+        self._carried, self._began = carried, time.monotonic()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._carried, name)
@@ -95,8 +97,19 @@ class ReplicaContext:
         """Serve would drop the details of an exception, so the call returns, with a message that has nothing in it."""
         self._carried.set_code(status.code)
         self._carried.set_details(status.details)
-        self._carried.set_trailing_metadata(list(status.trailing_metadata))
+        self.set_trailing_metadata(status.trailing_metadata)
         raise grpc.aio.AbortError()
+
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, Any]]) -> None:
+        """Serve's takes a list only."""
+        self._carried.set_trailing_metadata(list(metadata))
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the call's deadline, less those it took to get here."""
+        for key, value in self._carried.invocation_metadata():
+            if key == SECONDS_LEFT:
+                return max(0.0, float(value) - (time.monotonic() - self._began))
+        return None
 
 
 class _Details(NamedTuple):
