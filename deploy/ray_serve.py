@@ -62,13 +62,13 @@ def start(port: int, http_port: int = 8000, everywhere: bool = True) -> None:
 
 def application(config: RayConfig, flags: Sequence[str]) -> Any:
     """A role as an application, unsent; main.py's flags are checked. Raises ValueError."""
-    from ray import serve
-    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-
     args = launcher.parser().parse_args(flags)
     if args.role not in REPLICAS:
         raise ValueError(f"role: {args.role} is not one of {', '.join(REPLICAS)}")
     slots = role_config(args, args.model).models.shape.slots
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
     replica = REPLICAS[args.role]
     deployment = serve.deployment(
         name=replica.__name__,
@@ -93,10 +93,11 @@ def _resources(config: RayConfig) -> dict[str, float]:
 
 def run(config: RayConfig, flags: Sequence[str]) -> None:
     """Deploys a role and waits until a replica is ready. Raises ValueError."""
+    made = application(config, flags)
     from ray import serve
 
     name = REPLICAS[launcher.parser().parse_args(flags).role].__name__
-    serve.run(application(config, flags), name=name, route_prefix=f"/{name}")
+    serve.run(made, name=name, route_prefix=f"/{name}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -118,12 +119,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     try:
         config = RayConfig(args.neuron_cores, args.cpus, args.min_replicas, args.max_replicas, args.busy_slots)
-        import ray
-
+        try:
+            import ray
+        except ImportError:
+            raise ValueError("ray is not installed: pip install '.[ray]' in Tandem's folder") from None
         ray.init(address=args.address)
         start(args.grpc_port)
         run(config, args.flags)
-    except (ValueError, ImportError, ConnectionError) as error:
+    except (ValueError, ConnectionError) as error:
         print(f"deploy.ray_serve: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0

@@ -38,7 +38,7 @@ class Context:
         return (("authorization", "Bearer x"),)
 
 
-def test_only_a_failure_of_rays_own_is_unavailable():
+def test_only_a_failure_of_rays_own_is_unavailable() -> None:
     ours = Context(grpc.StatusCode.INTERNAL, ((STATUS_DETAILS, b"..."),))
     rays = Context(grpc.StatusCode.INTERNAL)
     for context in (ours, rays):
@@ -46,7 +46,7 @@ def test_only_a_failure_of_rays_own_is_unavailable():
     assert (ours.code(), rays.code()) == (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
 
 
-def test_a_call_is_routed_by_its_service_and_session():
+def test_a_call_is_routed_by_its_service_and_session() -> None:
     routed = RoutedContext(Context(grpc.StatusCode.OK), TARGET, "s")
     said = (("authorization", "Bearer x"), ("application", TARGET), ("session_id", "s"))
     assert routed.invocation_metadata() == said
@@ -73,22 +73,32 @@ def test_a_replica_knows_how_long_a_call_may_take() -> None:
         ({"busy_slots": 0}, "busy_slots: 0 is outside"),
     ],
 )
-def test_settings_out_of_range_are_refused_by_name(settings, field):
+def test_settings_out_of_range_are_refused_by_name(settings: dict[str, float], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         RayConfig(**settings)
 
 
-def test_only_server_roles_can_be_deployed():
+def test_only_server_roles_can_be_deployed() -> None:
     with pytest.raises(ValueError, match="role: client is not one of target, fused_target, draft_worker"):
         application(RayConfig(), ("--role", "client"))
 
 
-def test_a_deployment_that_cannot_start_says_why_in_one_line(capsys):
+def test_a_deployment_that_cannot_start_says_why_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--min_replicas", "0", "--", "--role", "target"]) == 2
     assert capsys.readouterr().err == "deploy.ray_serve: min_replicas: 0 is outside 1 to max_replicas 1\n"
 
 
-def test_the_import_name_proto_stays_that_of_proto_plus():
+def test_without_ray_there_is_one_line_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["--", "--role", "target"]) == 2
+    assert (
+        capsys.readouterr().err == "deploy.ray_serve: ray is not installed: pip install '.[ray]' in Tandem's folder\n"
+    )
+
+
+def test_the_import_name_proto_stays_that_of_proto_plus() -> None:
     """Ray's dependencies import it; our folder of that name holds text, and stands first on the path."""
     pytest.importorskip("proto", reason="proto-plus is absent, as ray is")
     program = "import proto, google.api_core.rest_streaming; print(proto.Message.__name__, proto.__file__)"
