@@ -1,0 +1,42 @@
+"""How many graphs a role compiles, and which bucket lists are valid."""
+
+from __future__ import annotations
+
+from planning.memory import Load
+from planning.sharding import Path
+
+
+def graphs_of(role: str, load: Load, path: Path) -> int:
+    """Graphs of a `target`, a `draft` or a `fused` pair.
+
+    NxD Inference: one per context bucket and one per decode bucket, whatever the role (a pair is one model there).
+    Tandem's own steps (models/compiled_model.py, fused_graph.py): a prefill; per batch bucket (one row, all rows) a
+    verification or a proposal; a fused pair has both sets and its own. All of it per cache length.
+    """
+    if path is Path.NXDI:
+        return len(load.context_buckets) + len(load.decode_buckets)
+    batches = len({1, load.batch})
+    own = 1 + batches
+    per_length = {"target": own, "draft": own, "fused": 2 * own + batches}[role]
+    return per_length * len(load.decode_buckets)
+
+
+def automatic(longest: int) -> tuple[int, ...]:
+    """NxD Inference's automatic buckets: powers of two from 128, and the longest."""
+    buckets = [128 << n for n in range(32) if 128 << n < longest]
+    return (*buckets, longest)
+
+
+def bucket_list(flag: str, given: str | None, default: tuple[int, ...], longest: int) -> tuple[int, ...]:
+    """A comma-separated list, ascending and up to `longest`. Raises ValueError."""
+    if given is None:
+        return default
+    try:
+        buckets = tuple(int(part) for part in given.split(","))
+    except ValueError:
+        raise ValueError(f"{flag}: {given!r} is not a list of lengths such as 1024,2048") from None
+    if list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
+        raise ValueError(f"{flag}: {given} does not ascend from a positive length")
+    if buckets[-1] > longest:
+        raise ValueError(f"{flag}: {buckets[-1]} is above sequence_length {longest}")
+    return buckets
