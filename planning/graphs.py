@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from planning.memory import Load
-from planning.sharding import Path
+from planning.sharding import Route
 
 
-def graphs_of(role: str, load: Load, path: Path) -> int:
+def graphs_of(role: str, load: Load, route: Route) -> int:
     """Graphs of a `target`, a `draft` or a `fused` pair.
 
     NxD Inference: one per context bucket and one per decode bucket, whatever the role (a pair is one model there).
     Tandem's own steps (models/compiled_model.py, fused_graph.py): a prefill; per batch bucket (one row, all rows) a
     verification or a proposal; a fused pair has both sets and its own. All of it per cache length.
     """
-    if path is Path.NXDI:
+    if route is Route.NXDI:
         return len(load.context_buckets) + len(load.decode_buckets)
     batches = len({1, load.batch})
     own = 1 + batches

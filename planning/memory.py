@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planning.sharding import Path, Weights, core_heads, kv_bytes_per_token, weight_bytes
 from planning.shapes import Shape
+from planning.sharding import Route, Weights, core_heads, kv_bytes_per_token, weight_bytes
 
 CHUNK = 64
 """Tokens of a prefill step of Tandem's own runner (models/loading.py)."""
@@ -79,58 +79,56 @@ class Core:
         return self.total <= self.usable
 
 
-def core_of(parts: Sequence[Part], load: Load, path: Path, graphs: int, capacity: int) -> Core:
+def core_of(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int) -> Core:
     """One core that holds its shares of these models."""
     return Core(
-        weights=sum(weight_bytes(p.shape, p.degree, path, p.weights) for p in parts),
-        kv=sum(kv_bytes(p, load, path) for p in parts),
-        buffers=max(buffer_bytes(p, load, path) for p in parts),  # the models of a process take turns
+        weights=sum(weight_bytes(p.shape, p.degree, route, p.weights) for p in parts),
+        kv=sum(kv_bytes(p, load, route) for p in parts),
+        buffers=max(buffer_bytes(p, load, route) for p in parts),  # the models of a process take turns
         graphs=graphs * GRAPH_BYTES,
         capacity=capacity,
     )
 
 
-def kv_bytes(part: Part, load: Load, path: Path) -> int:
+def kv_bytes(part: Part, load: Load, route: Route) -> int:
     """Tandem's cache has a spare row for padding rows, and room for the widest step behind the last position."""
-    if path is Path.NXDI:
+    if route is Route.NXDI:
         positions = load.batch * (load.length + GUARD)
     else:
         positions = (load.batch + 1) * (load.length + max(CHUNK, load.drafts + 1))
-    return positions * kv_bytes_per_token(part.shape, part.degree, path, part.weights.bytes_each)
+    return positions * kv_bytes_per_token(part.shape, part.degree, route, part.weights.bytes_each)
 
 
-def buffer_bytes(part: Part, load: Load, path: Path) -> int:
+def buffer_bytes(part: Part, load: Load, route: Route) -> int:
     """The larger of a prefill step and a verification, see ASSUMPTIONS."""
     shape, each = part.shape, part.weights.bytes_each
-    q, kv = core_heads(shape, part.degree, path)
-    per_token = (
-        4 * shape.hidden + 2 * -(-shape.intermediate // part.degree) + (q + 2 * kv) * shape.head_dim
-    ) * each
+    q, kv = core_heads(shape, part.degree, route)
+    per_token = (4 * shape.hidden + 2 * -(-shape.intermediate // part.degree) + (q + 2 * kv) * shape.head_dim) * each
     width = load.drafts + 1
     scores = LOGIT_BYTES * q * load.length
-    prefill = load.context_buckets[-1] * per_token if path is Path.NXDI else CHUNK * (per_token + scores)
+    prefill = load.context_buckets[-1] * per_token if route is Route.NXDI else CHUNK * (per_token + scores)
     logits = LOGIT_BYTES * shape.vocabulary
     return max(prefill + logits, load.batch * width * (per_token + scores + logits))
 
 
-def longest_for(parts: Sequence[Part], load: Load, path: Path, graphs: int, capacity: int, batch: int) -> int:
+def longest_for(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int, batch: int) -> int:
     """The longest sequence that fits with so many rows, in steps of 128; 0 where none does."""
     low, high = 0, min(p.shape.longest for p in parts) // 128
     while low < high:
         middle = (low + high + 1) // 2
-        if core_of(parts, load.resized(batch, 128 * middle), path, graphs, capacity).fits:
+        if core_of(parts, load.resized(batch, 128 * middle), route, graphs, capacity).fits:
             low = middle
         else:
             high = middle - 1
     return 128 * low
 
 
-def largest_batch(parts: Sequence[Part], load: Load, path: Path, graphs: int, capacity: int) -> int:
+def largest_batch(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int) -> int:
     """The most rows of the load's length; 0 where not even one fits."""
     low, high = 0, 4096
     while low < high:
         middle = (low + high + 1) // 2
-        if core_of(parts, load.resized(middle, load.length), path, graphs, capacity).fits:
+        if core_of(parts, load.resized(middle, load.length), route, graphs, capacity).fits:
             low = middle
         else:
             high = middle - 1

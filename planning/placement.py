@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from planning.graphs import graphs_of
 from planning.instances import Instance
 from planning.memory import BATCHES, Core, Load, Part, core_of, largest_batch, longest_for
-from planning.sharding import Degree, Path, Weights, degrees, padding_remark
 from planning.shapes import Shape
+from planning.sharding import Degree, Route, Weights, degrees, padding_remark
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Pair:
 
     instance: Instance
     lnc: int
-    path: Path
+    route: Route
     load: Load
     target: Shape
     target_weights: Weights
@@ -30,7 +30,7 @@ class Pair:
         return self.instance.core_bytes(self.lnc)
 
     def allowed(self, shape: Shape, cores: int) -> list[Degree]:
-        found = degrees(shape, self.instance.chip, cores, self.path)
+        found = degrees(shape, self.instance.chip, cores, self.route)
         return [degree for degree in found if not degree.refused]
 
 
@@ -72,8 +72,8 @@ class Placement:
 def process_of(pair: Pair, role: str, degree: int) -> Process:
     """A server of that role on `degree` cores, whether it fits or not."""
     parts, remarks = _parts(pair, role, degree)
-    graphs = graphs_of(role, pair.load, pair.path)
-    where = (pair.path, graphs, pair.capacity)
+    graphs = graphs_of(role, pair.load, pair.route)
+    where = (pair.route, graphs, pair.capacity)
     core = core_of(parts, pair.load, *where)
     loads = [(batch, longest_for(parts, pair.load, *where, batch)) for batch in BATCHES] if core.fits else []
     return Process(
@@ -96,7 +96,7 @@ def _parts(pair: Pair, role: str, degree: int) -> tuple[list[Part], list[str]]:
     assert pair.draft is not None and pair.draft_weights is not None
     if role == "draft":
         return [Part(pair.draft, degree, pair.draft_weights)], []
-    if pair.path is Path.NXDI:
+    if pair.route is Route.NXDI:
         return [target, Part(pair.draft, degree, pair.draft_weights)], [padding_remark(pair.draft, degree)]
     remark = "the draft is repeated on every core" if degree > 1 else ""
     return [target, Part(pair.draft, 1, pair.draft_weights)], [remark]
@@ -181,7 +181,7 @@ def advice(pair: Pair, placements: tuple[Placement, ...]) -> Iterator[str]:
         if placement.architecture == "distributed" and pair.draft is not None:
             yield _more_cores(pair, placement.cores, every)
         elif not any(process_of(pair, "target", d.degree).core.fits for d in pair.allowed(pair.target, every)):
-            yield f"{pair.target.name} does not fit on a {pair.instance.name} at any allowed degree on this path."
+            yield f"{pair.target.name} does not fit on a {pair.instance.name} at any allowed degree on this route."
 
 
 def _more_cores(pair: Pair, cores: int, every: int) -> str:

@@ -12,7 +12,7 @@ from planning.instances import Instance, instance_named
 from planning.memory import CHUNK, Load
 from planning.placement import Pair, Placement, Process, advice, compared, process_of
 from planning.shapes import Converted, Shape, read_shape
-from planning.sharding import Degree, Path, Weights, degrees
+from planning.sharding import Degree, Route, Weights, degrees
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
 QUANTIZATIONS = ("auto", "none", "int8", "f8e4m3", "f8e5m2")
@@ -49,7 +49,11 @@ class PlanConfig:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(BYTES)}")
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization: {self.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
-        for name, value in (("batch", self.batch), ("sequence_length", self.length), ("speculation_length", self.drafts)):
+        for name, value in (
+            ("batch", self.batch),
+            ("sequence_length", self.length),
+            ("speculation_length", self.drafts),
+        ):
             if value < 1:
                 raise ValueError(f"{name}: {value} is below 1")
 
@@ -71,38 +75,40 @@ def make_plan(config: PlanConfig) -> Plan:
     lnc = instance.lnc(config.lnc)
     target = read_shape(config.target_model, "target_model")
     draft = read_shape(config.draft_model, "draft_model") if config.draft_model else None
-    path = path_for(config.backend, instance)
+    route = path_for(config.backend, instance)
     _check_lengths(config, target, draft)
     each = BYTES[config.dtype]
     pair = Pair(
         instance=instance,
         lnc=lnc,
-        path=path,
-        load=_load(config, path),
+        route=route,
+        load=_load(config, route),
         target=target,
-        target_weights=Weights(each, _eight_bit(config, target, path)),
+        target_weights=Weights(each, _eight_bit(config, target, route)),
         draft=draft,
-        draft_weights=Weights(each, draft.converted if draft and path is Path.NXDI else None),
+        draft_weights=Weights(each, draft.converted if draft and route is Route.NXDI else None),
     )
     _check_cores(config, pair)
-    found = degrees(target, instance.chip, instance.cores(lnc), path)
+    found = degrees(target, instance.chip, instance.cores(lnc), route)
     rows = tuple((d, None if d.refused else process_of(pair, "target", d.degree)) for d in found)
     placements = compared(pair, config.cores, config.degree)
     remarks = (*_remarks(config, pair), *advice(pair, placements))
-    draft_degrees = degrees(draft, instance.chip, instance.cores(lnc), path) if draft else ()
+    draft_degrees = degrees(draft, instance.chip, instance.cores(lnc), route) if draft else ()
     return Plan(pair, rows, draft_degrees, placements, remarks)
 
 
-def path_for(backend: str, instance: Instance) -> Path:
+def path_for(backend: str, instance: Instance) -> Route:
     """TorchNeuron where it runs, unless NxD Inference is asked for."""
-    return Path.TORCHNEURON if backend == "torch" and instance.chip.torchneuron else Path.NXDI
+    return Route.TORCHNEURON if backend == "torch" and instance.chip.torchneuron else Route.NXDI
 
 
-def _load(config: PlanConfig, path: Path) -> Load:
+def _load(config: PlanConfig, route: Route) -> Load:
     length = config.length
-    if path is Path.TORCHNEURON:
+    if route is Route.TORCHNEURON:
         if config.context_buckets is not None:
-            raise ValueError(f"context_buckets: is NxD Inference's; Tandem's own steps prefill {CHUNK} tokens at a time")
+            raise ValueError(
+                f"context_buckets: is NxD Inference's; Tandem's own steps prefill {CHUNK} tokens at a time"
+            )
         context, decode = (CHUNK,), bucket_list("decode_buckets", config.decode_buckets, (length,), length)
     else:
         context = bucket_list("context_buckets", config.context_buckets, automatic(length), length)
@@ -116,9 +122,9 @@ def _load(config: PlanConfig, path: Path) -> Load:
     return Load(config.batch, length, config.drafts, context, decode)
 
 
-def _eight_bit(config: PlanConfig, target: Shape, path: Path) -> Converted | None:
+def _eight_bit(config: PlanConfig, target: Shape, route: Route) -> Converted | None:
     asked = config.quantization
-    if path is Path.TORCHNEURON:
+    if route is Route.TORCHNEURON:
         if asked not in ("auto", "none"):
             raise ValueError(f"quantization: {asked} is NxD Inference's; add --backend nxdi")
         return None
@@ -141,28 +147,29 @@ def _check_cores(config: PlanConfig, pair: Pair) -> None:
         raise ValueError(f"cores: {config.cores} is outside 1 to {every}, which a {name} has at LNC {pair.lnc}")
     if config.degree is None:
         return
-    known = {d.degree: d for d in degrees(pair.target, pair.instance.chip, config.cores or every, pair.path)}
+    known = {d.degree: d for d in degrees(pair.target, pair.instance.chip, config.cores or every, pair.route)}
     if config.degree not in known:
         raise ValueError(f"tp_degree: {config.degree} is not one of {', '.join(map(str, known))} on a {name}")
     if known[config.degree].refused:
-        raise ValueError(f"tp_degree: {config.degree} on {pair.path.value}: {known[config.degree].refused}")
+        raise ValueError(f"tp_degree: {config.degree} on {pair.route.value}: {known[config.degree].refused}")
 
 
 def _remarks(config: PlanConfig, pair: Pair) -> Iterator[str]:
     chip, draft = pair.instance.chip, pair.draft
-    if pair.path is Path.NXDI and not chip.torchneuron:
+    if pair.route is Route.NXDI and not chip.torchneuron:
         yield f"{chip.family} runs NxD Inference of SDK 2.28.1; TorchNeuron does not run there."
-    elif pair.path is Path.NXDI:
+    elif pair.route is Route.NXDI:
         yield "NxD Inference is in maintenance and loses Trn2 and Trn3 at SDK 2.34."
     elif pair.target.kv_heads < pair.instance.cores(pair.lnc):
         yield (
             f"TorchNeuron's degrees end at {pair.target.kv_heads} KV heads; NxD Inference repeats KV heads and goes"
             " further (--backend nxdi)."
         )
-    if pair.path is Path.TORCHNEURON and pair.target.converted:
-        yield f"The checkpoint is {pair.target.converted.method}; this path keeps weights in {pair.target_weights.bytes_each} bytes."
-    if pair.path is Path.NXDI and draft:
-        yield f"Speculation length {pair.load.drafts} is {pair.load.drafts + 1} in NxD Inference's count, which includes the committed token."
+    if pair.route is Route.TORCHNEURON and pair.target.converted:
+        yield f"The checkpoint is {pair.target.converted.method}; this route does not keep it in eight bits."
+    if pair.route is Route.NXDI and draft:
+        k = pair.load.drafts
+        yield f"Speculation length {k} is {k + 1} in NxD Inference's count, which includes the committed token."
     if draft and draft.vocabulary != pair.target.vocabulary:
         yield f"Vocabularies differ ({pair.target.vocabulary} and {draft.vocabulary}): servers refuse such a pair."
     if chip.family == "trn3":

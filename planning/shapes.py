@@ -103,7 +103,9 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     """Raises ValueError naming the missing or unfitting key."""
     kind = config.get("model_type")
     if kind not in DENSE:
-        raise ValueError(f"model_type: {kind!r} is not one of {', '.join(DENSE)}, the dense decoders that a plan counts")
+        raise ValueError(
+            f"model_type: {kind!r} is not one of {', '.join(DENSE)}, the dense decoders that a plan counts"
+        )
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     kv_heads = _count(config, "num_key_value_heads", heads)
     if heads % kv_heads:

@@ -41,7 +41,7 @@ def _heading(plan: Plan) -> Iterator[str]:
     cores, load = pair.instance.cores(pair.lnc), pair.load
     yield (
         f"Plan for a {pair.instance.name}: {_chips(pair.instance.chips)}, {cores} cores at LNC {pair.lnc},"
-        f" {pair.capacity / 2**30:.0f} GiB each; {pair.path.value}"
+        f" {pair.capacity / 2**30:.0f} GiB each; {pair.route.value}"
     )
     for role, shape in (("target", pair.target), ("draft", pair.draft)):
         if shape is not None:
@@ -105,7 +105,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return {
         "kind": "plan, not a measurement",
         "assumptions": list(ASSUMPTIONS),
-        "path": pair.path.value,
+        "route": pair.route.value,
         "instance": {
             "name": pair.instance.name,
             "family": pair.instance.chip.family,
