@@ -144,8 +144,8 @@ def _neuron_lines(neuron: Neuron) -> Iterator[str]:
 def _device_words(neuron: Neuron) -> str:
     found = neuron.devices
     if not found.count:
-        return f"none; the machine is a {found.instance}" if found.instance else "none"
-    where = f" of a {found.instance}" if found.instance else f" ({found.family})" if found.family else ""
+        return f"none; instance type {found.instance}" if found.instance else "none"
+    where = f" of {found.instance}" if found.instance else f" ({found.family})" if found.family else ""
     cores = f", {found.cores} cores at LNC {found.lnc}" if found.cores else ""
     each = found.core_bytes
     memory = f", {each / 2**30:.0f} GiB a core" if each else ""

@@ -49,8 +49,7 @@ def installed(path: Sequence[str] | None = None) -> tuple[Package, ...]:
 
 
 def _package(name: str, distribution: metadata.Distribution) -> Package:
-    description = str(distribution.metadata.get_payload() or distribution.metadata.get("Description") or "")
-    placeholder = MARK in description
+    placeholder = MARK in (distribution.read_text("METADATA") or "")
     native = name == "torch-neuronx" and not placeholder and _native(distribution)
     return Package(name, distribution.version, placeholder, native)
 

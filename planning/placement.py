@@ -71,7 +71,7 @@ class Placement:
 
 def process_of(pair: Pair, role: str, degree: int) -> Process:
     """A server of that role on `degree` cores, whether it fits or not."""
-    parts, remarks = _parts(pair, role, degree)
+    parts, remarks = parts_of(pair, role, degree)
     graphs = graphs_of(role, pair.load, pair.route)
     where = (pair.route, graphs, pair.capacity)
     core = core_of(parts, pair.load, *where)
@@ -88,7 +88,7 @@ def process_of(pair: Pair, role: str, degree: int) -> Process:
     )
 
 
-def _parts(pair: Pair, role: str, degree: int) -> tuple[list[Part], list[str]]:
+def parts_of(pair: Pair, role: str, degree: int) -> tuple[list[Part], list[str]]:
     """A fused draft: NxD Inference divides it as the target, Tandem's own runner repeats it on every core."""
     target = Part(pair.target, degree, pair.target_weights)
     if role == "target":

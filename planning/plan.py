@@ -75,7 +75,7 @@ def make_plan(config: PlanConfig) -> Plan:
     lnc = instance.lnc(config.lnc)
     target = read_shape(config.target_model, "target_model")
     draft = read_shape(config.draft_model, "draft_model") if config.draft_model else None
-    route = path_for(config.backend, instance)
+    route = route_for(config.backend, instance)
     _check_lengths(config, target, draft)
     each = BYTES[config.dtype]
     pair = Pair(
@@ -97,7 +97,7 @@ def make_plan(config: PlanConfig) -> Plan:
     return Plan(pair, rows, draft_degrees, placements, remarks)
 
 
-def path_for(backend: str, instance: Instance) -> Route:
+def route_for(backend: str, instance: Instance) -> Route:
     """TorchNeuron where it runs, unless NxD Inference is asked for."""
     return Route.TORCHNEURON if backend == "torch" and instance.chip.torchneuron else Route.NXDI
 
@@ -109,7 +109,8 @@ def _load(config: PlanConfig, route: Route) -> Load:
             raise ValueError(
                 f"context_buckets: is NxD Inference's; Tandem's own steps prefill {CHUNK} tokens at a time"
             )
-        context, decode = (CHUNK,), bucket_list("decode_buckets", config.decode_buckets, (length,), length)
+        context: tuple[int, ...] = (CHUNK,)
+        decode = bucket_list("decode_buckets", config.decode_buckets, (length,), length)
     else:
         context = bucket_list("context_buckets", config.context_buckets, automatic(length), length)
         decode = bucket_list("decode_buckets", config.decode_buckets, automatic(length), length)

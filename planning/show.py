@@ -40,7 +40,7 @@ def _heading(plan: Plan) -> Iterator[str]:
     pair = plan.pair
     cores, load = pair.instance.cores(pair.lnc), pair.load
     yield (
-        f"Plan for a {pair.instance.name}: {_chips(pair.instance.chips)}, {cores} cores at LNC {pair.lnc},"
+        f"Plan for {pair.instance.name}: {_chips(pair.instance.chips)}, {cores} cores at LNC {pair.lnc},"
         f" {pair.capacity / 2**30:.0f} GiB each; {pair.route.value}"
     )
     for role, shape in (("target", pair.target), ("draft", pair.draft)):
