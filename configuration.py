@@ -136,7 +136,7 @@ def advice_config(args: argparse.Namespace) -> AdviceConfig:
 
 
 def plan_config(args: argparse.Namespace) -> PlanConfig:
-    """What to plan for. A tp_degree of 1, the flag's default, lets the plan choose; --cores 1 asks for one core."""
+    """What to plan for. A tp_degree of 1, the flag's default, lets the plan choose; --core_count 1 asks for one."""
     from planning.plan import PlanConfig
 
     target = args.target_model or args.model
@@ -161,7 +161,7 @@ def plan_config(args: argparse.Namespace) -> PlanConfig:
         context_buckets=args.context_buckets,
         decode_buckets=args.decode_buckets,
         degree=args.tp_degree if args.tp_degree > 1 else None,
-        cores=args.cores,
+        cores=args.core_count,
         lnc=args.lnc,
     )
 

@@ -130,11 +130,19 @@ def _plan_flags(p: argparse.ArgumentParser) -> None:
     plan = p.add_argument_group("planning (roles plan and doctor; plan also takes the models' flags)")
     _flag(plan, "instance", help="plan: trn2.48xlarge and the like, or FAMILY:CHIPS such as trn3:4")
     _flag(plan, "lnc", type=int, help="plan: physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)")
-    _flag(plan, "cores", type=int, help="plan: cores of either placement (default: tp_degree, or as few as do)")
+    _flag(plan, "core_count", type=int, help="plan: cores of either placement (default: tp_degree, or as few as do)")
     _flag(
-        plan, "context_buckets", metavar="LIST", help="plan: prompt lengths compiled, as in 1024,2048 (NxD Inference)"
+        plan,
+        "context_buckets",
+        metavar="LIST",
+        help="plan: prompt lengths compiled by NxD Inference, as in 1024,2048; or auto",
     )
-    _flag(plan, "decode_buckets", metavar="LIST", help="plan: cache lengths compiled, up to the sequence length")
+    _flag(
+        plan,
+        "decode_buckets",
+        metavar="LIST",
+        help="plan: cache lengths compiled (default: the sequence length); or auto",
+    )
     _flag(
         plan, "quantization", default="auto", help="plan: the target's: none, int8, f8e4m3, f8e5m2; auto: config.json"
     )

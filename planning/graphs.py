@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from planning.memory import Load
 from planning.sharding import Route
 
@@ -22,19 +24,20 @@ def graphs_of(role: str, load: Load, route: Route) -> int:
 
 
 def automatic(longest: int) -> tuple[int, ...]:
-    """NxD Inference's automatic buckets: powers of two from 128, and the longest."""
-    buckets = [128 << n for n in range(32) if 128 << n < longest]
-    return (*buckets, longest)
+    """NxD Inference's with enable_bucketing (modules/autobucketing.py): powers of two from 128, and the longest."""
+    return (*(2**i for i in range(7, round(math.log2(longest)))), longest)
 
 
-def bucket_list(flag: str, given: str | None, default: tuple[int, ...], longest: int) -> tuple[int, ...]:
-    """A comma-separated list, ascending and up to `longest`. Raises ValueError."""
+def bucket_list(flag: str, given: str | None, longest: int) -> tuple[int, ...]:
+    """A comma-separated list, ascending and up to `longest`; None is the longest alone. Raises ValueError."""
     if given is None:
-        return default
+        return (longest,)
+    if given == "auto":
+        return automatic(longest)
     try:
         buckets = tuple(int(part) for part in given.split(","))
     except ValueError:
-        raise ValueError(f"{flag}: {given!r} is not a list of lengths such as 1024,2048") from None
+        raise ValueError(f"{flag}: {given!r} is neither a list of lengths such as 1024,2048 nor auto") from None
     if list(buckets) != sorted(set(buckets)) or buckets[0] < 1:
         raise ValueError(f"{flag}: {given} does not ascend from a positive length")
     if buckets[-1] > longest:

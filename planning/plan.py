@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from planning.graphs import automatic, bucket_list
+from planning.graphs import bucket_list
 from planning.instances import Instance, instance_named
 from planning.memory import CHUNK, Load
 from planning.placement import Pair, Placement, Process, advice, compared, process_of
@@ -110,14 +110,13 @@ def _load(config: PlanConfig, route: Route) -> Load:
                 f"context_buckets: is NxD Inference's; Tandem's own steps prefill {CHUNK} tokens at a time"
             )
         context: tuple[int, ...] = (CHUNK,)
-        decode = bucket_list("decode_buckets", config.decode_buckets, (length,), length)
     else:
-        context = bucket_list("context_buckets", config.context_buckets, automatic(length), length)
-        decode = bucket_list("decode_buckets", config.decode_buckets, automatic(length), length)
+        context = bucket_list("context_buckets", config.context_buckets, length)
         if config.drafts + 1 in context:
             raise ValueError(
                 f"context_buckets: {config.drafts + 1} equals a verification's width, which NxD Inference confuses"
             )
+    decode = bucket_list("decode_buckets", config.decode_buckets, length)
     if decode[-1] != length:
         raise ValueError(f"decode_buckets: the largest, {decode[-1]}, is below sequence_length {length}")
     return Load(config.batch, length, config.drafts, context, decode)
@@ -145,7 +144,7 @@ def _check_lengths(config: PlanConfig, target: Shape, draft: Shape | None) -> No
 def _check_cores(config: PlanConfig, pair: Pair) -> None:
     every, name = pair.instance.cores(pair.lnc), pair.instance.name
     if config.cores is not None and not 1 <= config.cores <= every:
-        raise ValueError(f"cores: {config.cores} is outside 1 to {every}, which a {name} has at LNC {pair.lnc}")
+        raise ValueError(f"core_count: {config.cores} is outside 1 to {every}, which a {name} has at LNC {pair.lnc}")
     if config.degree is None:
         return
     known = {d.degree: d for d in degrees(pair.target, pair.instance.chip, config.cores or every, pair.route)}

@@ -156,12 +156,15 @@ def test_logical_cores_of_one_physical_core_have_half_the_memory():
 
 
 def test_graphs_are_counted_by_buckets_and_by_batches():
-    nxdi = planned("trn2.3xlarge", "Llama-3.1-8B", "Llama-3.2-1B", backend="nxdi", length=1024)
+    pair = ("trn2.3xlarge", "Llama-3.1-8B", "Llama-3.2-1B")
+    plain = planned(*pair, backend="nxdi", length=1024)
+    assert process_of(plain.pair, "target", 2).graphs == 2  # one length each, as NxD Inference's own default
+    nxdi = planned(*pair, backend="nxdi", length=1024, context_buckets="auto", decode_buckets="auto")
     assert nxdi.pair.load.context_buckets == nxdi.pair.load.decode_buckets == (128, 256, 512, 1024)
     assert process_of(nxdi.pair, "fused", 4).graphs == process_of(nxdi.pair, "draft", 1).graphs == 8
-    ours = planned("trn2.3xlarge", "Llama-3.1-8B", "Llama-3.2-1B", length=1024, batch=4)
+    ours = planned(*pair, length=1024, batch=4)
     assert [process_of(ours.pair, role, 1).graphs for role in ("target", "draft", "fused")] == [3, 3, 8]
-    single = planned("trn2.3xlarge", "Llama-3.1-8B", "Llama-3.2-1B", length=1024, batch=1)
+    single = planned(*pair, length=1024, batch=1)
     assert process_of(single.pair, "fused", 1).graphs == 5
     assert process_of(single.pair, "fused", 1).core.graphs == 5 * GRAPH_BYTES
 
@@ -173,7 +176,7 @@ def test_graphs_are_counted_by_buckets_and_by_batches():
     ("settings", "says"),
     [
         ({"lnc": 2, "instance": "trn1.2xlarge"}, "lnc: 2 is not one of 1 on trn1.2xlarge"),
-        ({"cores": 65}, "cores: 65 is outside 1 to 64"),
+        ({"cores": 65}, "core_count: 65 is outside 1 to 64"),
         ({"degree": 6}, "tp_degree: 6 is not one of 1, 2, 4, 8, 16, 32, 64"),
         ({"degree": 16, "cores": 8}, "tp_degree: 16 is not one of 1, 2, 4, 8"),
         ({"length": 131073}, "sequence_length: 131073 is above Llama-3.1-8B's max_position_embeddings 131072"),
@@ -181,7 +184,7 @@ def test_graphs_are_counted_by_buckets_and_by_batches():
         ({"decode_buckets": "256"}, "decode_buckets: the largest, 256, is below sequence_length 512"),
         ({"decode_buckets": "512,256"}, "decode_buckets: 512,256 does not ascend"),
         ({"decode_buckets": "1024"}, "decode_buckets: 1024 is above sequence_length 512"),
-        ({"decode_buckets": "many"}, "decode_buckets: 'many' is not a list of lengths"),
+        ({"decode_buckets": "many"}, "decode_buckets: 'many' is neither a list of lengths"),
         ({"backend": "nxdi", "context_buckets": "6,512"}, "context_buckets: 6 equals a verification's width"),
         ({"quantization": "int4"}, "quantization: 'int4' is not one of auto, none, int8, f8e4m3, f8e5m2"),
         ({"quantization": "int8"}, "quantization: int8 is NxD Inference's; add --backend nxdi"),
