@@ -131,24 +131,14 @@ def _plan_flags(p: argparse.ArgumentParser) -> None:
     _flag(plan, "instance", help="plan: trn2.48xlarge and the like, or FAMILY:CHIPS such as trn3:4")
     _flag(plan, "lnc", type=int, help="plan: physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)")
     _flag(plan, "core_count", type=int, help="plan: cores of either placement (default: tp_degree, or as few as do)")
+    _flag(plan, "context_buckets", metavar="LIST", help="plan, nxdi: prompt lengths compiled, as in 1024,2048; or auto")
     _flag(
-        plan,
-        "context_buckets",
-        metavar="LIST",
-        help="plan: prompt lengths compiled by NxD Inference, as in 1024,2048; or auto",
+        plan, "decode_buckets", metavar="LIST", help="plan: cache lengths compiled (default: sequence_length); or auto"
     )
     _flag(
-        plan,
-        "decode_buckets",
-        metavar="LIST",
-        help="plan: cache lengths compiled (default: the sequence length); or auto",
+        plan, "quantization", default="auto", help="plan: of the target; none, int8, f8e4m3, f8e5m2; auto: config.json"
     )
-    _flag(
-        plan, "quantization", default="auto", help="plan: the target's: none, int8, f8e4m3, f8e5m2; auto: config.json"
-    )
-    _flag(
-        plan, "modules_to_not_convert", default="lm_head", metavar="LIST", help="plan: what it leaves (default lm_head)"
-    )
+    _flag(plan, "modules_to_not_convert", default="lm_head", metavar="LIST", help="plan: what it leaves out (lm_head)")
     _flag(plan, "json", action="store_true", help="plan, doctor: print JSON")
 
 

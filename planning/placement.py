@@ -190,8 +190,8 @@ def _more_cores(pair: Pair, cores: int, every: int) -> str:
         if target.core.fits:
             if cores < option.degree + 1 <= every:
                 return (
-                    f"distributed: fits on {option.degree + 1} cores, the target at degree {option.degree}; --core_count"
-                    f" {option.degree + 1} gives fused as many."
+                    f"distributed: fits on {option.degree + 1} cores, the target at degree {option.degree};"
+                    f" --core_count {option.degree + 1} gives fused as many."
                 )
             return (
                 f"distributed: the target takes {_cores(option.degree)} by itself, so the draft needs cores elsewhere,"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from planning.text import table
 
 if TYPE_CHECKING:
     from planning.plan import Plan
+
+
+WIDTH = 110
 
 
 def gb(count: int) -> str:
@@ -29,11 +33,11 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     for placement in plan.placements:
         yield ""
         yield from _placement_lines(placement)
-    if plan.remarks:
-        yield ""
-    yield from plan.remarks
-    yield ""
-    yield from ASSUMPTIONS
+    for lines in (plan.remarks, ASSUMPTIONS):
+        if lines:
+            yield ""
+        for line in lines:
+            yield from textwrap.wrap(line, WIDTH, subsequent_indent="  ")
 
 
 def _heading(plan: Plan) -> Iterator[str]:
@@ -87,7 +91,7 @@ def _placement_lines(placement: Placement) -> Iterator[str]:
     if not placement.fits:
         yield f"{title}: does not fit"
         return
-    yield f"{title}{f', {placement.idle} of them idle' if placement.idle else ''}:"
+    yield f"{title}{_idle_words(placement)}:"
     heads = ("process", "cores", "weights", "KV", "buffers", "graphs", "sum", "usable", "compiled", "most rows")
     rows = [
         (p.role, str(p.cores), *_figures(p.core), f"{p.graphs} graphs", str(p.most_rows)) for p in placement.processes
@@ -97,6 +101,15 @@ def _placement_lines(placement: Placement) -> Iterator[str]:
         longest = ", ".join(f"{rows} x {length}" for rows, length in process.loads)
         yield f"  {process.role}: most rows x tokens: {longest}"
         yield from (f"  {process.role}: {remark}" for remark in process.remarks)
+
+
+def _idle_words(placement: Placement) -> str:
+    if not placement.idle:
+        return ""
+    narrow = min(process.cores for process in placement.processes)
+    more = placement.idle // narrow if len(placement.processes) > 1 else 0
+    room = f", room for {more} more draft workers" if more > 1 else ""
+    return f", {placement.idle} of them idle{room}"
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
