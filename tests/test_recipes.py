@@ -17,7 +17,7 @@ from tests.planning.support import CONFIGS
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "docs/trainium.md", *sorted((ROOT / "docs/recipes").glob("*.md"))]
 BLOCK = re.compile(r"```(bash|text)\n(.*?)```", re.DOTALL)
-ASSIGNMENT = re.compile(r"[A-Z_]+=\S+")
+ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=\S+")
 # What other branches bring: until it is there a recipe that uses it cannot be parsed.
 COMING = {"--neuron_config", "--draft_neuron_config", "--compiled_dir", "--eagle"}
 NXDI = importlib.util.find_spec("models.nxdi") is not None
