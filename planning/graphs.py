@@ -12,15 +12,16 @@ def graphs_of(role: str, load: Load, route: Route) -> int:
     """Graphs of a `target`, a `draft` or a `fused` pair.
 
     NxD Inference: one per context bucket and one per decode bucket, whatever the role (a pair is one model there).
-    Tandem's own steps (models/compiled_model.py, fused_graph.py): a prefill; per batch bucket (one row, all rows) a
-    verification or a proposal; a fused pair has both sets and its own. All of it per cache length.
+    Tandem's own steps where nothing but graphs may run (models/compiled_model.py, fused_graph.py): a prefill each; a
+    verification per row bucket; greedy and sampled proposals per row and draft bucket, and two steps of the draft's
+    logits per row bucket; a fused pair has all of them and its own per row and draft bucket.
     """
     if route is Route.NXDI:
         return len(load.context_buckets) + len(load.decode_buckets)
-    batches = len({1, load.batch})
-    own = 1 + batches
-    per_length = {"target": own, "draft": own, "fused": 2 * own + batches}[role]
-    return per_length * len(load.decode_buckets)
+    rows = len({*(load.row_buckets or (1,)), load.batch})
+    lengths = len({*load.draft_buckets, load.drafts})
+    target, draft = 1 + rows, 1 + rows * (2 * lengths + 2)
+    return {"target": target, "draft": draft, "fused": target + draft + rows * lengths}[role]
 
 
 def automatic(longest: int) -> tuple[int, ...]:

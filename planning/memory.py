@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from planning.shapes import Shape
 from planning.sharding import Route, Weights, core_heads, kv_bytes_per_token, weight_bytes
 
-CHUNK = 64
-"""Tokens of a prefill step of Tandem's own runner (models/loading.py)."""
 GUARD = 128
 """Positions that NxD Inference adds to every line for the writes of idle rows (apply_seq_ids_mask)."""
 GRAPH_BYTES = 64 * 2**20
@@ -33,18 +31,28 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a server is asked to hold: rows, tokens a row, draft tokens a round, and the shapes compiled."""
+    """What a server is asked to hold: rows, tokens a row, draft tokens a round, and the shapes compiled.
+
+    context_buckets, decode_buckets: NxD Inference's. row_buckets, draft_buckets, and `chunk` tokens of a prefill step:
+    Tandem's own steps'.
+    """
 
     batch: int
     length: int
     drafts: int
-    context_buckets: tuple[int, ...]
-    decode_buckets: tuple[int, ...]
+    context_buckets: tuple[int, ...] = ()
+    decode_buckets: tuple[int, ...] = ()
+    row_buckets: tuple[int, ...] = ()
+    draft_buckets: tuple[int, ...] = ()
+    chunk: int = 64
 
     def resized(self, batch: int, length: int) -> Load:
         """The same server for other sizes: its largest buckets follow."""
-        context = min(self.context_buckets[-1], length)
-        return replace(self, batch=batch, length=length, context_buckets=(*self.context_buckets[:-1], context))
+        if not self.context_buckets:
+            return replace(self, batch=batch, length=length)
+        prompt = self.context_buckets[-1]
+        prompt = length if prompt == self.length else min(prompt, length)
+        return replace(self, batch=batch, length=length, context_buckets=(*self.context_buckets[:-1], prompt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,7 @@ def kv_bytes(part: Part, load: Load, route: Route) -> int:
     if route is Route.NXDI:
         positions = load.batch * (load.length + GUARD)
     else:
-        positions = (load.batch + 1) * (load.length + max(CHUNK, load.drafts + 1))
+        positions = (load.batch + 1) * (load.length + max(load.chunk, load.drafts + 1))
     return positions * kv_bytes_per_token(part.shape, part.degree, route, part.weights.bytes_each)
 
 
@@ -106,7 +114,7 @@ def buffer_bytes(part: Part, load: Load, route: Route) -> int:
     per_token = (4 * shape.hidden + 2 * -(-shape.intermediate // part.degree) + (q + 2 * kv) * shape.head_dim) * each
     width = load.drafts + 1
     scores = LOGIT_BYTES * q * load.length
-    prefill = load.context_buckets[-1] * per_token if route is Route.NXDI else CHUNK * (per_token + scores)
+    prefill = load.context_buckets[-1] * per_token if route is Route.NXDI else load.chunk * (per_token + scores)
     logits = LOGIT_BYTES * shape.vocabulary
     return max(prefill + logits, load.batch * width * (per_token + scores + logits))
 

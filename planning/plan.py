@@ -9,7 +9,7 @@ from typing import Any
 
 from planning.graphs import bucket_list
 from planning.instances import Instance, instance_named
-from planning.memory import CHUNK, Load
+from planning.memory import Load
 from planning.placement import Pair, Placement, Process, advice, compared, process_of
 from planning.shapes import Converted, Shape, read_shape
 from planning.sharding import Degree, Route, Weights, degrees
@@ -38,6 +38,9 @@ class PlanConfig:
     drafts: int = 5
     context_buckets: str | None = None
     decode_buckets: str | None = None
+    row_buckets: tuple[int, ...] = ()
+    draft_buckets: tuple[int, ...] = ()
+    chunk: int = 64
     degree: int | None = None
     cores: int | None = None
     lnc: int | None = None
@@ -105,21 +108,28 @@ def route_for(backend: str, instance: Instance) -> Route:
 def _load(config: PlanConfig, route: Route) -> Load:
     length = config.length
     if route is Route.TORCHNEURON:
-        if config.context_buckets is not None:
-            raise ValueError(
-                f"context_buckets: is NxD Inference's; Tandem's own steps prefill {CHUNK} tokens at a time"
-            )
-        context: tuple[int, ...] = (CHUNK,)
-    else:
-        context = bucket_list("context_buckets", config.context_buckets, length)
-        if config.drafts + 1 in context:
-            raise ValueError(
-                f"context_buckets: {config.drafts + 1} equals a verification's width, which NxD Inference confuses"
-            )
+        for name, given in (("context_buckets", config.context_buckets), ("decode_buckets", config.decode_buckets)):
+            if given is not None:
+                raise ValueError(f"{name}: is NxD Inference's; Tandem's own steps prefill in chunks into one length")
+        _check_buckets("batch_buckets", config.row_buckets, config.batch)
+        _check_buckets("draft_buckets", config.draft_buckets, config.drafts)
+        shapes = {"row_buckets": config.row_buckets, "draft_buckets": config.draft_buckets}
+        return Load(config.batch, length, config.drafts, **shapes, chunk=min(config.chunk, length))
+    context = bucket_list("context_buckets", config.context_buckets, length)
     decode = bucket_list("decode_buckets", config.decode_buckets, length)
+    if config.drafts + 1 in context:
+        raise ValueError(
+            f"context_buckets: {config.drafts + 1} equals a verification's width, which NxD Inference confuses"
+        )
     if decode[-1] != length:
         raise ValueError(f"decode_buckets: the largest, {decode[-1]}, is below sequence_length {length}")
     return Load(config.batch, length, config.drafts, context, decode)
+
+
+def _check_buckets(name: str, buckets: tuple[int, ...], most: int) -> None:
+    for bucket in buckets:
+        if not 1 <= bucket <= most:
+            raise ValueError(f"{name}: {bucket} is outside 1 to {most}")
 
 
 def _eight_bit(config: PlanConfig, target: Shape, route: Route) -> Converted | None:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from planning.memory import ASSUMPTIONS, Core
+from planning.memory import ASSUMPTIONS, Core, Load
 from planning.placement import Placement, Process
 from planning.shapes import Shape
 from planning.sharding import Degree
@@ -52,7 +52,7 @@ def _heading(plan: Plan) -> Iterator[str]:
             yield f"  {role:7} {_shape_words(shape)}"
     yield (
         f"  load    {load.batch} sequences of {load.length} tokens, {load.drafts} draft tokens a round;"
-        f" context buckets {_joined(load.context_buckets)}; decode buckets {_joined(load.decode_buckets)}"
+        f" {_bucket_words(load)}"
     )
     if plan.draft_degrees:
         allowed = [d.degree for d in plan.draft_degrees if not d.refused]
@@ -65,6 +65,12 @@ def _shape_words(shape: Shape) -> str:
         f"{shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {shape.layers} layers, {shape.heads} heads,"
         f" {shape.kv_heads} KV heads{stored}"
     )
+
+
+def _bucket_words(load: Load) -> str:
+    if load.context_buckets:
+        return f"context buckets {_joined(load.context_buckets)}; decode buckets {_joined(load.decode_buckets)}"
+    return f"prefill in chunks of {load.chunk}"
 
 
 def _chips(count: int) -> str:
@@ -133,6 +139,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "speculation_length": load.drafts,
             "context_buckets": list(load.context_buckets),
             "decode_buckets": list(load.decode_buckets),
+            "batch_buckets": list(load.row_buckets),
+            "draft_buckets": list(load.draft_buckets),
+            "prefill_chunk": load.chunk,
         },
         "target": _shape_json(pair.target),
         "draft": _shape_json(pair.draft) if pair.draft else None,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import compare_architectures
+import configuration
 import main
 from tests.planning.support import CONFIGS
 
@@ -84,9 +85,11 @@ def test_a_recipes_command_is_understood(page: Path, line: str, monkeypatch: pyt
 
 def configured(args) -> None:
     """As far as a machine without the device can."""
-    target = args.target_model or args.model
     try:
-        main.model_config(args, target)
+        if args.role == "compile":
+            configuration.compile_config(args)
+        else:
+            main.model_config(args, args.target_model or args.model)
     except ValueError as error:
         assert "is not available here" in str(error)
     if args.backend == "nxdi":
@@ -95,10 +98,9 @@ def configured(args) -> None:
 
 def nxdi_build(args) -> None:
     """The checks that --backend nxdi makes before it compiles."""
-    from configuration import nxdi_settings
     from models.nxdi.build import Kind, Wish, plan_build
 
-    settings, k = nxdi_settings(args), int(args.speculation_length)
+    settings, k = configuration.nxdi_settings(args), int(args.speculation_length)
     kind = {"fused_target": Kind.FUSED, "draft_worker": Kind.PLAIN}.get(args.role, Kind.WINDOW if k else Kind.PLAIN)
     build = plan_build(Wish(kind, args.batch, args.sequence_length, k, args.dtype), settings)
     assert build.max_length > args.sequence_length - 2 * (k + 1)

@@ -163,10 +163,12 @@ def test_graphs_are_counted_by_buckets_and_by_batches():
     assert nxdi.pair.load.context_buckets == nxdi.pair.load.decode_buckets == (128, 256, 512, 1024)
     assert process_of(nxdi.pair, "fused", 4).graphs == process_of(nxdi.pair, "draft", 1).graphs == 8
     ours = planned(*pair, length=1024, batch=4)
-    assert [process_of(ours.pair, role, 1).graphs for role in ("target", "draft", "fused")] == [3, 3, 8]
+    assert [process_of(ours.pair, role, 1).graphs for role in ("target", "draft", "fused")] == [3, 9, 14]
     single = planned(*pair, length=1024, batch=1)
-    assert process_of(single.pair, "fused", 1).graphs == 5
-    assert process_of(single.pair, "fused", 1).core.graphs == 5 * GRAPH_BYTES
+    assert process_of(single.pair, "fused", 1).graphs == 8
+    assert process_of(single.pair, "fused", 1).core.graphs == 8 * GRAPH_BYTES
+    asked = planned(*pair, length=1024, batch=8, drafts=5, row_buckets=(1, 4), draft_buckets=(2,))
+    assert [process_of(asked.pair, role, 1).graphs for role in ("target", "draft", "fused")] == [4, 19, 29]
 
 
 # --- refusals ---
@@ -181,10 +183,16 @@ def test_graphs_are_counted_by_buckets_and_by_batches():
         ({"degree": 16, "cores": 8}, "tp_degree: 16 is not one of 1, 2, 4, 8"),
         ({"length": 131073}, "sequence_length: 131073 is above Llama-3.1-8B's max_position_embeddings 131072"),
         ({"context_buckets": "128"}, "context_buckets: is NxD Inference's"),
-        ({"decode_buckets": "256"}, "decode_buckets: the largest, 256, is below sequence_length 512"),
-        ({"decode_buckets": "512,256"}, "decode_buckets: 512,256 does not ascend"),
-        ({"decode_buckets": "1024"}, "decode_buckets: 1024 is above sequence_length 512"),
-        ({"decode_buckets": "many"}, "decode_buckets: 'many' is neither a list of lengths"),
+        ({"decode_buckets": "512"}, "decode_buckets: is NxD Inference's"),
+        ({"row_buckets": (8,)}, "batch_buckets: 8 is outside 1 to 4"),
+        ({"draft_buckets": (0,)}, "draft_buckets: 0 is outside 1 to 5"),
+        (
+            {"backend": "nxdi", "decode_buckets": "256"},
+            "decode_buckets: the largest, 256, is below",
+        ),
+        ({"backend": "nxdi", "decode_buckets": "512,256"}, "decode_buckets: 512,256 does not ascend"),
+        ({"backend": "nxdi", "decode_buckets": "1024"}, "decode_buckets: 1024 is above sequence_length 512"),
+        ({"backend": "nxdi", "decode_buckets": "many"}, "decode_buckets: 'many' is neither a list of lengths"),
         ({"backend": "nxdi", "context_buckets": "6,512"}, "context_buckets: 6 equals a verification's width"),
         ({"quantization": "int4"}, "quantization: 'int4' is not one of auto, none, int8, f8e4m3, f8e5m2"),
         ({"quantization": "int8"}, "quantization: int8 is NxD Inference's; add --backend nxdi"),
