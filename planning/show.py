@@ -44,14 +44,14 @@ def _heading(plan: Plan) -> Iterator[str]:
     pair = plan.pair
     cores, load = pair.instance.cores(pair.lnc), pair.load
     yield (
-        f"Plan for {pair.instance.name}: {_chips(pair.instance.chips)}, {cores} cores at LNC {pair.lnc},"
+        f"Plan for {pair.instance.name}: {counted(pair.instance.chips, 'chip')}, {cores} cores at LNC {pair.lnc},"
         f" {pair.capacity / 2**30:.0f} GiB each; {pair.route.value}"
     )
     for role, shape in (("target", pair.target), ("draft", pair.draft)):
         if shape is not None:
             yield f"  {role:7} {_shape_words(shape)}"
     yield (
-        f"  load    {load.batch} sequences of {load.length} tokens, {load.drafts} draft tokens a round;"
+        f"  load    {counted(load.batch, 'sequence')} of {load.length} tokens, {load.drafts} draft tokens a round;"
         f" {_bucket_words(load)}"
     )
     if plan.draft_degrees:
@@ -73,8 +73,8 @@ def _bucket_words(load: Load) -> str:
     return f"prefill in chunks of {load.chunk}"
 
 
-def _chips(count: int) -> str:
-    return "1 chip" if count == 1 else f"{count} chips"
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _joined(numbers: Sequence[int]) -> str:
@@ -93,14 +93,15 @@ def _figures(core: Core) -> tuple[str, ...]:
 
 
 def _placement_lines(placement: Placement) -> Iterator[str]:
-    title = f"{placement.architecture}, {placement.cores} cores"
+    title = f"{placement.architecture}, {counted(placement.cores, 'core')}"
     if not placement.fits:
         yield f"{title}: does not fit"
         return
     yield f"{title}{_idle_words(placement)}:"
     heads = ("process", "cores", "weights", "KV", "buffers", "graphs", "sum", "usable", "compiled", "most rows")
     rows = [
-        (p.role, str(p.cores), *_figures(p.core), f"{p.graphs} graphs", str(p.most_rows)) for p in placement.processes
+        (p.role, str(p.cores), *_figures(p.core), counted(p.graphs, "graph"), str(p.most_rows))
+        for p in placement.processes
     ]
     yield from table(heads, rows)
     for process in placement.processes:
