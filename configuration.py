@@ -58,6 +58,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """A server's whole configuration."""
     from models.startup import Startup
     from services.launch import RoleConfig
+    from services.observability import ObservabilityConfig
     from services.server import ServeConfig
 
     startup = Startup(STARTED)
@@ -72,6 +73,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         lease_seconds=args.lease_seconds,
         profile=args.profile,
         pipeline=pipeline_of(args),
+        observability=ObservabilityConfig(args.metrics_port, args.metrics_host, args.otlp_endpoint),
     )
 
 
@@ -102,7 +104,9 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         rule=Rule.named(args.rule),
     )
     address = address_of(args.target_host, args.port)
-    return ClientConfig(address, prompts, request, profile=args.profile, timeout=args.timeout)
+    return ClientConfig(
+        address, prompts, request, profile=args.profile, timeout=args.timeout, otlp_endpoint=args.otlp_endpoint
+    )
 
 
 def accept_config(args: argparse.Namespace) -> AcceptConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clients.errors import TandemError
 from clients.remote import RemoteVerifier, VerifierClient
+from clients.traced_rounds import traced_flights, traced_guesser, traced_verifier
 from clients.verify_stream import StreamedVerifier
 from models.assembly import ModelConfig, same_tokens, worker_info
 from models.batcher import Batcher
@@ -49,11 +50,12 @@ async def connect_distributed(
     info, times = worker_info(target, drafting.draft, config), MeasuredTimes()
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
-        drafter = drafting.drafter(target.vocab_size, request.rule, limit=limit)
+        drafter = traced_guesser(drafting.drafter(target.vocab_size, request.rule, limit=limit))
         if pipeline is Pipeline.OFF:
-            return DraftThenVerify(RemoteVerifier(client, stats, request.report_margins, request.rule), drafter)
+            verifier = RemoteVerifier(client, stats, request.report_margins, request.rule)
+            return DraftThenVerify(traced_verifier(verifier), drafter)
         return PipelinedRounds(
-            StreamedVerifier(client, stats, request.report_margins, request.rule),
+            traced_flights(StreamedVerifier(client, stats, request.report_margins, request.rule)),
             drafter,
             Depth(pipeline, MOST_IN_FLIGHT, times),
             stats,

@@ -16,6 +16,7 @@ from clients import wire
 from clients.channel import TARGET, open_channel, stub
 from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
+from clients.request_context import outgoing
 from speculation.pipeline import Answer
 from speculation.types import ModelInfo, Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
@@ -162,7 +163,7 @@ class RemoteVerifier:
     async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout: float) -> Any:
         self._stats.bytes_up += request.ByteSize()
         try:
-            reply = await method(request, timeout=timeout)
+            reply = await method(request, timeout=timeout, metadata=outgoing())
         except grpc.RpcError as error:
             raise from_rpc(error) from None
         self._stats.bytes_down += reply.ByteSize()

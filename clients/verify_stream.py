@@ -20,6 +20,7 @@ import grpc
 from clients import wire
 from clients.errors import TandemError, from_rpc
 from clients.remote import RemoteVerifier, VerifierClient
+from clients.request_context import outgoing
 from speculation.pipeline import MOST_IN_FLIGHT, Answer, RoundsLost
 from speculation.types import Draft, Rule, SamplingParams, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
@@ -111,7 +112,7 @@ class _Stream:
 
     def __init__(self, client: VerifierClient, stats: SpeculationStats) -> None:
         self._client, self._stats = client, stats
-        self._call: Any = client.stub.VerifyStream()
+        self._call: Any = client.stub.VerifyStream(metadata=outgoing())
         self._outgoing: asyncio.Queue[pb.VerifyRequest] = asyncio.Queue()
         self._unanswered: deque[_Unanswered] = deque()
         self._ended: Exception | None = None

@@ -6,14 +6,27 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from clients import wire
 from models.generator import Generator
 from services.lifecycle import Lifecycle
-from speculation.types import Chunk, Completion, GenerationRequest
+from speculation.types import Chunk, Completion, GenerationRequest, SpeculationStats
 
 Observe = Callable[[GenerationRequest, Completion, float], None]
+
+
+class Watcher(Protocol):
+    """Looks on while one request is answered."""
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Whenever a round has committed tokens; the statistics have it."""
+
+    def ended(self, end: Completion | BaseException) -> None:
+        """Last, however it ended."""
+
+
+Watch = Callable[[SpeculationStats], Watcher]
 
 
 class GenerateMethod:
@@ -22,9 +35,16 @@ class GenerateMethod:
     The generation runs in a task of its own: a slow reader delays nobody, and a reader that leaves ends it.
     """
 
-    def __init__(self, generator: Generator, reply_type: Any, lifecycle: Lifecycle, observe: Observe | None) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        reply_type: Any,
+        lifecycle: Lifecycle,
+        observe: Observe | None,
+        watch: Watch | None = None,
+    ) -> None:
         self._generator, self._reply_type = generator, reply_type
-        self._lifecycle, self._observe = lifecycle, observe
+        self._lifecycle, self._observe, self._watch = lifecycle, observe, watch
 
     async def stream(self, message: Any) -> AsyncGenerator[Any, None]:
         request = wire.generation_from_wire(message.generation)
@@ -44,15 +64,27 @@ class GenerateMethod:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def _produce(self, request: GenerationRequest, events: asyncio.Queue[Any]) -> None:
-        started = time.perf_counter()
+        started, stats = time.perf_counter(), SpeculationStats()
+        watcher = self._watch(stats) if self._watch else None
         try:
-            async with contextlib.aclosing(self._generator.generate(request)) as generated:
+            async with contextlib.aclosing(self._generator.generate(request, stats)) as generated:
                 async for event in generated:
                     events.put_nowait(event)
-                    if self._observe and isinstance(event, Completion):
-                        self._observe(request, event, time.perf_counter() - started)
+                    if isinstance(event, Completion):
+                        if self._observe:
+                            self._observe(request, event, time.perf_counter() - started)
+                        if watcher:
+                            watcher.ended(event)
+                    elif watcher:
+                        watcher.chunk(event)
         except Exception as error:
             events.put_nowait(error)
+            if watcher:
+                watcher.ended(error)
+        except asyncio.CancelledError as left:
+            if watcher:
+                watcher.ended(left)
+            raise
 
     def _reply(self, event: Chunk | Completion) -> Any:
         if isinstance(event, Completion):

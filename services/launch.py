@@ -19,6 +19,7 @@ from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
+from services.observability import Observability, ObservabilityConfig
 from services.proposals import Proposals
 from services.server import Hosted, ServeConfig, serve
 from services.target_verifier import TargetVerifierService
@@ -49,6 +50,7 @@ class RoleConfig:
     lease_seconds: float = 60.0
     profile: bool = False
     pipeline: Pipeline = Pipeline.AUTO
+    observability: ObservabilityConfig = ObservabilityConfig()
 
     def __post_init__(self) -> None:
         if not self.draft_seconds > 0:
@@ -58,10 +60,11 @@ class RoleConfig:
 async def run_target(config: RoleConfig) -> None:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
+    seen = Observability(config.observability, "target")
 
     async def build() -> Hosted:
         loaded = await load(config.models, batcher, config.serve.startup)
-        closing = [batcher.close]
+        closing, health = [batcher.close], None
         if config.draft_address is None:
             generator = plain_generator(loaded)
         else:
@@ -69,45 +72,54 @@ async def run_target(config: RoleConfig) -> None:
                 loaded, config.models.default_k, config.draft_address, config.draft_seconds
             )
             closing.insert(0, client.close)
+            health = client.health
         generator = _started(generator, config)
         _log_target(loaded, generator.info)
+        seen.loaded(generator.info)
         reply = target_verifier_pb2.TargetVerifierGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        generate = GenerateMethod(seen.traced(generator), reply, lifecycle, profile.observe, seen.watch)
         service = TargetVerifierService(loaded.engine, generator.info, generate, lifecycle, config.lease_seconds)
+        seen.look_at(lifecycle, batcher, {"target": loaded.engine.slots}, {"verify": service.sessions}, health)
         return Hosted(
             "TargetVerifier",
             partial(add_TargetVerifierServicer_to_server, service),
             background=[service.expire_forever],
             busy=lambda: len(service.sessions),
+            ready=partial(seen.ready, config.serve.startup),
             close=partial(_close, closing),
         )
 
-    await serve(config.serve, lifecycle, build)
+    await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
 
 
 async def run_fused(config: RoleConfig) -> None:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
+    seen = Observability(config.observability, "fused_target")
 
     async def build() -> Hosted:
         target, draft = await load_pair(config.models, batcher, config.serve.startup)
         generator = fused_generator(target, draft, config.models.default_k, config.models.draft)
         generator = _started(generator, config)
         _log_target(target, generator.info)
+        seen.loaded(generator.info)
         reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        generate = GenerateMethod(seen.traced(generator), reply, lifecycle, profile.observe, seen.watch)
         service = FusedSpeculativeServerService(generator.info, generate)
+        seen.look_at(lifecycle, batcher, {"target": target.engine.slots})
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
-        return Hosted("FusedSpeculativeServer", register, close=batcher.close)
+        ready = partial(seen.ready, config.serve.startup)
+        return Hosted("FusedSpeculativeServer", register, ready=ready, close=batcher.close)
 
-    await serve(config.serve, lifecycle, build)
+    await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
 
 
 async def run_draft_worker(config: RoleConfig) -> None:
     """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
+    seen = Observability(config.observability, "draft_worker")
 
     async def build() -> Hosted:
         drafting = await load_drafting(config.models, batcher, config.serve.startup)
@@ -115,6 +127,7 @@ async def run_draft_worker(config: RoleConfig) -> None:
         if config.target_address is None:
             info = _stamped(drafting_info(drafting, config.models), config)
             log.info("proposes with %s for targets that ask; knows none itself", info.draft_name)
+            seen.loaded(info)
         else:
             generator, client = await connect_distributed(
                 drafting, config.models, config.target_address, config.connect_seconds, config.pipeline
@@ -123,18 +136,22 @@ async def run_draft_worker(config: RoleConfig) -> None:
             generator = _started(generator, config)
             info = generator.info
             log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
+            seen.loaded(info)
             reply = draft_worker_pb2.DraftWorkerGenerateResponse
-            generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+            generate = GenerateMethod(generator, reply, lifecycle, profile.observe, seen.watch)
         proposals = Proposals(drafting, info, lifecycle, config.lease_seconds)
+        slots = {"draft": drafting.draft.engine.slots} if drafting.draft else {}
+        seen.look_at(lifecycle, batcher, slots, {"propose": proposals.sessions})
         return Hosted(
             "DraftWorker",
             partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
             background=[proposals.expire_forever],
             busy=lambda: len(proposals.sessions),
+            ready=partial(seen.ready, config.serve.startup),
             close=partial(_close, closing),
         )
 
-    await serve(config.serve, lifecycle, build)
+    await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
 
 

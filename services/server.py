@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,16 @@ class ServeConfig:
 
 @dataclass(slots=True)
 class Hosted:
-    """What a role serves: the service's name, how to register it, and what runs beside it."""
+    """What a role serves: the service's name, how to register it, and what runs beside it.
+
+    `ready` is called once it listens, and adds to the ready file.
+    """
 
     service: str
     register: Callable[[grpc.aio.Server], None]
     background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     busy: Callable[[], int] = lambda: 0
+    ready: Callable[[], Mapping[str, object]] = dict
     close: Callable[[], Awaitable[None]] | None = None
 
 
@@ -63,9 +67,17 @@ class AddressInUse(ValueError):
     """The port cannot be bound."""
 
 
-async def serve(config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], Awaitable[Hosted]]) -> None:
-    """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+async def serve(
+    config: ServeConfig,
+    lifecycle: Lifecycle,
+    build: Callable[[], Awaitable[Hosted]],
+    outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+) -> None:
+    """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once.
+
+    `outermost` interceptors see every call first, and its status last.
+    """
+    server = grpc.aio.server(interceptors=[*outermost, ErrorInterceptor()], options=_OPTIONS)
     port = _bind(server, config)
     stopping = _stop_signals()
     building = asyncio.create_task(_as_task(build()))
@@ -141,9 +153,11 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
         log.info("start-up: %s", note)
     log.info("start-up: %s", config.startup.line())
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
+    more = hosted.ready()
     if config.ready_file:
         ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
         ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}
+        ready |= more
         partial = Path(f"{config.ready_file}.partial")
         partial.write_text(json.dumps(ready))
         partial.replace(config.ready_file)

@@ -85,6 +85,8 @@ class SessionTable(Generic[Held, Reply]):
             raise ValueError(f"lease_seconds: {lease_seconds} is not above 0")
         self._clock, self.lease_seconds = clock, lease_seconds
         self._sessions: dict[str, Session[Held, Reply]] = {}
+        self.opened = self.closed = self.expired = 0  # ever
+        self.on_end: Callable[[Session[Held, Reply], str], None] | None = None  # told "closed" or "expired"
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -112,6 +114,7 @@ class SessionTable(Generic[Held, Reply]):
             session_id, held, sampling, list(tokens), max_total_tokens, expires, rule=rule
         )
         self._sessions[session_id] = session
+        self.opened += 1
         return session
 
     def touch(self, session_id: str, expected: Session[Held, Reply] | None = None) -> Session[Held, Reply]:
@@ -123,7 +126,11 @@ class SessionTable(Generic[Held, Reply]):
         return session
 
     def drop(self, session_id: str) -> Session[Held, Reply] | None:
-        return self._sessions.pop(session_id, None)
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.closed += 1
+            self._tell_end(session, "closed")
+        return session
 
     def expire(self) -> list[Session[Held, Reply]]:
         """Removes and returns the sessions whose lease ran out while nobody used them."""
@@ -131,4 +138,10 @@ class SessionTable(Generic[Held, Reply]):
         gone = [s for s in self if s.expires < now and not s.in_use]
         for session in gone:
             del self._sessions[session.session_id]
+            self.expired += 1
+            self._tell_end(session, "expired")
         return gone
+
+    def _tell_end(self, session: Session[Held, Reply], how: str) -> None:
+        if self.on_end:
+            self.on_end(session, how)
