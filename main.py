@@ -96,9 +96,7 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
 
 def _seeing_flags(p: argparse.ArgumentParser) -> None:
     seeing = p.add_argument_group("seeing what goes on (docs/observability.md)")
-    _flag(
-        seeing, "metrics_port", type=int, help="servers: Prometheus metrics at this port; 0: a free one (default: none)"
-    )
+    _flag(seeing, "metrics_port", type=int, help="servers: Prometheus metrics here; 0: a free port (default: none)")
     _flag(seeing, "metrics_host", default="127.0.0.1", help="servers: address of that port (default 127.0.0.1)")
     _flag(seeing, "otlp_endpoint", help="http://HOST:PORT of the OTLP/gRPC collector that traces go to (default: none)")
     _flag(seeing, "log_format", default="text", help="text (default) or json, one object a line")

@@ -71,7 +71,7 @@ class GenerationClient:
                     yield wire.chunk_from_wire(reply.chunk)
         except grpc.RpcError as error:
             refused = from_rpc(error)
-            failed, refused.request_id = str(refused), about.id
+            failed, refused.request_id = refused.code, about.id
             raise refused from None
         finally:
             call.cancel()

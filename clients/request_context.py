@@ -80,7 +80,7 @@ def within(span: Span) -> Iterator[None]:
     try:
         yield
     except BaseException as raised:
-        error = f"{type(raised).__name__}: {raised}"
+        error = type(raised).__name__  # what it says may quote the request
         raise
     finally:
         _CURRENT.reset(token)

@@ -112,6 +112,7 @@ class Outcome:
     seconds: float = 0.0
     ttft_seconds: float | None = None
     error: str = ""
+    request_id: str = ""
 
 
 class _Screen:
@@ -149,7 +150,8 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     from speculation.pipeline import OutOfStep
     from speculation.types import InvalidField, TooLong
 
-    outcome, started = Outcome(), time.perf_counter()
+    request = current()
+    outcome, started = Outcome(request_id=request.id if request else ""), time.perf_counter()
     try:
         async with contextlib.aclosing(generate(request)) as events:
             async for event in events:
@@ -163,8 +165,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
         if not outcome.completion:
             outcome.error = "the stream ended without a completion"
     except (TandemError, InvalidField, TooLong, OutOfStep, RowFailed, DeviceLost) as error:
-        asked = current()
-        outcome.error = f"{error} (request {asked.id})" if asked else str(error)
+        outcome.error = str(error)
     outcome.seconds = time.perf_counter() - started
     screen.end(outcome)
     return outcome
@@ -172,7 +173,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
 
 def _summary(outcome: Outcome) -> str:
     if outcome.error or not outcome.completion:
-        return f"failed: {outcome.error}"
+        return f"failed: {outcome.error}" + (f" (request {outcome.request_id})" if outcome.request_id else "")
     done, stats = outcome.completion, outcome.completion.stats
     line = (
         f"{done.output_tokens} tokens in {outcome.seconds:.2f} s, {done.output_tokens / outcome.seconds:.1f} tokens/s"

@@ -136,7 +136,7 @@ def _answered(span: Span, answer: asyncio.Future[Answer]) -> None:
         return span.end()
     error = answer.exception()
     if error is not None:
-        return span.end(f"{type(error).__name__}: {error}")
+        return span.end(type(error).__name__)
     verdict = answer.result().verdict
     span.note({"stale": verdict is None})
     if verdict:

@@ -1,4 +1,7 @@
-"""Spans of this process, sent as OTLP. OpenTelemetry (the extra `tracing`) is loaded only where somebody asks for it."""
+"""Spans of this process, sent as OTLP.
+
+OpenTelemetry (the extra `tracing`) is loaded only where somebody asks for it.
+"""
 
 from __future__ import annotations
 

@@ -24,12 +24,16 @@ log = logging.getLogger("tandem.rpc")
 
 _PREFIX = "/tandem.v1."
 _DETAILS = "grpc-status-details-bin"
+_QUOTES = "INVALID_FIELD"  # what such an error says quotes the request
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 @dataclass(slots=True)
 class Call:
-    """One call. `method` is Service/Method; `code`, `reason` (of ErrorInfo) and `message` are known at its end."""
+    """One call. `method` is Service/Method; `code`, `reason` (of ErrorInfo) and `message` are known at its end.
+
+    `message` quotes nothing of the request, so it may be logged.
+    """
 
     method: str
     metadata: dict[str, str]
@@ -151,7 +155,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise
         except BaseException:
             call.code = _code(context)
-            call.reason, call.message = _reason(context), _text(context.details())
+            call.reason = _reason(context)
+            call.message = "" if call.reason == _QUOTES else _text(context.details())
             raise
         finally:
             self._tell("ended", call)

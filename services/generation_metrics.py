@@ -1,5 +1,8 @@
-"""What requests and rounds count: tokens, drafts, latencies. vLLM's names, labels and buckets, so that its dashboards and
-alerts read ours (vllm/v1/metrics/loggers.py, vllm/v1/spec_decode/metrics.py)."""
+"""What requests and rounds count: tokens, drafts, latencies.
+
+vLLM's names, labels and buckets, so that its dashboards and alerts read ours (vllm/v1/metrics/loggers.py,
+vllm/v1/spec_decode/metrics.py).
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class GenerationMetrics:
             self._at(self._accepted_at, position).inc()
 
     def grown(self, stats: SpeculationStats, before: tuple[int, int, list[int], list[int]]) -> None:
-        """What a request's rounds have added since `before`: (rounds, stale rounds, drafted and accepted by position)."""
+        """What a request's rounds added since `before`: (rounds, stale rounds, drafted and accepted by position)."""
         rounds, stale, drafted_at, accepted_at = before
         self._rounds.inc(stats.rounds - rounds)
         self._stale.inc(stats.stale_rounds - stale)

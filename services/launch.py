@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from clients.distributed import connect_distributed
@@ -50,7 +50,7 @@ class RoleConfig:
     lease_seconds: float = 60.0
     profile: bool = False
     pipeline: Pipeline = Pipeline.AUTO
-    observability: ObservabilityConfig = ObservabilityConfig()
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
 
     def __post_init__(self) -> None:
         if not self.draft_seconds > 0:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a server: under vLLM's names where it has them, else `tandem:`. docs/observability.md lists all.
+"""Prometheus metrics of a server: vLLM's names where it has them, else `tandem:`. docs/observability.md lists all.
 
 Counts come as they happen, states are read when they are scraped; nothing here is asked for by what it looks at.
 Needs the extra `metrics`: imported only where metrics are on.

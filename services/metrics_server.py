@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 
 
 class MetricsServer:
-    """Listens from the start, at `port` (0: a free one); answers /metrics once it knows what with. Raises ValueError."""
+    """Listens from the start, at `port` (0: a free one); answers once it has a registry. Raises ValueError."""
 
     def __init__(self, host: str, port: int) -> None:
         self.registry: CollectorRegistry | None = None

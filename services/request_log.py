@@ -10,6 +10,7 @@ from typing import Any
 from clients.request_context import current
 from services.calls import Call, CallObserver
 from services.sessions import Session
+from speculation.types import FinishReason
 
 log = logging.getLogger("tandem.request")
 
@@ -58,7 +59,7 @@ class RequestLog(CallObserver):
         if done is not None:
             stats = done.stats
             counts = _counts(done.prompt_tokens, done.output_tokens, stats.rounds, stats.drafted, stats.accepted)
-            fields |= {"finish_reason": done.finish_reason.removeprefix("FINISH_REASON_").lower(), **counts}
+            fields |= {"finish_reason": _finish(done.finish_reason), **counts}
         fields["seconds"] = round(call.seconds, 4)
         if call.code not in ("OK", "CANCELLED"):
             fields |= {"reason": call.reason, "error": call.message}
@@ -76,6 +77,10 @@ class RequestLog(CallObserver):
         fields["seconds"] = round(time.perf_counter() - tally.started, 4)
         request_id = tally.request_id or (request.id if request else "")
         log.info("%s", _line(fields), extra={"fields": fields, "request_id": request_id})
+
+
+def _finish(reason: int) -> str:
+    return FinishReason(reason).name.lower()
 
 
 def _counts(prompt_tokens: int, output_tokens: int, rounds: int, drafted: int, accepted: int) -> dict[str, int]:
