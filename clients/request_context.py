@@ -5,6 +5,7 @@ Both live in a context variable: tasks that a request starts inherit them, and o
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import contextvars
 import re
@@ -79,6 +80,9 @@ def within(span: Span) -> Iterator[None]:
     error = ""
     try:
         yield
+    except asyncio.CancelledError:
+        span.note({"cancelled": True})
+        raise
     except BaseException as raised:
         error = type(raised).__name__  # what it says may quote the request
         raise

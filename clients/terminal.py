@@ -150,8 +150,8 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     from speculation.pipeline import OutOfStep
     from speculation.types import InvalidField, TooLong
 
-    request = current()
-    outcome, started = Outcome(request_id=request.id if request else ""), time.perf_counter()
+    known = current()
+    outcome, started = Outcome(request_id=known.id if known else ""), time.perf_counter()
     try:
         async with contextlib.aclosing(generate(request)) as events:
             async for event in events:

@@ -27,10 +27,10 @@ def open_tracing(endpoint: str | None, name: str) -> Tracing | None:
     asked. `name` is the service's where OTEL_SERVICE_NAME is not set. Raises ValueError."""
     if endpoint is None and not any(os.environ.get(variable) for variable in _ASKED_BY):
         return None
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ValueError(f"otlp_endpoint: {endpoint!r} is not http://HOST:PORT or https://HOST:PORT")
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable
@@ -55,6 +56,17 @@ class Scrape:
         found = [s.value for s in self.samples if s.name == name and labels.items() <= s.labels.items()]
         assert found, f"no {name} {labels}"
         return sum(found)
+
+
+def after(server: ServerProcess, name: str, at_least: int, **labels: str) -> Scrape:
+    """Once so many were counted: a refusal is on its way, and a leaver is gone, before the server has noted it."""
+    give_up = time.monotonic() + 10
+    while True:
+        scrape = Scrape(server)
+        known = [s.value for s in scrape.samples if s.name == name and labels.items() <= s.labels.items()]
+        if sum(known) >= at_least:
+            return scrape
+        assert time.monotonic() < give_up, f"{name}: {known}"
 
 
 def asked(count: int = 20, **rest: Any) -> list[GenerationRequest]:
@@ -145,7 +157,6 @@ def test_counters_of_a_target_equal_the_completions_of_its_clients(tmp_path: Pat
     if pipeline is Pipeline.OFF:
         methods = ("OpenSession", "Verify", "CloseSession")
         assert sum(scrape("tandem:bytes_total", method=f"TargetVerifier/{m}", direction="in") for m in methods) == up
-        # server_seconds is set after the client's count of a session's last reply could miss it: it cannot
         assert sum(scrape("tandem:bytes_total", method=f"TargetVerifier/{m}", direction="out") for m in methods) == down
         assert scrape("tandem:rpcs_total", method="TargetVerifier/Verify", code="OK") == rounds
 
@@ -161,17 +172,8 @@ def test_counters_of_a_draft_worker_and_its_target_agree(tmp_path: Path) -> None
     with server_process(tmp_path, "--role", "target", "--metrics_port", "0") as target:
         address = target.wait_ready()
         host, port = address.split(":")
-        arguments = (
-            "--role",
-            "draft_worker",
-            "--target_host",
-            host,
-            "--target_port",
-            port,
-            "--draft_model",
-            "miss=0.3",
-        )
-        with server_process(tmp_path, *arguments, "--metrics_port", "0", ready_file="worker.json") as worker:
+        arguments = ("--role", "draft_worker", "--target_host", host, "--target_port", port, "--metrics_port", "0")
+        with server_process(tmp_path, *arguments, "--draft_model", "miss=0.3", ready_file="worker.json") as worker:
             drafted, plain = run(ask(worker.wait_ready(), address))
             of_worker, of_target = Scrape(worker), Scrape(target)
     check_speculation(of_worker, drafted)
@@ -233,7 +235,7 @@ def test_rounds_again_stale_rounds_resumes_and_refusals_are_counted(tmp_path: Pa
 
     with server_process(tmp_path, "--role", "target", "--metrics_port", "0") as server:
         run(ask(server.wait_ready()))
-        scrape = Scrape(server)
+        scrape = after(server, "tandem:rpcs_total", method="TargetVerifier/Generate", at_least=2)
     for outcome in ("applied", "replayed", "stale"):
         assert scrape("tandem:rounds_total", outcome=outcome, transport="unary") == 1
     assert scrape("tandem:session_resumes_total") == 1
@@ -249,19 +251,17 @@ def test_rounds_again_stale_rounds_resumes_and_refusals_are_counted(tmp_path: Pa
 
 
 def test_a_request_that_is_left_is_counted_as_aborted_with_the_rounds_it_had(tmp_path: Path) -> None:
-    async def ask(address: str, server: ServerProcess) -> None:
+    async def ask(address: str) -> None:
         async with GenerationClient.connect(address, FUSED) as client:
             events = client.generate(ids(b"abc", 200, ignore_end_of_sequence=True))
             for _ in range(3):
                 await anext(events)
             await events.aclose()
-            while not any(s.name == "tandem:rpcs_total" for s in Scrape(server).samples):
-                pass  # the server notices when it does
 
     arguments = ("--role", "fused_target", "--model", "step=0.01", "--draft_model", "miss=0.3", "--metrics_port", "0")
     with server_process(tmp_path, *arguments) as server:
-        run(ask(server.wait_ready(), server))
-        scrape = Scrape(server)
+        run(ask(server.wait_ready()))
+        scrape = after(server, "tandem:rpcs_total", at_least=1)
     assert scrape("vllm:request_success_total", finished_reason="abort") == 1
     assert scrape("tandem:rpcs_total", method="FusedSpeculativeServer/Generate", code="CANCELLED") == 1
     assert 3 <= scrape("tandem:speculation_rounds_total") < 200
