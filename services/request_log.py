@@ -7,12 +7,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from clients.request_context import current
 from services.calls import Call, CallObserver
 from services.sessions import Session
 from speculation.types import FinishReason
 
 log = logging.getLogger("tandem.request")
+
+_MOST_SESSIONS = 4096  # that are remembered: one that is closed while it opens is never heard of again
 
 
 @dataclass(slots=True)
@@ -42,41 +43,43 @@ class RequestLog(CallObserver):
             if reply.HasField("completion"):
                 self._completions[id(call)] = reply.completion
         elif method == "OpenSession":
-            tally = _Tally(call.request_id, request.prompt_length)
-            self._sessions.setdefault(request.session_id, tally)
+            self._sessions.setdefault(request.session_id, _Tally(call.request_id, request.prompt_length))
+            if len(self._sessions) > _MOST_SESSIONS:
+                self._sessions.pop(next(iter(self._sessions)))
         elif method in ("Verify", "VerifyStream"):
-            tally_or_none = self._sessions.get(request.session_id)
-            if tally_or_none and not (reply.stale or reply.replayed):
-                tally_or_none.rounds += 1
-                tally_or_none.drafted += len(request.draft_tokens)
-                tally_or_none.accepted += reply.accepted
-                tally_or_none.output_tokens += len(reply.token_ids)
+            tally = self._sessions.get(request.session_id)
+            if tally and not (reply.stale or reply.replayed):
+                tally.rounds += 1
+                tally.drafted += len(request.draft_tokens)
+                tally.accepted += reply.accepted
+                tally.output_tokens += len(reply.token_ids)
 
     def ended(self, call: Call) -> None:
-        method = call.method.rpartition("/")[2]
-        fields: dict[str, Any] = {"role": self._role, "method": call.method, "status": call.code}
         done = self._completions.pop(id(call), None)
+        failed = call.code not in ("OK", "CANCELLED")
+        loud = failed or call.method.endswith("/Generate")
+        level = logging.INFO if loud else logging.DEBUG
+        if not log.isEnabledFor(level):
+            return
+        fields: dict[str, Any] = {"role": self._role, "method": call.method, "status": call.code}
         if done is not None:
             stats = done.stats
             counts = _counts(done.prompt_tokens, done.output_tokens, stats.rounds, stats.drafted, stats.accepted)
             fields |= {"finish_reason": _finish(done.finish_reason), **counts}
         fields["seconds"] = round(call.seconds, 4)
-        if call.code not in ("OK", "CANCELLED"):
+        if failed:
             fields |= {"reason": call.reason, "error": call.message}
-        loud = method == "Generate" or "error" in fields
-        log.log(logging.INFO if loud else logging.DEBUG, "%s", _line(fields), extra={"fields": fields})
+        log.log(level, "%s", _line(fields), extra={"fields": fields})
 
     def session_ended(self, session: Session[Any, Any], how: str) -> None:
         """Of a table of sessions of rounds (services/sessions.py)."""
         tally = self._sessions.pop(session.session_id, None)
-        request = current()
         if tally is None:  # its opening failed
             return
         counts = _counts(tally.prompt_tokens, tally.output_tokens, tally.rounds, tally.drafted, tally.accepted)
         fields: dict[str, Any] = {"role": self._role, "method": "session", "status": how, **counts}
         fields["seconds"] = round(time.perf_counter() - tally.started, 4)
-        request_id = tally.request_id or (request.id if request else "")
-        log.info("%s", _line(fields), extra={"fields": fields, "request_id": request_id})
+        log.info("%s", _line(fields), extra={"fields": fields, "request_id": tally.request_id})
 
 
 def _finish(reason: int) -> str:
@@ -104,4 +107,5 @@ def _line(fields: dict[str, Any]) -> str:
         said.append(f"{fields['rounds']} rounds")
         said.append(f"{fields['accepted']} of {fields['drafted']} draft tokens accepted")
     said.append(f"{fields['seconds']:.3f} s")
-    return ", ".join(said) + (f": {fields['error']}" if fields.get("error") else "")
+    why = fields.get("error") or fields.get("reason")
+    return ", ".join(said) + (f": {why}" if why else "")
