@@ -6,7 +6,9 @@ vllm/v1/spec_decode/metrics.py).
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -39,6 +41,7 @@ class GenerationMetrics:
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Rounds with at least one draft token.")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        # By position, looked up once.
         self._accepted_at = self._by_position(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position from 0.", most
         )
@@ -71,9 +74,9 @@ class GenerationMetrics:
         self._drafted.inc(drafted)
         self._accepted.inc(accepted)
         for position in range(drafted):
-            self._at(self._drafted_at, position).inc()
+            self._drafted_at(position).inc()
         for position in range(accepted):
-            self._at(self._accepted_at, position).inc()
+            self._accepted_at(position).inc()
 
     def grown(self, stats: SpeculationStats, before: tuple[int, int, list[int], list[int]]) -> None:
         """What a request's rounds added since `before`: (rounds, stale rounds, drafted and accepted by position)."""
@@ -88,24 +91,22 @@ class GenerationMetrics:
                 self._drafts.inc(drafted if position == 0 else 0)
                 self._drafted.inc(drafted)
                 self._accepted.inc(accepted)
-                self._at(self._drafted_at, position).inc(drafted)
-                self._at(self._accepted_at, position).inc(accepted)
+                self._drafted_at(position).inc(drafted)
+                self._accepted_at(position).inc(accepted)
 
     def spent(self, stats: SpeculationStats) -> None:
         for cause, counter in self._spent.items():
             counter.inc(getattr(stats, f"{cause}_seconds"))
 
-    def _at(self, counter: Counter, position: int) -> Any:
-        return counter.labels(*self._model, str(position))
-
     def _counter(self, name: str, help_text: str) -> Any:
         return Counter(name, help_text, MODEL_LABELS, registry=self._registry).labels(*self._model)
 
-    def _by_position(self, name: str, help_text: str, most: int) -> Counter:
+    def _by_position(self, name: str, help_text: str, most: int) -> Callable[[int], Counter]:
         counter = Counter(name, help_text, (*MODEL_LABELS, "position"), registry=self._registry)
+        at = functools.cache(lambda position: counter.labels(*self._model, str(position)))
         for position in range(most):
-            self._at(counter, position)
-        return counter
+            at(position)
+        return at
 
     def _seconds(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Any:
         histogram = Histogram(name, help_text, MODEL_LABELS, registry=self._registry, buckets=buckets)

@@ -6,6 +6,8 @@ Needs the extra `metrics`: imported only where metrics are on.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,14 +43,19 @@ class Metrics(CallObserver):
         self._refusals = self._counter("tandem:refusals", "Calls that failed, by ErrorInfo.", ("method", "reason"))
         self._bytes = self._counter("tandem:bytes", "Protobuf payload of messages.", ("method", "direction"))
         self._rounds = self._counter("tandem:rounds", "Rounds of sessions, by outcome.", ("outcome", "transport"))
-        for outcome in ("applied", "replayed", "stale"):
-            for transport in ("unary", "stream"):
-                self._rounds.labels(outcome, transport)
+        for outcome, transport in itertools.product(("applied", "replayed", "stale"), ("unary", "stream")):
+            self._rounds.labels(outcome, transport)
         self._resumes = self._counter("tandem:session_resumes", "Sessions opened with more than their prompt.", ())
-        self._step = self._by_kind("tandem:step_seconds", "A step on the device.", _STEP)
-        self._step_queue = self._by_kind("tandem:step_queue_seconds", "A row's wait for its step.", _STEP)
-        self._step_rows = self._by_kind("tandem:step_rows", "Rows that shared a step.", _ROWS)
+        histograms = (
+            self._by_kind("tandem:step_seconds", "A step on the device.", _STEP),
+            self._by_kind("tandem:step_queue_seconds", "A row's wait for its step.", _STEP),
+            self._by_kind("tandem:step_rows", "Rows that shared a step.", _ROWS),
+        )
         self._chunks = self._counter("tandem:prefill_chunks", "Chunks of prompts processed.", ())
+        # With their labels looked up once: messages and steps are many.
+        self._round_of = functools.cache(self._rounds.labels)
+        self._bytes_of = functools.cache(self._bytes.labels)
+        self._step_of = functools.cache(lambda kind: [h.labels(kind) for h in histograms])
 
     # --- what is looked at ---
 
@@ -101,10 +108,10 @@ class Metrics(CallObserver):
     # --- what is told ---
 
     def received(self, call: Call, size: int) -> None:
-        self._bytes.labels(call.method, "in").inc(size)
+        self._bytes_of(call.method, "in").inc(size)
 
     def sent(self, call: Call, size: int) -> None:
-        self._bytes.labels(call.method, "out").inc(size)
+        self._bytes_of(call.method, "out").inc(size)
 
     def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
         if call.method == "TargetVerifier/Verify":
@@ -124,16 +131,15 @@ class Metrics(CallObserver):
 
     def _round(self, transport: str, request: Any, reply: Any) -> None:
         outcome = "stale" if reply.stale else "replayed" if reply.replayed else "applied"
-        self._rounds.labels(outcome, transport).inc()
+        self._round_of(outcome, transport).inc()
         if outcome == "applied":
             self.generation.output.inc(len(reply.token_ids))
             self.generation.round(len(request.draft_tokens), reply.accepted)
 
     def _stepped(self, row: Any, rows: int, queue_seconds: float, seconds: float) -> None:
         kind = _KINDS.get(type(row), "other")
-        self._step.labels(kind).observe(seconds)
-        self._step_queue.labels(kind).observe(queue_seconds)
-        self._step_rows.labels(kind).observe(rows)
+        for histogram, value in zip(self._step_of(kind), (seconds, queue_seconds, rows), strict=True):
+            histogram.observe(value)
         if kind == "prefill":
             self._chunks.inc(rows)
 
