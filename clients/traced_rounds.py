@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from clients.request_context import Span, current_span, within
+from clients.request_context import Attributes, Span, current_span, within
 from speculation.drafters import Drafter, Guesser
 from speculation.loop import Rounds, Verifier
 from speculation.pipeline import Answer, FlightVerifier
@@ -110,9 +110,10 @@ class TracedFlights(_Traced[FlightVerifier]):
         answer.add_done_callback(lambda done: _answered(span, done))
         return answer
 
-    async def resume(self, tokens: Sequence[int]) -> None:
-        with within(self._span.child("resume", {"base_length": len(tokens)})):
-            await self._inner.resume(tokens)
+    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
+        about: Attributes = {"base_length": len(tokens), "cause": type(cause).__name__}
+        with within(self._span.child("resume", about)):
+            await self._inner.resume(tokens, cause)
 
 
 class TracedRounds(_Traced[Rounds]):

@@ -49,6 +49,7 @@ class GenerationMetrics:
             "tandem:draft_tokens_per_pos", "Draft tokens verified, by position from 0.", most
         )
         self._rounds = self._counter("tandem:speculation_rounds", "Rounds, those without a draft token included.")
+        self._undrafted = self._counter("tandem:undrafted_rounds", "Rounds whose drafter failed.")
         self._stale = self._counter("tandem:stale_rounds_sent", "Rounds that were sent ahead in vain.")
         success = Counter(
             "vllm:request_success", "Requests by how they ended.", (*MODEL_LABELS, "finished_reason"), registry=registry
@@ -78,9 +79,10 @@ class GenerationMetrics:
         for position in range(accepted):
             self._accepted_at(position).inc()
 
-    def grown(self, stats: SpeculationStats, before: tuple[int, int, list[int], list[int]]) -> None:
-        """What a request's rounds added since `before`: (rounds, stale rounds, drafted and accepted by position)."""
-        rounds, stale, drafted_at, accepted_at = before
+    def grown(self, stats: SpeculationStats, before: tuple[int, int, int, list[int], list[int]]) -> None:
+        """What rounds added since `before`: (rounds, undrafted and stale ones, drafted and accepted by position)."""
+        rounds, undrafted, stale, drafted_at, accepted_at = before
+        self._undrafted.inc(stats.undrafted_rounds - undrafted)
         self._rounds.inc(stats.rounds - rounds)
         self._stale.inc(stats.stale_rounds - stale)
         for position, now in enumerate(stats.drafted_per_position):
@@ -121,7 +123,7 @@ class WatchedRequest:
         self._began = time.perf_counter()
         self._first = self._last = 0.0
         self._tokens = 0
-        self._seen: tuple[int, int, list[int], list[int]] = (0, 0, [], [])
+        self._seen: tuple[int, int, int, list[int], list[int]] = (0, 0, 0, [], [])
 
     def chunk(self, chunk: Chunk) -> None:
         now = time.perf_counter()
@@ -150,7 +152,7 @@ class WatchedRequest:
         stats = self._stats
         self._metrics.grown(stats, self._seen)
         drafted, accepted = list(stats.drafted_per_position), list(stats.accepted_per_position)
-        self._seen = (stats.rounds, stats.stale_rounds, drafted, accepted)
+        self._seen = (stats.rounds, stats.undrafted_rounds, stats.stale_rounds, drafted, accepted)
 
 
 def _finished(end: Completion | BaseException) -> str:

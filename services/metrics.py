@@ -96,7 +96,6 @@ class Metrics(CallObserver):
         """A drafter that may fail."""
         add = self._states
         add.gauge("tandem:drafter_up", "1 while the drafter answers.", {}, lambda: int(health.up))
-        add.counter("tandem:undrafted_rounds", "Rounds that had no drafter.", {}, lambda: health.undrafted)
         add.counter("tandem:draft_failures", "Times that the drafter failed.", {}, lambda: health.failures)
 
     def started(self, seconds: Mapping[str, float]) -> None:

@@ -6,7 +6,7 @@ import importlib.metadata
 import logging
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clients.tracing import Tracing, open_tracing
 from models.batcher import Batcher
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from services.metrics_server import MetricsServer
 
 log = logging.getLogger("tandem.server")
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,10 @@ class Observability:
         log.info("metrics at http://%s:%d/metrics", self._server.host, self._server.port)
         return {"metrics_host": self._server.host, "metrics_port": self._server.port}
 
-    async def during(self, serving: Awaitable[None]) -> None:
+    async def during(self, serving: Awaitable[Result]) -> Result:
         """Waits for the server to end, and ends with it."""
         try:
-            await serving
+            return await serving
         finally:
             if self._server:
                 self._server.close()
