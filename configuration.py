@@ -59,6 +59,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """A server's whole configuration."""
     from models.startup import Startup
     from services.launch import RoleConfig
+    from services.observability import ObservabilityConfig
     from services.server import ServeConfig
 
     startup = Startup(STARTED)
@@ -75,6 +76,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         lease_seconds=args.lease_seconds,
         profile=args.profile,
         pipeline=pipeline_of(args),
+        observability=ObservabilityConfig(args.metrics_port, args.metrics_host, args.otlp_endpoint),
         reconnect_seconds=args.reconnect_seconds,
         queue=args.queue,
     )
@@ -113,6 +115,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         profile=args.profile,
         timeout=args.timeout,
         reconnect_seconds=args.reconnect_seconds,
+        otlp_endpoint=args.otlp_endpoint,
     )
 
 

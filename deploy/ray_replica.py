@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import logging
@@ -14,6 +15,7 @@ import grpc
 from google.protobuf import empty_pb2
 
 import main
+from clients.logs import set_up
 from configuration import role_config
 from deploy.ray_ingress import SECONDS_LEFT
 from services.errors import ErrorInterceptor
@@ -30,12 +32,13 @@ class Replica:
     """One replica of a role, made from main.py's flags. Its methods are those of its service."""
 
     async def __init__(self, flags: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        args = main.parser().parse_args(flags)
+        set_up(args.log_format, args.debug)
         self._stopping = asyncio.Event()
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
-        self._interceptors = [ErrorInterceptor()]
+        self._interceptors: list[grpc.aio.ServerInterceptor] = []
         ready = asyncio.Event()
-        self._running = asyncio.create_task(_run(flags, partial(self._host, ready)), name="role")
+        self._running = asyncio.create_task(_run(args, partial(self._host, ready)), name="role")
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -65,13 +68,20 @@ class Replica:
         await asyncio.gather(self._running, return_exceptions=True)
 
     async def _host(
-        self, ready: asyncio.Event, config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], Awaitable[Hosted]]
+        self,
+        ready: asyncio.Event,
+        config: ServeConfig,
+        lifecycle: Lifecycle,
+        build: Callable[[], Awaitable[Hosted]],
+        outermost: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> int:
         """In place of services.server.serve: no port, no signals."""
         hosted = await build()
         tasks = [asyncio.ensure_future(work()) for work in hosted.background]
         hosted.register(_Methods(self._handlers))
+        self._interceptors += [*outermost, ErrorInterceptor()]
         log.info("%s is ready after %.1f s", hosted.service, config.startup.total())
+        hosted.ready()
         ready.set()
         ends = [asyncio.create_task(event.wait()) for event in (self._stopping, hosted.lost)]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -132,8 +142,7 @@ class _Methods:
         self._handlers.update(handlers)
 
 
-def _run(flags: Sequence[str], host: Host) -> Coroutine[Any, Any, int]:
-    args = main.parser().parse_args(flags)
+def _run(args: argparse.Namespace, host: Host) -> Coroutine[Any, Any, int]:
     if args.role == "target":
         return run_target(role_config(args, args.model or args.target_model), host)
     if args.role == "fused_target":
