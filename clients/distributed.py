@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clients.credentials import Credentials
 from clients.errors import TandemError
 from clients.remote import RemoteVerifier, VerifierClient
 from clients.verify_stream import StreamedVerifier
@@ -21,13 +22,14 @@ async def open_distributed(
     connect_seconds: float,
     batcher: Batcher,
     pipeline: Pipeline = Pipeline.AUTO,
+    credentials: Credentials | None = None,
 ) -> tuple[Generator, VerifierClient]:
     """The distributed loop as a generator, and the client to close. Raises ValueErrors of one line.
 
     The verifier may still be loading: it is waited for up to `connect_seconds`.
     """
     drafting = await load_drafting(config, batcher)
-    return await connect_distributed(drafting, config, target_address, connect_seconds, pipeline)
+    return await connect_distributed(drafting, config, target_address, connect_seconds, pipeline, credentials)
 
 
 async def connect_distributed(
@@ -36,9 +38,10 @@ async def connect_distributed(
     target_address: str,
     connect_seconds: float,
     pipeline: Pipeline = Pipeline.AUTO,
+    credentials: Credentials | None = None,
 ) -> tuple[Generator, VerifierClient]:
     """Likewise, with what drafts loaded already."""
-    client = VerifierClient(target_address, drafting.tokenizer.sha256)
+    client = VerifierClient(target_address, drafting.tokenizer.sha256, credentials=credentials)
     try:
         target = await client.model_info(connect_seconds)
         same_tokens(drafting.tokenizer, target.tokenizer_sha256)

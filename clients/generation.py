@@ -9,6 +9,7 @@ import grpc
 
 from clients import wire
 from clients.channel import MESSAGES, open_channel, stub
+from clients.credentials import Credentials
 from clients.errors import from_rpc
 from speculation.types import Chunk, Completion, GenerationRequest, ModelInfo
 
@@ -26,9 +27,9 @@ class GenerationClient:
         self.bytes_down = 0
 
     @classmethod
-    def connect(cls, address: str, service: str) -> GenerationClient:
+    def connect(cls, address: str, service: str, credentials: Credentials | None = None) -> GenerationClient:
         """A client of `service` (TargetVerifier, FusedSpeculativeServer or DraftWorker) at host:port."""
-        return cls(open_channel(address), service)
+        return cls(open_channel(address, credentials), service)
 
     async def __aenter__(self) -> GenerationClient:
         return self

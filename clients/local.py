@@ -16,7 +16,9 @@ async def run_draft(
 ) -> int:
     """--role draft: drafts here, drives the sessions of the target itself."""
     batcher = Batcher("draft")
-    generator, client = await open_distributed(models, config.address, connect_seconds, batcher, pipeline)
+    generator, client = await open_distributed(
+        models, config.address, connect_seconds, batcher, pipeline, config.credentials
+    )
     try:
         return await run_prompts(config, generator.generate, "distributed")
     finally:

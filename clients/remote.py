@@ -14,6 +14,7 @@ import grpc
 
 from clients import wire
 from clients.channel import TARGET, open_channel, stub
+from clients.credentials import Credentials
 from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
 from speculation.pipeline import Answer
@@ -36,11 +37,17 @@ class Deadlines:
 class VerifierClient:
     """A channel to one TargetVerifier, shared by the requests of a process."""
 
-    def __init__(self, address: str, tokenizer_sha256: str, deadlines: Deadlines | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        tokenizer_sha256: str,
+        deadlines: Deadlines | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address, self.tokenizer_sha256 = address, tokenizer_sha256
         self.deadlines = deadlines or Deadlines()
         self.streams: bool | None = None  # whether the server knows VerifyStream; None: not tried yet
-        self.channel = open_channel(address)
+        self.channel = open_channel(address, credentials)
         self.stub: Any = stub(self.channel, TARGET)
 
     async def model_info(self, timeout: float = 30.0) -> ModelInfo:

@@ -13,6 +13,7 @@ import grpc
 
 from clients import wire
 from clients.channel import DRAFT, open_channel, stub
+from clients.credentials import Credentials
 from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
 from models.runner import known_prefix
@@ -43,9 +44,15 @@ class OtherTokens(ValueError):
 class DraftClient:
     """A channel to one DraftWorker, shared by the requests of a process; `health` is what they know about it."""
 
-    def __init__(self, address: str, tokenizer_sha256: str, seconds: float = PROPOSE_SECONDS) -> None:
+    def __init__(
+        self,
+        address: str,
+        tokenizer_sha256: str,
+        seconds: float = PROPOSE_SECONDS,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address, self.tokenizer_sha256, self.seconds = address, tokenizer_sha256, seconds
-        self.channel = open_channel(address)
+        self.channel = open_channel(address, credentials)
         self.stub: Any = stub(self.channel, DRAFT)
         self.health = DrafterHealth(f"at {address}")
         self._info: ModelInfo | None = None

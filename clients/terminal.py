@@ -7,9 +7,10 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from clients.channel import DRAFT, FUSED, TARGET
+from clients.credentials import Credentials
 from clients.profile import Profile
 from speculation.types import Chunk, Completion, GenerationRequest
 
@@ -29,6 +30,10 @@ class ClientConfig:
     profile: bool = False
     token_by_token: bool = False
     timeout: float | None = None
+    credentials: Credentials = field(default_factory=Credentials)
+
+    def __post_init__(self) -> None:
+        self.credentials.check(self.address)
 
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
@@ -37,18 +42,18 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
 
     if service not in (None, TARGET, FUSED, DRAFT):
         raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
-    service = service or await which_service(config.address)
-    async with GenerationClient.connect(config.address, service) as client:
+    service = service or await which_service(config.address, config.credentials)
+    async with GenerationClient.connect(config.address, service, config.credentials) as client:
         return await run_prompts(config, lambda request: client.generate(request, config.timeout), service)
 
 
-async def which_service(address: str) -> str:
+async def which_service(address: str, credentials: Credentials | None = None) -> str:
     """The Tandem service that answers at `address`. Raises TandemError."""
     from clients.errors import TandemError
     from clients.generation import GenerationClient
 
     for service in (TARGET, FUSED, DRAFT):
-        async with GenerationClient.connect(address, service) as client:
+        async with GenerationClient.connect(address, service, credentials) as client:
             try:
                 await client.model_info()
             except TandemError as error:

@@ -10,7 +10,9 @@ from typing import Any
 
 from clients import wire
 from models.generator import Generator
+from services.identity import caller
 from services.lifecycle import Lifecycle
+from services.limits import Limits, Running
 from speculation.types import Chunk, Completion, GenerationRequest
 
 Observe = Callable[[GenerationRequest, Completion, float], None]
@@ -22,13 +24,23 @@ class GenerateMethod:
     The generation runs in a task of its own: a slow reader delays nobody, and a reader that leaves ends it.
     """
 
-    def __init__(self, generator: Generator, reply_type: Any, lifecycle: Lifecycle, observe: Observe | None) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        reply_type: Any,
+        lifecycle: Lifecycle,
+        observe: Observe | None,
+        limits: Limits | None = None,
+    ) -> None:
         self._generator, self._reply_type = generator, reply_type
+        self._limits = limits or Limits()
+        self._running = Running(self._limits)
         self._lifecycle, self._observe = lifecycle, observe
 
     async def stream(self, message: Any) -> AsyncGenerator[Any, None]:
         request = wire.generation_from_wire(message.generation)
-        with self._lifecycle.work():
+        self._limits.check_prompt(request, self._generator.info.max_sequence_length)
+        with self._lifecycle.work(), self._running.one(caller()):
             events: asyncio.Queue[Chunk | Completion | BaseException] = asyncio.Queue()
             task = asyncio.create_task(self._produce(request, events), name="generate")
             try:

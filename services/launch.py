@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from clients.credentials import Credentials
 from clients.distributed import connect_distributed
 from clients.profile import Profile
 from clients.remote_draft import open_remote_draft
@@ -37,7 +38,8 @@ class RoleConfig:
     """Everything a server role needs; built and validated once.
 
     `draft_address`: the DraftWorker that a target asks for drafts, each within `draft_seconds`. `target_address` None:
-    a DraftWorker that knows no target, and only proposes. `pipeline`: whether a DraftWorker's rounds overlap.
+    a DraftWorker that knows no target, and only proposes. `credentials`: what this server shows when it calls either.
+    `pipeline`: whether a DraftWorker's rounds overlap.
     """
 
     serve: ServeConfig
@@ -49,8 +51,12 @@ class RoleConfig:
     lease_seconds: float = 60.0
     profile: bool = False
     pipeline: Pipeline = Pipeline.AUTO
+    credentials: Credentials = field(default_factory=Credentials)
 
     def __post_init__(self) -> None:
+        for address in (self.target_address, self.draft_address):
+            if address is not None:
+                self.credentials.check(address)
         if not self.draft_seconds > 0:
             raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
 
@@ -58,6 +64,7 @@ class RoleConfig:
 async def run_target(config: RoleConfig) -> None:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
+    limits = config.serve.security.limits
 
     async def build() -> Hosted:
         loaded = await load(config.models, batcher, config.serve.startup)
@@ -66,14 +73,16 @@ async def run_target(config: RoleConfig) -> None:
             generator = plain_generator(loaded)
         else:
             generator, client = await open_remote_draft(
-                loaded, config.models.default_k, config.draft_address, config.draft_seconds
+                loaded, config.models.default_k, config.draft_address, config.draft_seconds, config.credentials
             )
             closing.insert(0, client.close)
         generator = _started(generator, config)
         _log_target(loaded, generator.info)
         reply = target_verifier_pb2.TargetVerifierGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
-        service = TargetVerifierService(loaded.engine, generator.info, generate, lifecycle, config.lease_seconds)
+        generate = GenerateMethod(generator, reply, lifecycle, profile.observe, limits)
+        service = TargetVerifierService(
+            loaded.engine, generator.info, generate, lifecycle, config.lease_seconds, limits
+        )
         return Hosted(
             "TargetVerifier",
             partial(add_TargetVerifierServicer_to_server, service),
@@ -89,6 +98,7 @@ async def run_target(config: RoleConfig) -> None:
 async def run_fused(config: RoleConfig) -> None:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
+    limits = config.serve.security.limits
 
     async def build() -> Hosted:
         target, draft = await load_pair(config.models, batcher, config.serve.startup)
@@ -96,7 +106,7 @@ async def run_fused(config: RoleConfig) -> None:
         generator = _started(generator, config)
         _log_target(target, generator.info)
         reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        generate = GenerateMethod(generator, reply, lifecycle, profile.observe, limits)
         service = FusedSpeculativeServerService(generator.info, generate)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
         return Hosted("FusedSpeculativeServer", register, close=batcher.close)
@@ -108,6 +118,7 @@ async def run_fused(config: RoleConfig) -> None:
 async def run_draft_worker(config: RoleConfig) -> None:
     """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
+    limits = config.serve.security.limits
 
     async def build() -> Hosted:
         drafting = await load_drafting(config.models, batcher, config.serve.startup)
@@ -117,15 +128,20 @@ async def run_draft_worker(config: RoleConfig) -> None:
             log.info("proposes with %s for targets that ask; knows none itself", info.draft_name)
         else:
             generator, client = await connect_distributed(
-                drafting, config.models, config.target_address, config.connect_seconds, config.pipeline
+                drafting,
+                config.models,
+                config.target_address,
+                config.connect_seconds,
+                config.pipeline,
+                config.credentials,
             )
             closing.insert(0, client.close)
             generator = _started(generator, config)
             info = generator.info
             log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
             reply = draft_worker_pb2.DraftWorkerGenerateResponse
-            generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
-        proposals = Proposals(drafting, info, lifecycle, config.lease_seconds)
+            generate = GenerateMethod(generator, reply, lifecycle, profile.observe, limits)
+        proposals = Proposals(drafting, info, lifecycle, config.lease_seconds, limits)
         return Hosted(
             "DraftWorker",
             partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
