@@ -68,6 +68,19 @@ class Credentials:
             return Token(_checked("token_env", self.token_env, os.environ.get(self.token_env, "").strip()))
         return None
 
+    def flags(self) -> list[str]:
+        """The flags of main.py that say the same, for a process that calls whom this one calls."""
+        named = {
+            "--tls_ca": self.ca,
+            "--tls_client_cert": self.cert,
+            "--tls_client_key": self.key,
+            "--tls_server_name": self.server_name,
+            "--token_file": self.token_file,
+            "--token_env": self.token_env,
+        }
+        given = [part for flag, value in named.items() if value is not None for part in (flag, value)]
+        return [*given, "--insecure"] if self.insecure else given
+
     def check(self, address: str) -> None:
         """Whether a token may go there. Raises ValueError."""
         bare = self.ca is None and not self.insecure

@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 
 from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
+from clients.credentials import Credentials
 from clients.distributed import connect_distributed
 from clients.generation import GenerationClient
 from clients.remote import VerifierClient
@@ -34,11 +35,11 @@ from models.runner import Limits, Runner
 from models.tokenizers import Tokenizer
 from models.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
 from services.draft_worker import DraftWorkerService
-from services.errors import ErrorInterceptor
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.proposals import Proposals
+from services.security import Security
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
 from speculation.draws import draw
@@ -112,8 +113,8 @@ class Site:
     proposals: Proposals | None = None
     worker: DraftWorkerService | None = None
 
-    def client(self) -> GenerationClient:
-        return GenerationClient.connect(self.address, self.service)
+    def client(self, credentials: Credentials | None = None) -> GenerationClient:
+        return GenerationClient.connect(self.address, self.service, credentials)
 
     @property
     def free(self) -> int:
@@ -122,10 +123,13 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def listening(register: Callable[[grpc.aio.Server], None], port: int = 0) -> AsyncIterator[str]:
+async def listening(
+    register: Callable[[grpc.aio.Server], None], port: int = 0, security: Security | None = None
+) -> AsyncIterator[str]:
     """host:port of a server with what `register` adds."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    security = security or Security()
+    server = grpc.aio.server(interceptors=security.interceptors(), options=security.options())
+    port = security.add_port(server, f"127.0.0.1:{port}")
     register(server)
     await server.start()
     try:
@@ -135,16 +139,18 @@ async def listening(register: Callable[[grpc.aio.Server], None], port: int = 0) 
 
 
 @contextlib.asynccontextmanager
-async def target_site(runner: ToyRunner | None = None, lease_seconds: float = 60.0) -> AsyncIterator[Site]:
+async def target_site(
+    runner: ToyRunner | None = None, lease_seconds: float = 60.0, security: Security | None = None
+) -> AsyncIterator[Site]:
     """A TargetVerifier."""
-    batcher, lifecycle = Batcher("test-target"), Lifecycle()
+    batcher, lifecycle, limits = Batcher("test-target"), Lifecycle(), security.limits if security else None
     engine = Engine(runner or toy(), batcher)
     generator = plain_generator(Loaded(engine, ToyTokenizer()))
-    generate = GenerateMethod(generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None)
-    service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds)
+    generate = GenerateMethod(generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None, limits)
+    service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds, limits)
     expiring = asyncio.create_task(service.expire_forever())
     try:
-        async with listening(partial(add_TargetVerifierServicer_to_server, service)) as address:
+        async with listening(partial(add_TargetVerifierServicer_to_server, service), 0, security) as address:
             yield Site(TARGET, address, generator, engine, lifecycle, service)
     finally:
         expiring.cancel()
@@ -194,11 +200,15 @@ async def distributed(
     max_length: int = 160,
     pipeline: Pipeline = Pipeline.OFF,
     k: int | None = 3,
+    credentials: Credentials | None = None,
+    connect_seconds: float = 10.0,
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
     config = draft_config(draft, slots, max_length, k)
     async with drafting(config) as drafts:
-        generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline)
+        generator, client = await connect_distributed(
+            drafts, config, target_address, connect_seconds, pipeline, credentials
+        )
         try:
             yield generator, client
         finally:
@@ -214,6 +224,8 @@ async def worker_site(
     lease_seconds: float = 60.0,
     config: ModelConfig | None = None,
     port: int = 0,
+    security: Security | None = None,
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[Site]:
     """A DraftWorker; without a target it only proposes."""
     lifecycle, config = Lifecycle(), config or draft_config(draft, slots, max_length)
@@ -221,16 +233,16 @@ async def worker_site(
         drafts = await stack.enter_async_context(drafting(config))
         generator, generate, info = None, None, drafting_info(drafts, config)
         if target_address is not None:
-            generator, client = await connect_distributed(drafts, config, target_address, 10.0)
+            generator, client = await connect_distributed(drafts, config, target_address, 10.0, credentials=credentials)
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
-        proposals = Proposals(drafts, info, lifecycle, lease_seconds)
+        proposals = Proposals(drafts, info, lifecycle, lease_seconds, security.limits if security else None)
         expiring = asyncio.create_task(proposals.expire_forever())
         stack.callback(expiring.cancel)
         service = DraftWorkerService(info, generate, proposals)
         register = partial(add_DraftWorkerServicer_to_server, service)
-        address = await stack.enter_async_context(listening(register, port))
+        address = await stack.enter_async_context(listening(register, port, security))
         engine = drafts.draft.engine if drafts.draft else None
         yield Site(DRAFT, address, generator, engine, lifecycle, proposals=proposals, worker=service)
 
@@ -242,12 +254,13 @@ async def remote_draft(
     seconds: float = 5.0,
     tokenizer: Tokenizer | None = None,
     k: int | None = 5,
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[tuple[Generator, DraftClient]]:
     """A target that drives a DraftWorker, without a server of its own."""
     batcher = Batcher("test-target")
     loaded = Loaded(Engine(target or toy(), batcher), tokenizer or ToyTokenizer())
     try:
-        generator, client = await open_remote_draft(loaded, k, draft_address, seconds)
+        generator, client = await open_remote_draft(loaded, k, draft_address, seconds, credentials)
         try:
             yield generator, client
         finally:
@@ -257,9 +270,9 @@ async def remote_draft(
 
 
 @contextlib.asynccontextmanager
-async def raw_stub(address: str, service: str = TARGET) -> AsyncIterator[Any]:
+async def raw_stub(address: str, service: str = TARGET, credentials: Credentials | None = None) -> AsyncIterator[Any]:
     """The generated stub, for what no client of ours would send."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, credentials) as channel:
         yield stub(channel, service)
 
 
