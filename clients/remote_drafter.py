@@ -139,7 +139,7 @@ class RemoteDrafter:
         try:
             found = wire.distributions_from_wire(reply.distributions, reply.draft_tokens)
         except InvalidField as error:
-            raise DrafterRefused(f"the worker's {error}") from None
+            raise DrafterRefused(f"the worker's {error.field} cannot be") from None
         if any(token >= self._vocab_size for each in found for token in each.token_ids):
             raise DrafterRefused("the worker draws from tokens that the target does not have")
         return found
@@ -166,7 +166,8 @@ class RemoteDrafter:
                 raise TandemError("ABORTED", "the worker says that it does not know a session that begins")
         except TandemError as error:
             if error.code in _REFUSALS:
-                raise DrafterRefused(str(error)) from None
+                # What is said of a field may quote tokens, and a refusal ends in a log.
+                raise DrafterRefused(error.code if error.code == "INVALID_ARGUMENT" else str(error)) from None
             self._client.forget()
             raise
         self._known = len(tokens)
