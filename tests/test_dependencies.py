@@ -6,6 +6,7 @@ import importlib.metadata as metadata
 import sys
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests import dependencies
@@ -17,10 +18,9 @@ PINS, ROWS = dependencies.pins(), dependencies.rows()
 BROUGHT = {
     "googleapis-common-protos": "grpcio-status",
     "huggingface-hub": "transformers",
+    "markupsafe": "jinja2",
     "tokenizers": "transformers",
 }
-# Imported only where it is there already; the module that does so says what to do where it is not.
-OPTIONAL: set[str] = set()
 
 
 def test_the_page_names_every_pinned_package_and_its_versions():
@@ -48,7 +48,7 @@ def _installed(name: str) -> str | None:
 def test_what_our_modules_import_is_declared():
     """Of what is installed here; a package that is not installed cannot be imported by accident."""
     distributions = metadata.packages_distributions()
-    known = set(declared()) | set(BROUGHT) | OPTIONAL | {PROJECT["name"]}
+    known = set(declared()) | set(BROUGHT) | {PROJECT["name"]}
     undeclared = set()
     for module in [*PACKAGE_MODULES, *LAUNCHER_MODULES]:
         for name, line in imports_of(module):
@@ -63,8 +63,5 @@ def test_what_our_modules_import_is_declared():
 
 def test_what_is_brought_by_another_is_really_brought_by_it():
     for name, by in BROUGHT.items():
-        asked = {
-            canonicalize_name(line.split(";")[0].split(" ")[0].split("<")[0].split(">")[0].split("=")[0].split("[")[0])
-            for line in metadata.requires(by) or ()
-        }
+        asked = {canonicalize_name(Requirement(line).name) for line in metadata.requires(by) or ()}
         assert name in asked and by in declared(), f"{by} does not bring {name}"
