@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -107,6 +108,25 @@ def test_a_fleet_with_tls_client_certificates_and_tokens_answers_only_its_own(tm
     assert without.returncode == 1
     assert "UNAUTHENTICATED" in without.stderr
     assert "access on 127.0.0.1: TLS with client certificates, tokens" in target.log.read_text()
+
+
+PAGE = (REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8")
+COMMANDS = [line for line in PAGE.splitlines() if line.startswith("python main.py ")]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_documentation_is_understood(line):
+    assert main.parser().parse_args(shlex.split(line)[2:]).role in main.ROLES
+
+
+def test_every_flag_of_the_documentation_exists_and_every_security_flag_is_documented():
+    flags = {flag for action in main.parser()._actions for flag in action.option_strings}
+    groups = [group for group in main.parser()._action_groups if "security" in str(group.title)]
+    ours = {action.option_strings[0] for group in groups for action in group._group_actions}
+    named = set(re.findall(r"--[a-z_]+(?![a-z_-])", PAGE.replace("--disable-pip --no-deps", "")))
+    elsewhere = {"--connect"}  # of compare_architectures.py
+    assert named - flags == elsewhere
+    assert len(ours) == 16 and ours <= named
 
 
 # --- what gets into logs ---
