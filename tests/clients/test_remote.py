@@ -17,6 +17,8 @@ from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
 from clients.remote import Deadlines, RemoteVerifier, VerifierClient
 from models.toy import ToyConfig
+from services.identity import ANONYMOUS
+from services.sessions import SessionKey
 from speculation.types import SpeculationStats
 from tandem.v1 import target_verifier_pb2_grpc
 from tests.support import (
@@ -132,7 +134,7 @@ def test_a_target_that_forgets_its_sessions_is_given_them_again() -> None:
         nonlocal calls
         calls += 1
         if calls % 3 == 0:
-            await inner._free(inner.sessions.drop(request.session_id))
+            await inner._free(inner.sessions.drop(SessionKey(ANONYMOUS, request.session_id)))
         return await inner.Verify(request, context)
 
     async def test() -> None:
