@@ -82,9 +82,9 @@ class Credentials:
         return [*given, "--insecure"] if self.insecure else given
 
     def check(self, address: str) -> None:
-        """Whether a token may go there. Raises ValueError."""
-        bare = self.ca is None and not self.insecure
-        if bare and (self.token_file or self.token_env) and not on_this_machine(address.rpartition(":")[0]):
+        """Whether a token may go there, to each of several addresses. Raises ValueError."""
+        away = [one for one in address.split(",") if not on_this_machine(one.rpartition(":")[0])]
+        if away and self.ca is None and not self.insecure and (self.token_file or self.token_env):
             flag = "token_file" if self.token_file else "token_env"
             raise ValueError(f"{flag}: would go to {address} in clear text; give --tls_ca, or say --insecure")
 

@@ -245,6 +245,13 @@ def test_a_token_goes_to_other_machines_only_encrypted_or_where_that_is_said_alo
     run(test())
 
 
+def test_of_several_addresses_each_is_looked_at(tmp_path):
+    mine = shown(tmp_path, ALICE)
+    mine.check("127.0.0.1:1,localhost:2")
+    with pytest.raises(ValueError, match="in clear text"):
+        mine.check("10.0.0.1:1,127.0.0.1:2")
+
+
 @pytest.mark.parametrize(
     ("host", "here"),
     [
