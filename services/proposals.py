@@ -56,7 +56,8 @@ class Proposals:
         if session is None:
             if request.known_length:
                 return pb.ProposeResponse(unknown=True)
-            session = self._admit(key, request)
+            await holding.expire(self.sessions, _free)
+            session = self.sessions.find(key) or self._admit(key, request)
         async with holding.using(self.sessions, session, _free):
             reply = await self._round(session, request)
         reply.server_seconds = time.perf_counter() - arrived

@@ -21,6 +21,7 @@ import grpc
 from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
 from clients.credentials import Credentials
 from clients.distributed import connect_distributed
+from clients.failover import Persistence
 from clients.generation import GenerationClient
 from clients.remote import VerifierClient
 from clients.remote_draft import open_remote_draft
@@ -112,6 +113,7 @@ class Site:
     verifier: TargetVerifierService | None = None
     proposals: Proposals | None = None
     worker: DraftWorkerService | None = None
+    fused: FusedSpeculativeServerService | None = None
 
     def client(self, credentials: Credentials | None = None) -> GenerationClient:
         return GenerationClient.connect(self.address, self.service, credentials)
@@ -146,7 +148,9 @@ async def target_site(
     batcher, lifecycle, limits = Batcher("test-target"), Lifecycle(), security.limits if security else None
     engine = Engine(runner or toy(), batcher)
     generator = plain_generator(Loaded(engine, ToyTokenizer()))
-    generate = GenerateMethod(generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None, limits)
+    generate = GenerateMethod(
+        generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None, limits=limits
+    )
     service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds, limits)
     expiring = asyncio.create_task(service.expire_forever())
     try:
@@ -164,14 +168,14 @@ async def fused_site(
     """A FusedSpeculativeServer; without a draft runner, n-gram lookup drafts. `k` None: lengths adapt."""
     batcher, lifecycle = Batcher("test-fused"), Lifecycle()
     engine = Engine(target or toy(), batcher)
-    drafting = Loaded(Engine(draft, batcher), ToyTokenizer()) if draft else None
+    drafting = Loaded(Engine(draft, batcher, vital=False), ToyTokenizer()) if draft else None
     choice = DraftChoice(kind if draft else "ngram")
     generator = fused_generator(Loaded(engine, ToyTokenizer()), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
     service = FusedSpeculativeServerService(generator.info, GenerateMethod(generator, reply, lifecycle, None))
     try:
         async with listening(partial(add_FusedSpeculativeServerServicer_to_server, service)) as address:
-            yield Site(FUSED, address, generator, engine, lifecycle)
+            yield Site(FUSED, address, generator, engine, lifecycle, fused=service)
     finally:
         await batcher.close()
 
@@ -202,12 +206,14 @@ async def distributed(
     k: int | None = 3,
     credentials: Credentials | None = None,
     connect_seconds: float = 10.0,
+    reconnect_seconds: float = 10.0,
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
     config = draft_config(draft, slots, max_length, k)
     async with drafting(config) as drafts:
+        persistence = Persistence(reconnect_seconds)
         generator, client = await connect_distributed(
-            drafts, config, target_address, connect_seconds, pipeline, credentials
+            drafts, config, target_address, connect_seconds, pipeline, credentials, persistence
         )
         try:
             yield generator, client
@@ -226,6 +232,7 @@ async def worker_site(
     port: int = 0,
     security: Security | None = None,
     credentials: Credentials | None = None,
+    reconnect_seconds: float = 10.0,
 ) -> AsyncIterator[Site]:
     """A DraftWorker; without a target it only proposes."""
     lifecycle, config = Lifecycle(), config or draft_config(draft, slots, max_length)
@@ -233,7 +240,10 @@ async def worker_site(
         drafts = await stack.enter_async_context(drafting(config))
         generator, generate, info = None, None, drafting_info(drafts, config)
         if target_address is not None:
-            generator, client = await connect_distributed(drafts, config, target_address, 10.0, credentials=credentials)
+            persistence = Persistence(reconnect_seconds)
+            generator, client = await connect_distributed(
+                drafts, config, target_address, 10.0, credentials=credentials, persistence=persistence
+            )
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
