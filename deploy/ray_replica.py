@@ -18,7 +18,6 @@ import main
 from clients.logs import set_up
 from configuration import role_config
 from deploy.ray_ingress import SECONDS_LEFT
-from services.errors import ErrorInterceptor
 from services.launch import Host, run_draft_worker, run_fused, run_target
 from services.lifecycle import Lifecycle
 from services.server import Hosted, ServeConfig
@@ -79,7 +78,7 @@ class Replica:
         hosted = await build()
         tasks = [asyncio.ensure_future(work()) for work in hosted.background]
         hosted.register(_Methods(self._handlers))
-        self._interceptors += [*outermost, ErrorInterceptor()]
+        self._interceptors += [*outermost, *config.security.interceptors()]
         log.info("%s is ready after %.1f s", hosted.service, config.startup.total())
         hosted.ready()
         ready.set()

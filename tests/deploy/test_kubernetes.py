@@ -14,6 +14,7 @@ import yaml
 
 import compare_architectures
 import main
+from comparison.architectures import CONNECTABLE
 from tests.deploy.karpenter import KINDS
 from tests.deploy.kustomize import containers
 from tests.deploy.manifests import FOLDERS, K8S, OVERLAYS, ROOT, filled, objects, of_kind
@@ -23,18 +24,12 @@ KUBECTL = shutil.which("kubectl")
 
 # Flags and roles of branches that are not merged yet. Each entry fails a test below once it has arrived: remove it.
 PENDING_MAIN = (
-    ("accept_tokens", str),
     ("compile_for", str),
     ("compiled_dir", str),
     ("cores", str),
     ("neuron_config", str),
-    ("tls_ca", str),
-    ("tls_cert", str),
-    ("tls_key", str),
-    ("token_file", str),
 )
 PENDING_ROLES = ("compile",)
-PENDING_COMPARISON = (("tls_ca", str), ("token_file", str))
 
 
 def programs() -> list[tuple[str, str, list[str]]]:
@@ -54,15 +49,13 @@ PROGRAMS = programs()
 
 
 def parser_of(program: str) -> argparse.ArgumentParser:
-    """Of main.py or compare_architectures.py, with the flags that are still to come."""
+    """Of main.py, with the flags that are still to come, or of compare_architectures.py."""
     if program == "compare_architectures.py":
-        parser: argparse.ArgumentParser = compare_architectures.build_parser()
-        pending = PENDING_COMPARISON
-    else:
-        parser, pending = main.parser(), PENDING_MAIN
-        role = next(action for action in parser._actions if action.dest == "role")
-        role.choices = [*(role.choices or ()), *PENDING_ROLES]
-    for name, kind in pending:
+        return compare_architectures.build_parser()
+    parser = main.parser()
+    role = next(action for action in parser._actions if action.dest == "role")
+    role.choices = [*(role.choices or ()), *PENDING_ROLES]
+    for name, kind in PENDING_MAIN:
         parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=kind)
     return parser
 
@@ -70,12 +63,8 @@ def parser_of(program: str) -> argparse.ArgumentParser:
 def test_pending_flags_have_not_arrived_yet() -> None:
     """Fails when a branch brings one: then it is no longer pending."""
     known = {spelling for action in main.parser()._actions for spelling in action.option_strings}
-    compared = {
-        spelling for action in compare_architectures.build_parser()._actions for spelling in action.option_strings
-    }
     assert [name for name, _ in PENDING_MAIN if f"--{name}" in known] == []
     assert [name for name in PENDING_ROLES if name in main.ROLES] == []
-    assert [name for name, _ in PENDING_COMPARISON if f"--{name}" in compared] == []
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -138,4 +127,5 @@ def test_a_programs_flags_are_its_own(folder: str, container: str, line: list[st
         assert int(ranks[0] if ranks else 1) == processes
         assert (line[0] == "torchrun") == (processes > 1)
     else:
-        compare_architectures.build_config(arguments)
+        asked = set(arguments.architectures.split(","))
+        assert asked == {each.partition("=")[0] for each in arguments.connect} <= set(CONNECTABLE)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ import pytest
 from grpc_status import rpc_status
 
 from clients.channel import DRAFT, FUSED, TARGET
+from clients.credentials import Credentials
 from clients.errors import TandemError
 from clients.generation import GenerationClient
 from deploy.ray_serve import RayConfig, run, start
@@ -41,8 +43,22 @@ TOY = (
 
 
 @pytest.fixture(scope="module")
-def ingress() -> Iterator[str]:
-    """host:port of Serve's gRPC proxy: two TargetVerifiers, one to a node, and one of each of the others."""
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the token that the fused server asks for; beside it, the file that lists it."""
+    folder = tmp_path_factory.mktemp("tokens")
+    (folder / "accepted").write_text(f"somebody {'t' * 40}\n")
+    (folder / "own").write_text("t" * 40)
+    for file in folder.iterdir():
+        file.chmod(0o600)
+    return folder / "own"
+
+
+@pytest.fixture(scope="module")
+def ingress(token: Path) -> Iterator[str]:
+    """host:port of Serve's gRPC proxy: two TargetVerifiers, one to a node, and one of each of the others.
+
+    The fused server asks for a token.
+    """
     from ray import serve
     from ray.cluster_utils import Cluster
 
@@ -58,7 +74,10 @@ def ingress() -> Iterator[str]:
         port = free_port()
         start(port, http_port=free_port(), everywhere=False)  # both nodes are this machine
         run(RayConfig(neuron_cores=CORES - 1, cpus=0.5, min_replicas=2, max_replicas=2), ("--role", "target", *TOY))
-        run(RayConfig(neuron_cores=1, cpus=0.5), ("--role", "fused_target", *TOY))
+        run(
+            RayConfig(neuron_cores=1, cpus=0.5),
+            ("--role", "fused_target", "--accept_tokens", str(token.parent / "accepted"), *TOY),
+        )
         run(RayConfig(cpus=0.5), ("--role", "draft_worker", "--target_host", f"127.0.0.1:{port}", *TOY))
         yield f"127.0.0.1:{port}"
     finally:
@@ -73,6 +92,10 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def shown(service: str, token: Path) -> Credentials:
+    return Credentials(token_file=str(token) if service == FUSED else None)
 
 
 def replicas(service: str) -> list[Any]:
@@ -92,9 +115,9 @@ def kill(service: str, busy: bool) -> None:
 
 
 @pytest.mark.parametrize("service", [TARGET, FUSED, DRAFT])
-def test_every_service_generates_the_targets_tokens(ingress: str, service: str) -> None:
+def test_every_service_generates_the_targets_tokens(ingress: str, token: Path, service: str) -> None:
     async def test() -> None:
-        async with GenerationClient.connect(ingress, service) as client:
+        async with GenerationClient.connect(ingress, service, shown(service, token)) as client:
             info = await client.model_info()
             assert (info.kv_slots, info.max_sequence_length) == (SLOTS, LENGTH)
             for sampling in (GREEDY, SAMPLED):
@@ -148,6 +171,15 @@ def test_sessions_are_spread_and_each_stays_on_its_replica_by_calls_and_by_strea
     run_async(test())
 
 
+def test_a_replica_asks_for_a_token_as_a_server_does(ingress: str) -> None:
+    async def test() -> None:
+        async with GenerationClient.connect(ingress, FUSED) as client:
+            with pytest.raises(TandemError, match="UNAUTHENTICATED"):
+                await answer(client.generate, ids(b"hello"))
+
+    run_async(test())
+
+
 def test_a_failure_of_ours_arrives_with_its_details(ingress: str) -> None:
     async def test() -> None:
         lost = pb.VerifyRequest(session_id="never opened", base_length=1, last_token=1)
@@ -192,9 +224,11 @@ def test_a_draft_worker_in_the_cluster_goes_on_where_its_target_was_killed(ingre
     run_async(test())
 
 
-def test_a_killed_replica_is_unavailable_to_who_waits_for_it_and_the_next_says_the_same(ingress: str) -> None:
+def test_a_killed_replica_is_unavailable_to_who_waits_for_it_and_the_next_says_the_same(
+    ingress: str, token: Path
+) -> None:
     async def test() -> None:
-        async with GenerationClient.connect(ingress, FUSED) as client:
+        async with GenerationClient.connect(ingress, FUSED, shown(FUSED, token)) as client:
             events = client.generate(ids(b"hello", LENGTH - 20, ignore_end_of_sequence=True))
             await anext(events)
             kill(FUSED, busy=True)
