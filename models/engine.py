@@ -22,7 +22,16 @@ from models.runner import (
 )
 from models.slots import SlotPool
 from speculation.drafters import NgramDrafter
-from speculation.types import Draft, DraftLimit, Proposer, Rule, SamplingParams, SparseDistribution, Verdict
+from speculation.types import (
+    Draft,
+    DraftLimit,
+    InvalidField,
+    Proposer,
+    Rule,
+    SamplingParams,
+    SparseDistribution,
+    Verdict,
+)
 
 
 class Engine:
@@ -33,6 +42,16 @@ class Engine:
         self.slots = SlotPool(runner.limits.slots)
         batcher.serves(self.slots)
         self.verify = functools.partial(verify_sized, runner)
+
+    def admit(self, sampling: SamplingParams) -> None:
+        """Raises InvalidField for a request that this runner cannot sample for."""
+        identity = self.runner.identity
+        if identity.greedy_only and not sampling.greedy:
+            raise InvalidField(
+                "temperature",
+                f"{sampling.temperature}: this server's {identity.backend} model keeps its logits on the device and only "
+                "decodes greedily; ask with temperature 0",
+            )
 
 
 class KVSequence:
@@ -97,6 +116,7 @@ class LocalVerifier:
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._engine.admit(sampling)
         self._sampling = sampling
         self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire())
         await self._sequence.fill(prompt[:-1])
@@ -226,6 +246,7 @@ class FusedRounds:
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._pair.target.admit(sampling)
         self._sampling = sampling
         slot = await self._pair.target.slots.acquire()
         self._target = KVSequence(self._pair.target, slot)

@@ -177,7 +177,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         total = self._max_total(request)
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")
-        return wire.sampling_from_wire(request.sampling)
+        sampling = wire.sampling_from_wire(request.sampling)
+        self._engine.admit(sampling)
+        return sampling
 
     def _max_total(self, request: pb.OpenSessionRequest) -> int:
         limit = self._info.max_sequence_length
