@@ -49,8 +49,8 @@ class Engine:
         if identity.greedy_only and not sampling.greedy:
             raise InvalidField(
                 "temperature",
-                f"{sampling.temperature}: this server's {identity.backend} model keeps its logits on the device and only "
-                "decodes greedily; ask with temperature 0",
+                f"{sampling.temperature}: this server's {identity.backend} model keeps its logits on the device, so it "
+                "decodes greedily only: temperature 0",
             )
 
 

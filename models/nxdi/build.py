@@ -37,9 +37,9 @@ class Wish:
 class Layout:
     """The compiled shapes. Positions and tokens are counted per row.
 
-    A step is fed `width` tokens and writes `span` positions. For a mask of L positions NxDI picks the first bucket above
-    L + `reserved`, or the largest when equal (model_wrapper.py). `reads`: the largest L + reserved of every smaller
-    decode bucket. `chunks`: the longest prompt of every context encoding bucket.
+    A step is fed `width` tokens and writes `span` positions. For a mask of L positions NxDI picks the first bucket
+    above L + `reserved`, or the largest when equal (model_wrapper.py). `reads`: the largest L + reserved of every
+    smaller decode bucket. `chunks`: the longest prompt of every context encoding bucket.
     """
 
     lines: int

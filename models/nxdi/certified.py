@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from models.certify import certify_graphs
+from models.certify import DEEPEST, certify_graphs
 from models.nxdi.lines import Lines
 from models.runner import Limits, PrefillRow, StepShapes
 
@@ -27,7 +27,8 @@ def certify_target(runner: NxdiRunner) -> StepShapes:
     room = min(limits.max_length, layout.capacity - layout.span)
     if room < 4 * layout.width:
         return replace(runner.shapes, note=f"not checked: {room} positions are too few to compare steps in")
-    shape = Limits(layout.lines, room, limits.max_draft, min(layout.chunks[-1], room - 1), limits.vocab_size)
+    chunk = min(layout.chunks[-1], min(room, DEEPEST) // 2)  # so that half of the deepest check can be decoded
+    shape = Limits(layout.lines, room, limits.max_draft, chunk, limits.vocab_size)
     found = certify_graphs(Probed(runner), shape, layout.width, (layout.lines,), runner.exact)
     runner.shapes = replace(found, chunks=layout.chunks[-1:])
     reads = tuple(n for n in layout.reads if not runner.exact or same_reads(runner, n))
