@@ -59,7 +59,7 @@ RULES: tuple[Rule, ...] = (
     ),
     (
         "output_logits",
-        lambda c: c.get("output_logits") and not c.get("on_device_sampling_config"),
+        lambda c: c.get("output_logits") and c.get("on_device_sampling_config") is None,
         "without on_device_sampling_config logits are on the host already, and would come twice, as a list of two "
         "(model_base.py)",
     ),
