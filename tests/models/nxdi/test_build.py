@@ -88,8 +88,8 @@ def test_a_name_that_nxdi_does_not_know_is_an_error_that_names_the_nearest(field
 )
 def test_one_number_has_one_source(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        plan(**fields)
-    assert plan(batch_size=4, speculation_length=5, tp_degree=1).neuron["batch_size"] == 4  # saying it again is fine
+        plan_build(TARGET, NxdiSettings(neuron_config=fields))
+    assert plan(batch_size=4, speculation_length=5).neuron["batch_size"] == 4  # saying it again is fine
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,11 @@ def test_neuron_config_is_read_from_a_file_or_from_the_command_line(tmp_path: Pa
     file.write_text(json.dumps({"fused_qkv": True}))
     assert read_neuron_config(str(file)) == read_neuron_config(' {"fused_qkv": true}') == {"fused_qkv": True}
     assert read_neuron_config(None) == {}
-    for wrong, said in (("{", "not valid JSON"), ("nowhere.json", "nor a readable file"), ("{}x", "not valid JSON")):
+    for wrong, said in (
+        ("{", "not valid JSON"),
+        ("nowhere.json", "nor a file that can be read"),
+        ("{}x", "not valid JSON"),
+    ):
         with pytest.raises(ValueError, match=f"^neuron_config: .*{said}"):
             read_neuron_config(wrong)
     file.write_text("[1]")
