@@ -90,10 +90,13 @@ vars(torch.classes)["neuron"] = types.SimpleNamespace(SPMDModel=object, LayoutTr
 import nki  # noqa: E402
 import torch_neuronx  # noqa: E402
 import torch_neuronx.utils  # noqa: E402
+import torch_neuronx.xla_impl.ops as operators  # noqa: E402
 
 torch_neuronx.__version__ = "2.9.0"
 torch_neuronx.utils.get_platform_target = lambda: "trn1"
 nki.jit = lambda function=None, **kwargs: function or (lambda inner: inner)
+operators.Argmax = types.SimpleNamespace(apply=lambda t, dim, keepdim=False: torch.argmax(t, dim=dim, keepdim=keepdim))
+operators.TopK = types.SimpleNamespace(apply=lambda t, k, dim=-1: torch.topk(t, k, dim=dim))
 os.environ["NXD_CPU_MODE"] = "1"
 
 
@@ -226,6 +229,20 @@ def tiny(folder: Path, kind: str, seed: int, like: Any = None, noise: float = 0.
     return model
 
 
+def eagle_head(folder: Path, target: Any) -> None:
+    """An EAGLE1 draft: one layer, embeddings of its own, fc, the target's lm_head, no final norm. Untrained."""
+    from safetensors.torch import load_file, save_file
+
+    model = tiny(folder, "llama", 4)
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if ".layers.1." not in name and name != "model.norm.weight"}
+    kept["lm_head.weight"] = target.lm_head.weight.detach().clone()
+    kept["fc.weight"] = torch.randn(64, 128) * 0.1
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    config = model.config.to_dict() | {"num_hidden_layers": 1, "fc_bias": False}
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+
+
 def alone(model: Any, prompt: list[int], sampling: Any, count: int) -> list[int]:
     """Plain decoding by transformers, the whole prefix every time, with our draws."""
     from speculation.draws import draw
@@ -276,21 +293,22 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     target = tiny(folder / "target", "llama", 1)
     tiny(folder / "draft", "llama", 2, target, 0.05)
     other = tiny(folder / "other", "qwen3", 3)
+    eagle_head(folder / "head", target)
     greedy, sampled = SamplingParams(), SamplingParams(temperature=0.8, top_k=20, seed=5)
     prompts = [[7], [3, 9], [5, 6, 7, 8, 9, 10, 11, 12], list(range(1, 31))]
     shape, execution = Shape(3, LENGTH, K), Execution(dtype="float32")
 
-    def settings(given: dict[str, Any]) -> Any:
-        return NxdiSettings(neuron_config=given, compiled_dir=str(folder / "compiled"))
+    def settings(given: dict[str, Any], eagle: bool = False) -> Any:
+        return NxdiSettings(neuron_config=given, compiled_dir=str(folder / "compiled"), eagle=eagle)
 
     def one(name: str, verifies: bool, **given: Any) -> Any:
         runner = load_nxdi(find(str(folder / name)), execution, shape, settings(given), verifies, start_on_device)
         runner.warm_up()
         return Loaded(Engine(runner, Batcher(name)), ToyTokenizer())
 
-    def pair(target: str, draft: str, **given: Any) -> Any:
+    def pair(target: str, draft: str, eagle: bool = False, **given: Any) -> Any:
         checkpoints = find(str(folder / target)), find(str(folder / draft))
-        runners = load_nxdi_pair(*checkpoints, execution, shape, settings(given), start_on_device)
+        runners = load_nxdi_pair(*checkpoints, execution, shape, settings(given, eagle), start_on_device)
         runners[0].warm_up()
         batcher = Batcher("fused")
         loaded = [Loaded(Engine(runner, batcher), ToyTokenizer()) for runner in runners]
@@ -340,6 +358,7 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     await compare("fused", lambda: pair("target", "draft"), target, total=LENGTH)
     await compare("plain after fused", lambda: plain_generator(one("target", True, fused_qkv=True)), target)
     await compare("fused, families differ", lambda: pair("other", "draft"), other)
+    await compare("eagle", lambda: pair("target", "head", eagle=True), target)
     buckets = {"token_generation_buckets": [32, 64, 96], "context_encoding_buckets": [16, 96]}
     await compare("buckets", lambda: plain_generator(one("other", True, **buckets)), other, total=LENGTH)
     greedily = {"on_device_sampling_config": {"do_sample": False}}
