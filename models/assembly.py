@@ -19,16 +19,15 @@ from models.runner import Fuses, Limits, Runner
 from models.startup import Startup
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
-from speculation.drafters import Drafter, Guesser, HybridDrafter, NgramDrafter
+from speculation.drafters import Drafter, Guesser, NgramDrafter
+from speculation.hybrid import HybridDrafter
 from speculation.length import FIRST
 from speculation.loop import DraftThenVerify, Rounds
+from speculation.trust import Trust, TrustedLookup
 from speculation.types import DraftLimit, GenerationRequest, ModelInfo, Rule, SpeculationStats
 
 BACKENDS = ("torch", "nxdi", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
-# Tokens that must match before a copy is trusted more than the draft model. On held-out text of the shipped draft a
-# copy is right 64 % of the time after 4 (the model 78 %), 84 % after 5 (74 %) and 94 % after 8 (89 %).
-HYBRID_SHORTEST, HYBRID_LONGEST = 5, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +55,9 @@ class DraftChoice:
             raise CheckpointError("draft: no draft model is shipped; name one with --draft_model, or use --draft ngram")
         return model
 
-    def lookup(self) -> NgramDrafter | None:
-        """The n-gram drafter that goes before the draft model in one request, if one does."""
-        return None if self.kind == "model" else NgramDrafter(HYBRID_LONGEST, HYBRID_SHORTEST)
+    def lookup(self, trust: Trust) -> TrustedLookup | None:
+        """The lookup that goes before the draft model in one request, if one does."""
+        return None if self.kind == "model" else TrustedLookup(trust)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +93,7 @@ class Loaded:
 
     engine: Engine
     tokenizer: Tokenizer
+    trust: Trust = field(default_factory=Trust)  # in it as a draft, and in copies beside it
 
     @property
     def runner(self) -> Runner:
@@ -267,7 +267,7 @@ def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
     if draft is None:
         return "ngram"
     name = draft.runner.identity.model_name
-    return name if choice.lookup() is None else f"ngram+{name}"
+    return name if choice.kind == "model" else f"ngram+{name}"
 
 
 def fused_generator(target: Loaded, draft: Loaded | None, default_k: int | None, choice: DraftChoice) -> Generator:
@@ -279,8 +279,8 @@ def fused_generator(target: Loaded, draft: Loaded | None, default_k: int | None,
     pair = FusedPair(target.engine, draft.engine) if draft else None  # one for all: rows share steps that are the same
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
-        if pair is not None:
-            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule, limit)
+        if pair is not None and draft is not None:
+            return FusedRounds(pair, request.report_margins, choice.lookup(draft.trust), request.rule, limit)
         return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
 
     return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
@@ -309,7 +309,7 @@ def make_drafter(
     """
     if draft is None:
         return NgramDrafter()
-    model, lookup = ModelDrafter(draft.engine, target_vocab_size, rule, waits, limit), choice.lookup()
+    model, lookup = ModelDrafter(draft.engine, target_vocab_size, rule, waits, limit), choice.lookup(draft.trust)
     return model if lookup is None else HybridDrafter(lookup, model)
 
 

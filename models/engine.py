@@ -21,7 +21,8 @@ from models.runner import (
     verify_sized,
 )
 from models.slots import SlotPool
-from speculation.drafters import NgramDrafter
+from speculation.drafters import teach
+from speculation.trust import TrustedLookup
 from speculation.types import (
     Draft,
     DraftLimit,
@@ -235,7 +236,7 @@ class FusedRounds:
         self,
         pair: FusedPair,
         margins: bool = False,
-        lookup: NgramDrafter | None = None,
+        lookup: TrustedLookup | None = None,
         rule: Rule = Rule.AGREEMENT,
         limit: DraftLimit | None = None,
     ) -> None:
@@ -271,6 +272,9 @@ class FusedRounds:
         proposed, verdict = done.value.proposal, done.value.verdict
         if k and not copied:
             self._draft.proposed(tokens, proposed.token_ids)
+            if self._lookup:
+                self._lookup.modelled(tokens, proposed.token_ids)
+        teach(self._lookup, tokens, verdict.token_ids)
         proposer = Proposer.NGRAM if copied else Proposer.MODEL
         compute = done.compute_seconds - done.value.draft_seconds
         waited = done.queue_seconds + done.value.draft_seconds - proposed.seconds  # for the drafts of other rows

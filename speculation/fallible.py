@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from speculation.drafters import Drafter
+from speculation.drafters import Drafter, Learner
 from speculation.types import Draft, SamplingParams
 
 log = logging.getLogger("tandem.drafter")
@@ -133,6 +133,10 @@ class FallibleDrafter:
             self._trial = asyncio.create_task(self._attempt(list(tokens), k, trial=True), name="drafter trial")
         self._health.undrafted += draft is None
         return draft or Draft()
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        if isinstance(self._drafter, Learner):
+            self._drafter.learn(tokens)
 
     async def close(self) -> None:
         if self._trial:

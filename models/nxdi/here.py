@@ -1,4 +1,4 @@
-"""Whether NxD Inference is here, without importing it. PyPI holds unrelated packages under its names."""
+"""Whether NxD Inference can be imported here, asked without importing it; planning/detect.py says why not."""
 
 from __future__ import annotations
 
@@ -7,26 +7,21 @@ import importlib.util
 import sys
 from pathlib import Path
 
+from planning.detect import missing
+
 PACKAGES = ("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx")
 ALSO = ("neuronx-cc", "torch", "transformers")
-INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 
 def require_nxdi() -> None:
-    """Raises ValueError, one line that says what to do, unless NxDI and what it needs are installed."""
+    """Raises ValueError, one line that says what to do, unless NxDI and what it needs are installed.
+
+    Devices are not asked for: a machine without one may compile.
+    """
     absent = [package for package in PACKAGES if not importable(package)]
-    if not absent:
-        return
-    placeholders = [f"{package} {version}" for package in absent if (version := installed(package))]
-    if placeholders:
-        raise ValueError(
-            f"backend: nxdi is not installed here: {', '.join(placeholders)} is PyPI's placeholder of that name, not "
-            f"the Neuron SDK's; uninstall it and install from {INDEX} (docs/trainium-nxdi.md)"
-        )
-    raise ValueError(
-        f"backend: nxdi is not installed here ({', '.join(absent)} missing); it runs on Trainium and Inferentia "
-        f"with the Neuron SDK, from {INDEX} (docs/trainium-nxdi.md)"
-    )
+    if absent:
+        why = missing("nxdi", compile_only=True)
+        raise ValueError(why or f"backend: nxdi is not available here: {', '.join(absent)} cannot be imported")
 
 
 def installed(package: str) -> str | None:

@@ -25,7 +25,7 @@ def test_asking_for_nxdi_where_it_is_not_is_one_line(role: list[str], capsys: py
         pytest.skip("NxD Inference is installed here")
     assert main.main([*role, "--backend", "nxdi", "--tp_degree", "32", "--port", "0"]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("main.py:")]
-    assert len(lines) == 1 and lines[0].startswith("main.py: backend: nxdi is not installed here (")
+    assert len(lines) == 1 and lines[0].startswith("main.py: backend: nxdi is not available here: ")
 
 
 @pytest.mark.parametrize(
@@ -54,20 +54,21 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install(folder: Path, name: str, version: str, *files: str) -> None:
+def install(folder: Path, name: str, version: str, *files: str, rest: str = "") -> None:
     module = folder / name.replace("-", "_")
     module.mkdir()
     for file in files:
         (module / file).write_text("")
     metadata = folder / f"{module.name}-{version}.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{rest}")
 
 
 def test_pypis_placeholders_are_recognised_and_named(packages: Path) -> None:
-    install(packages, "torch-neuronx", "1.0", "__init__.py")
-    install(packages, "neuronx-distributed-inference", "0.1.0")
-    with pytest.raises(ValueError, match=r"neuronx-distributed-inference 0\.1\.0, torch-neuronx 1\.0 is PyPI's placeh"):
+    wrong = "Summary: WRONG PACKAGE. Use AWS's index\n"
+    install(packages, "torch-neuronx", "1.0", "__init__.py", rest=wrong)
+    install(packages, "neuronx-distributed-inference", "0.1.0", rest=wrong)
+    with pytest.raises(ValueError, match=r"nxdi is not available here: .*torch-neuronx 1\.0.*placeholder.* from PyPI"):
         here.require_nxdi()
 
 
