@@ -53,8 +53,7 @@ def _check_length(config: dict[str, Any], max_length: int) -> None:
     if positions and max_length > positions:
         raise ValueError(f"sequence_length: {max_length} is above the model's {positions} positions")
     window = config.get("sliding_window")
-    used = config.get("use_sliding_window", True) and window
-    if used and window < max_length:
+    if window and config.get("use_sliding_window", True) and window < max_length:
         raise ValueError(
             f"sequence_length: {max_length} is above the model's sliding window of {window}: NxDI keeps such a cache "
             "rolled up, and a rejected draft could not be taken back"

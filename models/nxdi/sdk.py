@@ -154,24 +154,29 @@ def _fused(cls: Any, build: Build, draft: Source) -> Any:
 
 
 def _neuron_config(cls: Any, fields: dict[str, Any]) -> Any:
-    quantization = fields.get("kv_quant_config")
+    quantization = fields.pop("kv_quant_config", None)
     if quantization is not None:
-        fields["kv_quant_config"] = _kv_quantization(quantization)
+        read = _kv_quantization(quantization)
+        fields |= {} if read is None else {"kv_quant_config": read}
     return cls.get_neuron_config_cls()(**fields)
 
 
 def _kv_quantization(fields: Mapping[str, Any]) -> Any:
-    """NxD takes members of enums and dtypes; JSON has their names."""
+    """NxD takes members of enums and dtypes; JSON has their names. None on older SDKs, where kv_cache_quant is all."""
     import torch
-    from neuronx_distributed.quantization.quantization_config import KVQuantizationConfig, QuantizationType
+    from neuronx_distributed.quantization import quantization_config as nxd
 
+    if not hasattr(nxd, "KVQuantizationConfig"):
+        if fields:
+            raise ValueError("neuron_config: kv_quant_config is not in this NxD Inference; it has kv_cache_quant alone")
+        return None
     read = dict(fields)
     for name in ("k_quant_method", "v_quant_method"):
         if isinstance(read.get(name), str):
-            read[name] = QuantizationType(read[name])
+            read[name] = nxd.QuantizationType(read[name])
     if isinstance(read.get("quant_dtype"), str):
         read["quant_dtype"] = getattr(torch, read["quant_dtype"])
-    return KVQuantizationConfig(**read)
+    return nxd.KVQuantizationConfig(**read)
 
 
 def _class(source: Source) -> Any:

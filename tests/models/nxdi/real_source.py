@@ -296,19 +296,21 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     eagle_head(folder / "head", target)
     greedy, sampled = SamplingParams(), SamplingParams(temperature=0.8, top_k=20, seed=5)
     prompts = [[7], [3, 9], [5, 6, 7, 8, 9, 10, 11, 12], list(range(1, 31))]
-    shape, execution = Shape(3, LENGTH, K), Execution(dtype="float32")
+    execution = Execution(dtype="float32")
 
     def settings(given: dict[str, Any], eagle: bool = False) -> Any:
         return NxdiSettings(neuron_config=given, compiled_dir=str(folder / "compiled"), eagle=eagle)
 
-    def one(name: str, verifies: bool, **given: Any) -> Any:
-        runner = load_nxdi(find(str(folder / name)), execution, shape, settings(given), verifies, start_on_device)
+    def one(name: str, verifies: bool, slots: int = 3, **given: Any) -> Any:
+        own = Shape(slots, LENGTH, K)
+        runner = load_nxdi(find(str(folder / name)), execution, own, settings(given), verifies, start_on_device)
         runner.warm_up()
         return Loaded(Engine(runner, Batcher(name)), ToyTokenizer())
 
-    def pair(target: str, draft: str, eagle: bool = False, **given: Any) -> Any:
+    def pair(target: str, draft: str, eagle: bool = False, slots: int = 3, **given: Any) -> Any:
+        own = Shape(slots, LENGTH, K)
         checkpoints = find(str(folder / target)), find(str(folder / draft))
-        runners = load_nxdi_pair(*checkpoints, execution, shape, settings(given, eagle), start_on_device)
+        runners = load_nxdi_pair(*checkpoints, execution, own, settings(given, eagle), start_on_device)
         runners[0].warm_up()
         batcher = Batcher("fused")
         loaded = [Loaded(Engine(runner, batcher), ToyTokenizer()) for runner in runners]
@@ -358,6 +360,10 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     await compare("fused", lambda: pair("target", "draft"), target, total=LENGTH)
     await compare("plain after fused", lambda: plain_generator(one("target", True, fused_qkv=True)), target)
     await compare("fused, families differ", lambda: pair("other", "draft"), other)
+    await compare("one line", lambda: plain_generator(one("target", True, slots=1)), target, total=LENGTH)
+    await compare("fused, one line", lambda: pair("target", "draft", slots=1), target, total=LENGTH)
+    seq_ids_mask = {"apply_seq_ids_mask": True}
+    await compare("with a mask of sequence ids", lambda: pair("target", "draft", **seq_ids_mask), target)
     await compare("eagle", lambda: pair("target", "head", eagle=True), target)
     buckets = {"token_generation_buckets": [32, 64, 96], "context_encoding_buckets": [16, 96]}
     await compare("buckets", lambda: plain_generator(one("other", True, **buckets)), other, total=LENGTH)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from models.loading import Shape
 from models.nxdi.build import Kind, Wish, plan_build
@@ -245,3 +246,18 @@ def test_a_checkpoint_that_nxdi_cannot_run_is_refused(bench: Bench, config: dict
     with pytest.raises(ValueError, match=said):
         bench.target(Shape(2, 64, 3))
     assert simulated.COMPILED == []
+
+
+def test_names_of_a_quantized_cache_become_what_nxd_takes(bench: Bench, monkeypatch) -> None:  # noqa: F811
+    import sys
+
+    given = {"k_quant_method": "per_tensor_symmetric", "quant_dtype": "float8_e4m3fn", "direct_cast": True}
+    bench.target(neuron_config={"kv_quant_config": given})
+    read = application().neuron_config.given["kv_quant_config"].given
+    assert read["k_quant_method"].value == "per_tensor_symmetric" and read["quant_dtype"] is torch.float8_e4m3fn
+    older = sys.modules["neuronx_distributed.quantization.quantization_config"]
+    monkeypatch.delattr(older, "KVQuantizationConfig")
+    bench.target(neuron_config={"kv_cache_quant": True})
+    assert "kv_quant_config" not in application().neuron_config.given
+    with pytest.raises(ValueError, match="kv_quant_config is not in this NxD Inference"):
+        bench.target(neuron_config={"kv_quant_config": given})
