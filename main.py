@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from clients.logs import set_up
 from configuration import (
     accept_config,
     advice_config,
@@ -39,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
     _network_flags(p)
     _request_flags(p)
     _plan_flags(p)
+    _seeing_flags(p)
     p.add_argument("--profile", action="store_true", help="write performance_*.csv and .json")
     p.add_argument("--debug", action="store_true", help="log more, and show tracebacks")
     return p
@@ -89,7 +91,12 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
         default=DEFAULT_PORT,
         help="port a server listens on, or a client asks; 0: a free one",
     )
-    _flag(network, "target_host", default="127.0.0.1", help="where the server is, HOST or HOST:PORT")
+    _flag(
+        network,
+        "target_host",
+        default="127.0.0.1",
+        help="where the server is, HOST or HOST:PORT; draft, draft_worker: several with commas, each may take over",
+    )
     _flag(network, "target_port", type=int, default=DEFAULT_PORT, help="draft_worker: port of its TargetVerifier")
     _flag(network, "propose_only", action="store_true", help="draft_worker: know no target, draft for those that ask")
     _flag(network, "draft_host", metavar="HOST:PORT", help="target: speculate with the drafts of the DraftWorker there")
@@ -104,7 +111,23 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
     _flag(network, "drain_seconds", type=float, default=30.0, help="how long running requests may finish after SIGTERM")
     _flag(network, "lease_seconds", type=float, default=60.0, help="how long a session lives without a Verify")
     _flag(network, "connect_seconds", type=float, default=120.0, help="how long to wait for the TargetVerifier")
+    _flag(
+        network,
+        "reconnect_seconds",
+        type=float,
+        default=60.0,
+        help="how long a request tries to go on while no server answers, or all are full (default 60)",
+    )
+    _flag(network, "queue", type=int, default=256, help="requests that may wait for a slot of a server (default 256)")
     _flag(network, "timeout", type=float, help="deadline of a request in seconds (default: none)")
+
+
+def _seeing_flags(p: argparse.ArgumentParser) -> None:
+    seeing = p.add_argument_group("seeing what goes on (docs/observability.md)")
+    _flag(seeing, "metrics_port", type=int, help="servers: Prometheus metrics here; 0: a free port (default: none)")
+    _flag(seeing, "metrics_host", default="127.0.0.1", help="servers: address of that port (default 127.0.0.1)")
+    _flag(seeing, "otlp_endpoint", help="http://HOST:PORT of the OTLP/gRPC collector that traces go to (default: none)")
+    _flag(seeing, "log_format", default="text", help="text (default) or json, one object a line")
 
 
 def _request_flags(p: argparse.ArgumentParser) -> None:
@@ -259,12 +282,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if not args.debug:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core writes lines of its own to stderr
-    logging.basicConfig(
-        level=logging.DEBUG if args.debug else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
     try:
+        set_up(args.log_format, args.debug)
         return asyncio.run(ROLES[args.role][0](args)) or 0
     except KeyboardInterrupt:
         return 130

@@ -50,7 +50,7 @@ class NxdiSettings:
     @property
     def given(self) -> bool:
         """Whether anything was said that only this backend understands."""
-        return bool(self.neuron_config or self.draft_neuron_config or self.compiled_dir or self.eagle)
+        return bool(self.neuron_config or self.draft_neuron_config or self.eagle)
 
 
 def read_neuron_config(given: str | None, name: str = "neuron_config") -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_asking_for_nxdi_where_it_is_not_is_one_line(role: list[str], capsys: py
     [
         (["--backend", "nxdi", "--neuron_config", '{"fused_qkvs": true}'], "neuron_config: .*did you mean fused_qkv"),
         (["--backend", "nxdi", "--neuron-config", "nowhere.json"], "neuron_config: 'nowhere.json' is neither"),
-        (["--neuron_config", "{}", "--compiled_dir", "x"], "need --backend nxdi"),
+        (["--neuron_config", '{"fused_qkv": true}'], "need --backend nxdi"),
         (["--eagle"], "need --backend nxdi"),
         (["--backend", "nxdi", "--tp_degree", "0"], "tp_degree: 0 is below 1"),
         (["--tp_degree", "2"], "tp_degree: 2 is not available"),
