@@ -72,9 +72,7 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
     )
     _flag(models, "max_speculation_length", type=int, help="a server's most (default: its speculation_length, auto: 5)")
     _flag(models, "tp_degree", type=int, default=1, help="tensor parallel degree")
-    _flag(
-        models, "neuron_config", metavar="JSON", help="nxdi: NeuronConfig's fields, as JSON or a file of it"
-    )
+    _flag(models, "neuron_config", metavar="JSON", help="nxdi: NeuronConfig's fields, as JSON or a file of it")
     _flag(models, "draft_neuron_config", metavar="JSON", help="nxdi, fused_target: fields that differ for the draft")
     _flag(models, "compiled_dir", help="nxdi: where compiled models are kept (default: in the user's cache)")
     _flag(models, "eagle", action="store_true", help="nxdi, fused_target: the draft is an EAGLE1 head of the target")
