@@ -11,7 +11,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from configuration import accept_config, advice_config, client_config, model_config, pipeline_of, role_config
+from configuration import (
+    accept_config,
+    advice_config,
+    client_config,
+    model_config,
+    pipeline_of,
+    plan_config,
+    role_config,
+)
 
 Run = Coroutine[Any, Any, Any]
 DEFAULT_PORT = 50051
@@ -30,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     _model_flags(p)
     _network_flags(p)
     _request_flags(p)
+    _plan_flags(p)
     p.add_argument("--profile", action="store_true", help="write performance_*.csv and .json")
     p.add_argument("--debug", action="store_true", help="log more, and show tracebacks")
     return p
@@ -130,6 +139,22 @@ def _request_flags(p: argparse.ArgumentParser) -> None:
     )
 
 
+def _plan_flags(p: argparse.ArgumentParser) -> None:
+    plan = p.add_argument_group("planning (roles plan and doctor; plan also takes the models' flags)")
+    _flag(plan, "instance", help="plan: trn2.48xlarge and the like, or FAMILY:CHIPS such as trn3:4")
+    _flag(plan, "lnc", type=int, help="plan: physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)")
+    _flag(plan, "core_count", type=int, help="plan: cores of either placement (default: tp_degree, or as few as do)")
+    _flag(plan, "context_buckets", metavar="LIST", help="plan, nxdi: prompt lengths compiled, as in 1024,2048; or auto")
+    _flag(
+        plan, "decode_buckets", metavar="LIST", help="plan: cache lengths compiled (default: sequence_length); or auto"
+    )
+    _flag(
+        plan, "quantization", default="auto", help="plan: of the target; none, int8, f8e4m3, f8e5m2; auto: config.json"
+    )
+    _flag(plan, "modules_to_not_convert", default="lm_head", metavar="LIST", help="plan: what it leaves out (lm_head)")
+    _flag(plan, "json", action="store_true", help="plan, doctor: print JSON")
+
+
 def _flag(group: argparse._ArgumentGroup, *names: str, **options: Any) -> None:
     spellings = dict.fromkeys(s for name in names for s in (f"--{name}", f"--{name.replace('_', '-')}"))
     group.add_argument(*spellings, dest=names[0], **options)
@@ -208,6 +233,18 @@ async def _advise(args: argparse.Namespace) -> int:
     return run_advice(advice_config(args))
 
 
+async def _plan(args: argparse.Namespace) -> int:
+    from planning.plan import run_plan
+
+    return run_plan(plan_config(args), args.json)
+
+
+async def _doctor(args: argparse.Namespace) -> int:
+    from planning.doctor import run_doctor
+
+    return run_doctor(args.json)
+
+
 ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "target": (_target, "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host"),
     "fused_target": (_fused_target, "server: FusedSpeculativeServer, draft and target side by side"),
@@ -218,6 +255,8 @@ ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "verify_target": (_verify_target, "runs the target alone, without a server, token by token"),
     "accept": (_accept, "measures a draft against a target: acceptance, costs, best speculation length"),
     "advise": (_advise, "from a comparison.json: which architecture, which length, for which link and load"),
+    "plan": (_plan, "from config.json files: what fits on a Trainium or Inferentia instance, before compiling"),
+    "doctor": (_doctor, "what this machine has, where models can run on it, and what to do next"),
     "verify_draft": (_verify_draft, "runs the draft alone, without a server, token by token"),
 }
 
