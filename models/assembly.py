@@ -231,12 +231,18 @@ def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
     return name if choice.kind == "model" else f"ngram+{name}"
 
 
-def fused_generator(target: Loaded, draft: Loaded | None, default_k: int | None, choice: DraftChoice) -> Generator:
+def fused_generator(
+    target: Loaded,
+    draft: Loaded | None,
+    default_k: int | None,
+    choice: DraftChoice,
+    health: DrafterHealth | None = None,
+) -> Generator:
     """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
     # One for all: rows share steps that are the same, and what is known about the draft.
-    pair = FusedPair(target.engine, draft.engine, drafter_health(draft)) if draft else None
+    pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         if pair is not None and draft is not None:

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from models.startup import Startup
-from services.errors import ErrorInterceptor
 from services.lifecycle import Lifecycle
+from services.security import Security
 
 log = logging.getLogger("tandem.server")
 
@@ -34,7 +34,7 @@ _OPTIONS = (
 class ServeConfig:
     """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
 
-    `startup` records where the time until then goes.
+    `security`: who may reach it, and how. `startup` records where the time until then goes.
     """
 
     host: str = "127.0.0.1"
@@ -42,20 +42,26 @@ class ServeConfig:
     ready_file: str | None = None
     drain_seconds: float = 30.0
     startup: Startup = field(default_factory=Startup)
+    security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port: {self.port} is outside 0 to 65535")
+        self.security.check_host(self.host)
 
 
 @dataclass(slots=True)
 class Hosted:
-    """What a role serves: the service's name, how to register it, and what runs beside it."""
+    """What a role serves: the service's name, how to register it, and what runs beside it.
+
+    `ready` is called once it listens, and adds to the ready file.
+    """
 
     service: str
     register: Callable[[grpc.aio.Server], None]
     background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     busy: Callable[[], int] = lambda: 0
+    ready: Callable[[], Mapping[str, object]] = dict
     close: Callable[[], Awaitable[None]] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set where the model's device failed: nothing of it can be trusted, and the process ends to be started again."""
@@ -65,12 +71,20 @@ class AddressInUse(ValueError):
     """The port cannot be bound."""
 
 
-async def serve(config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], Awaitable[Hosted]]) -> int:
+async def serve(
+    config: ServeConfig,
+    lifecycle: Lifecycle,
+    build: Callable[[], Awaitable[Hosted]],
+    outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+) -> int:
     """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once.
 
-    The exit code: 0, or 1 where the model's device was lost.
+    `outermost` interceptors see every call first, and its status last. The exit code: 0, or 1 where the model's device
+    was lost.
     """
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+    security = config.security
+    interceptors, options = [*outermost, *security.interceptors()], (*_OPTIONS, *security.options())
+    server = grpc.aio.server(interceptors=interceptors, options=options)
     port = _bind(server, config)
     stopping = _stop_signals()
     building = asyncio.create_task(_as_task(build()))
@@ -110,7 +124,7 @@ async def _as_task(work: Awaitable[Any]) -> Any:
 def _bind(server: grpc.aio.Server, config: ServeConfig) -> int:
     address = f"{config.host}:{config.port}"
     try:
-        port = server.add_insecure_port(address)
+        port = config.security.add_port(server, address)
     except RuntimeError:
         port = 0
     if port == 0:
@@ -155,10 +169,13 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
     for note in config.startup.notes:
         log.info("start-up: %s", note)
     log.info("start-up: %s", config.startup.line())
+    config.security.say(config.host)
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
+    more = hosted.ready()
     if config.ready_file:
         ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
         ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}
+        ready |= more
         partial = Path(f"{config.ready_file}.partial")
         partial.write_text(json.dumps(ready))
         partial.replace(config.ready_file)

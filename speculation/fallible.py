@@ -80,13 +80,14 @@ class DrafterHealth:
 
     def __init__(self, name: str, backoff: Backoff | None = None) -> None:
         self.name, self.backoff = name, backoff or Backoff()
-        self.undrafted = 0
+        self.undrafted = self.failures = 0
 
     @property
     def up(self) -> bool:
         return self.backoff.up
 
     def failed(self, error: Exception, trial: bool = False) -> None:
+        self.failures += 1
         if self.backoff.failed(trial):
             reason = " ".join(f"{error}".split()) or type(error).__name__
             log.warning(
