@@ -25,9 +25,7 @@ KUBECTL = shutil.which("kubectl")
 # Flags and roles of branches that are not merged yet. Each entry fails a test below once it has arrived: remove it.
 PENDING_MAIN = (
     ("compile_for", str),
-    ("compiled_dir", str),
     ("cores", str),
-    ("neuron_config", str),
 )
 PENDING_ROLES = ("compile",)
 
