@@ -14,7 +14,7 @@ PIP_ARGS ?=
 .PHONY: help setup compare screenshot test proto lint format clean distclean
 
 help:
-	@echo 'make compare     run the three architectures on the embedded models and compare them'
+	@echo 'make compare     run the architectures on the embedded models and compare them'
 	@echo 'make test        run the tests'
 	@echo 'make screenshot  docs/report.png from the newest report of make compare (needs chromium)'
 	@echo 'make setup       create $(VENV) and install what is pinned (every target does it when it is due)'
