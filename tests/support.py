@@ -98,6 +98,8 @@ def toy(
 
 # --- servers in this process ---
 
+Interceptors = Sequence[grpc.aio.ServerInterceptor]
+
 
 @dataclass
 class Site:
@@ -122,9 +124,11 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def listening(register: Callable[[grpc.aio.Server], None], port: int = 0) -> AsyncIterator[str]:
+async def listening(
+    register: Callable[[grpc.aio.Server], None], port: int = 0, interceptors: Interceptors = ()
+) -> AsyncIterator[str]:
     """host:port of a server with what `register` adds."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    server = grpc.aio.server(interceptors=[ErrorInterceptor(), *interceptors])
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     register(server)
     await server.start()
@@ -135,16 +139,22 @@ async def listening(register: Callable[[grpc.aio.Server], None], port: int = 0) 
 
 
 @contextlib.asynccontextmanager
-async def target_site(runner: ToyRunner | None = None, lease_seconds: float = 60.0) -> AsyncIterator[Site]:
+async def target_site(
+    runner: Runner | None = None,
+    lease_seconds: float = 60.0,
+    interceptors: Interceptors = (),
+    tokenizer: Tokenizer | None = None,
+) -> AsyncIterator[Site]:
     """A TargetVerifier."""
     batcher, lifecycle = Batcher("test-target"), Lifecycle()
     engine = Engine(runner or toy(), batcher)
-    generator = plain_generator(Loaded(engine, ToyTokenizer()))
+    generator = plain_generator(Loaded(engine, tokenizer or ToyTokenizer()))
     generate = GenerateMethod(generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None)
     service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds)
     expiring = asyncio.create_task(service.expire_forever())
     try:
-        async with listening(partial(add_TargetVerifierServicer_to_server, service)) as address:
+        register = partial(add_TargetVerifierServicer_to_server, service)
+        async with listening(register, interceptors=interceptors) as address:
             yield Site(TARGET, address, generator, engine, lifecycle, service)
     finally:
         expiring.cancel()
@@ -153,18 +163,25 @@ async def target_site(runner: ToyRunner | None = None, lease_seconds: float = 60
 
 @contextlib.asynccontextmanager
 async def fused_site(
-    target: ToyRunner | None = None, draft: ToyRunner | None = None, k: int | None = 5, kind: str = "model"
+    target: Runner | None = None,
+    draft: Runner | None = None,
+    k: int | None = 5,
+    kind: str = "model",
+    interceptors: Interceptors = (),
+    tokenizer: Tokenizer | None = None,
 ) -> AsyncIterator[Site]:
     """A FusedSpeculativeServer; without a draft runner, n-gram lookup drafts. `k` None: lengths adapt."""
     batcher, lifecycle = Batcher("test-fused"), Lifecycle()
     engine = Engine(target or toy(), batcher)
-    drafting = Loaded(Engine(draft, batcher), ToyTokenizer()) if draft else None
+    tokenizer = tokenizer or ToyTokenizer()
+    drafting = Loaded(Engine(draft, batcher), tokenizer) if draft else None
     choice = DraftChoice(kind if draft else "ngram")
-    generator = fused_generator(Loaded(engine, ToyTokenizer()), drafting, k, choice)
+    generator = fused_generator(Loaded(engine, tokenizer), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
     service = FusedSpeculativeServerService(generator.info, GenerateMethod(generator, reply, lifecycle, None))
     try:
-        async with listening(partial(add_FusedSpeculativeServerServicer_to_server, service)) as address:
+        register = partial(add_FusedSpeculativeServerServicer_to_server, service)
+        async with listening(register, interceptors=interceptors) as address:
             yield Site(FUSED, address, generator, engine, lifecycle)
     finally:
         await batcher.close()
@@ -214,6 +231,8 @@ async def worker_site(
     lease_seconds: float = 60.0,
     config: ModelConfig | None = None,
     port: int = 0,
+    interceptors: Interceptors = (),
+    pipeline: Pipeline = Pipeline.AUTO,
 ) -> AsyncIterator[Site]:
     """A DraftWorker; without a target it only proposes."""
     lifecycle, config = Lifecycle(), config or draft_config(draft, slots, max_length)
@@ -221,7 +240,7 @@ async def worker_site(
         drafts = await stack.enter_async_context(drafting(config))
         generator, generate, info = None, None, drafting_info(drafts, config)
         if target_address is not None:
-            generator, client = await connect_distributed(drafts, config, target_address, 10.0)
+            generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline)
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
@@ -230,7 +249,7 @@ async def worker_site(
         stack.callback(expiring.cancel)
         service = DraftWorkerService(info, generate, proposals)
         register = partial(add_DraftWorkerServicer_to_server, service)
-        address = await stack.enter_async_context(listening(register, port))
+        address = await stack.enter_async_context(listening(register, port, interceptors))
         engine = drafts.draft.engine if drafts.draft else None
         yield Site(DRAFT, address, generator, engine, lifecycle, proposals=proposals, worker=service)
 
