@@ -211,9 +211,10 @@ async def distributed(
     max_length: int = 160,
     pipeline: Pipeline = Pipeline.OFF,
     k: int | None = 3,
+    config: ModelConfig | None = None,
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
-    config = draft_config(draft, slots, max_length, k)
+    config = config or draft_config(draft, slots, max_length, k)
     async with drafting(config) as drafts:
         generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline)
         try:

@@ -1,6 +1,6 @@
 """One fault schedule, whole: real servers of the toy runner here, clients of every kind, faults by seed, the verdict.
 
-    python -m tests.reliability.campaign --seed 17        runs that schedule again and prints its history
+python -m tests.reliability.campaign --seed 17        runs that schedule again and prints its history
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Deployment:
         self._target: Site | None = None
 
     def _faults(self, number: int) -> FaultInterceptor:
-        return FaultInterceptor(Schedule(self.seed * 10 + number, rate=self.chance.choice([0.1, 0.2, 0.3])), self.history)
+        return FaultInterceptor(
+            Schedule(self.seed * 10 + number, rate=self.chance.choice([0.1, 0.2, 0.3])), self.history
+        )
 
     async def target(self) -> Site:
         if self._target is None:
@@ -92,7 +94,9 @@ class Deployment:
         )
 
     async def fused(self) -> Site:
-        return await self._enter(fused_site(toy(slots=self.slots), toy(slots=self.slots), interceptors=[self._faults(2)]))
+        return await self._enter(
+            fused_site(toy(slots=self.slots), toy(slots=self.slots), interceptors=[self._faults(2)])
+        )
 
     async def _enter(self, site: Any) -> Site:
         entered = await self._stack.enter_async_context(site)

@@ -42,13 +42,14 @@ Expire = Callable[[str], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which call meets which fault. `rate`: share of calls; at most `in_a_row` of a client's calls one after another."""
+    """Which call meets which fault. `rate`: share of calls; at most `in_a_row` of a client's one after another."""
 
     seed: int
     rate: float = 0.15
     in_a_row: int = 2
     most: int = 12
     longest_delay: float = 0.02
+    only: tuple[Fault, ...] = ()  # no others; empty: all that the method can meet
     drops: float = 0.3  # share of the reply drops that stay: each costs its caller a whole deadline
 
 
@@ -103,7 +104,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
         if chance.random() >= schedule.rate:
             count.in_a_row = 0
             return None, chance
-        fault = chance.choice(kinds)
+        fault = chance.choice(schedule.only or kinds)
         if fault is Fault.DROP_REPLY and chance.random() >= schedule.drops:
             fault = Fault.ABORT_AFTER
         count.in_a_row += 1
@@ -116,7 +117,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
         if session and tokens and session not in self._clients:
             self._clients[session] = tokens[0]
         if not session and hasattr(request, "generation"):
-            return int(request.generation.token_ids.ids[0])
+            return next(iter(request.generation.token_ids.ids), -1)
         return self._clients.get(session, -1)
 
     async def _maybe_expire(self, fault: Fault | None, client: int, method: str, session: str) -> None:
@@ -165,7 +166,14 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
         return faulty
 
     async def _late(
-        self, fault: Fault | None, method: Any, name: str, client: int, session: str, chance: random.Random, context: Any
+        self,
+        fault: Fault | None,
+        method: Any,
+        name: str,
+        client: int,
+        session: str,
+        chance: random.Random,
+        context: Any,
     ) -> None:
         """A request from before comes again; nobody hears the answer, which must change nothing."""
         former = [each for each in self._former[session] if name == "Verify" and hasattr(each, "base_length")]
@@ -188,11 +196,10 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
                     fault, chance = self._draw(client, name, _STREAM)
                     await self._maybe_expire(fault, client, name, session)
                     call = self.history.begin(client, name, session, request)
+                    calls.append((call, fault))
                     if fault is Fault.ABORT_BEFORE:
-                        call.note("cancelled")
                         raise self._lost(fault, call)
                     await self._maybe_delay(fault, call, chance)
-                    calls.append((call, fault))
                     yield request
 
             try:
@@ -203,12 +210,13 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
                         if fault is Fault.ABORT_AFTER:
                             raise self._lost(fault, call)
                         yield reply
-            except BaseException as error:
-                for call, _ in calls[:1]:
-                    _note_end(call, error)
-                for call, _ in calls[1:]:
-                    call.note("cancelled")
+            except Exception as error:
+                if calls:
+                    _note_end(calls.pop(0)[0], error)
                 raise
+            finally:
+                for call, _ in calls:
+                    call.note("cancelled")
 
         return faulty
 

@@ -102,7 +102,9 @@ def test_every_rule_has_a_planted_violation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "plant"), [(rule, plant) for rule, plants in PLANTED.items() for plant in plants], ids=lambda x: str(x)[:12]
+    ("rule", "plant"),
+    [(rule, plant) for rule, plants in PLANTED.items() for plant in plants],
+    ids=lambda x: str(x)[:12],
 )
 def test_a_planted_violation_is_found(rule: str, plant: Callable[[list[Event]], list[Event]]) -> None:
     assert rule in violations(plant(good()))

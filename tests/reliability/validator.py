@@ -87,6 +87,8 @@ class Validator:
             self._generated(event)
         else:
             request = self._open_calls.pop(key, None)
+            if request is None and event.method == "Generate":
+                return  # its completion was the end; then its stream broke
             if request is None:
                 self._broken("answered", f"an end without a request: {event}")
             else:
@@ -168,7 +170,9 @@ class Validator:
         truth = list(self._truth(event.client, max(0, len(tokens) - prompt)))
         if tokens != truth[: len(tokens)]:
             at = next(i for i, (ours, true) in enumerate(itertools.zip_longest(tokens, truth)) if ours != true)
-            self._broken(rule, f"{event}: token {at} is {tokens[at : at + 1]}, the target alone says {truth[at : at + 1]}")
+            self._broken(
+                rule, f"{event}: token {at} is {tokens[at : at + 1]}, the target alone says {truth[at : at + 1]}"
+            )
 
     # --- outputs ---
 
