@@ -1,4 +1,4 @@
-"""Markers that need hardware skip with a reason; everything else runs everywhere, without a network."""
+"""Campaigns are left out unless asked for. Markers that need hardware skip with a reason; everything else runs everywhere, without a network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if "campaign" not in config.getoption("markexpr"):  # not by addopts: another -m would let campaigns in
+        campaigns = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=campaigns)
+        items[:] = [item for item in items if item not in campaigns]
     for item in items:
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

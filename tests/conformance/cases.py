@@ -80,6 +80,7 @@ CASES = (
     Entry(sessions.unknown_session_is_not_found, ("G5",), _SESSIONS),
     Entry(sessions.full_server_refuses_with_retry_info, ("G6",), _SESSIONS),
     Entry(sessions.broken_connection_keeps_the_session, ("G5", "G7"), _SESSIONS),
+    Entry(sessions.cancelled_open_frees_slot, ("G7",), _SESSIONS, inside=True),
     Entry(sessions.close_frees_slot_once, ("G7",), _SESSIONS),
     Entry(sessions.tokenizer_mismatch, ("G8",), _SESSIONS),
     Entry(sessions.bad_open_fields, ("G9",), _SESSIONS),

@@ -10,6 +10,7 @@ from typing import Any
 from clients.channel import DRAFT, FUSED, MESSAGES, TARGET
 from models.assembly import ModelConfig
 from models.loading import Execution
+from models.toy import ToyConfig
 from speculation.depth import Pipeline
 from speculation.types import SamplingParams
 from tests.conformance.bench import Bench, Combination, Inside
@@ -23,7 +24,7 @@ TOY_DRAFT = "salt=0,miss=0.3"
 def _runner(combination: Combination) -> tuple[Any, Any]:
     """The target's runner and its tokenizer."""
     if combination.runner == "toy":
-        return toy(), None
+        return toy(ToyConfig(step_seconds=0.001)), None
     from tests.models import real
 
     return real.target("bfloat16"), real.tokenizer()

@@ -12,6 +12,7 @@ from clients import wire
 from speculation.types import SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.conformance.bench import Bench, Refused, Rounds, refused
+from tests.support import until
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=11)
@@ -169,7 +170,7 @@ async def expired_session_is_not_found(bench: Bench) -> None:
     async with opened(bench) as session:
         await session.rounds.send(session.round(0))
         held = bench.inside.target.free
-        assert await bench.inside.expire() == 1
+        await bench.inside.leases_run_out()
         assert bench.inside.target.free == held + 1, "an expired session kept its slot"
         refusal = await session.rounds.refused(session.round(1))
         assert (refusal.code, refusal.reason) == ("NOT_FOUND", "SESSION_NOT_FOUND"), refusal
@@ -230,6 +231,20 @@ async def broken_connection_keeps_the_session(bench: Bench) -> None:
         await session.rounds.send(session.round(0))
         session.rounds.leave()
         assert list((await session.rounds.send(session.round(1))).token_ids) == session.truth[1:2]
+
+
+async def cancelled_open_frees_slot(bench: Bench) -> None:
+    """Opens that are cancelled while their prefix is processed leave no slot behind."""
+    assert bench.inside and bench.inside.target
+    free = bench.inside.target.free
+    long = bench.prompt(length=bench.info.max_sequence_length - 10)
+    for _ in range(bench.info.kv_slots + 1):
+        call = bench.stub.OpenSession(
+            pb.OpenSessionRequest(session_id=bench.session_id(), prefix=long, prompt_length=1)
+        )
+        await until(lambda: bench.inside.target.free < free)
+        call.cancel()
+        await until(lambda: bench.inside.target.free == free, 3.0)
 
 
 async def close_frees_slot_once(bench: Bench) -> None:

@@ -146,7 +146,7 @@ class Deployment:
         return [*weighted, self.plain, self.by_worker, self.by_fused]
 
 
-async def run_schedule(seed: int) -> Result:
+async def run_schedule(seed: int, seconds: float = SECONDS) -> Result:
     """Servers, three clients, faults; everything they said checked. Never raises for what a schedule finds."""
     result = Result(seed)
     chance = random.Random(f"schedule {seed}")
@@ -157,9 +157,9 @@ async def run_schedule(seed: int) -> Result:
         ways = [chance.choice(deployment.ways()) for _ in asks]
         running = asyncio.gather(*(way(ask) for way, ask in zip(ways, asks, strict=True)), return_exceptions=True)
         try:
-            ended = await asyncio.wait_for(running, SECONDS)
+            ended = await asyncio.wait_for(running, seconds)
         except asyncio.TimeoutError:
-            ended = [Ended([], f"did not end within {SECONDS:g} s")] * len(asks)
+            ended = [Ended([], f"did not end within {seconds:g} s")] * len(asks)
         for way, ask, end in zip(ways, asks, ended, strict=True):
             end = Ended([], f"{type(end).__name__}: {end}") if isinstance(end, BaseException) else end
             _note(deployment.history, result, way.__name__, ask, end)
@@ -196,13 +196,13 @@ async def _left_behind(sites: list[Site]) -> list[Violation]:
     return held
 
 
-async def run_schedules(seeds: list[int], at_once: int = 4) -> list[Result]:
+async def run_schedules(seeds: list[int], at_once: int = 4, seconds: float = SECONDS) -> list[Result]:
     """Several at once, each with servers of its own."""
     gate = asyncio.Semaphore(at_once)
 
     async def one(seed: int) -> Result:
         async with gate:
-            return await run_schedule(seed)
+            return await run_schedule(seed, seconds)
 
     return list(await asyncio.gather(*map(one, seeds)))
 

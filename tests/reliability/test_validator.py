@@ -30,7 +30,7 @@ def call(number: int, method: str, asked: dict[str, Any], said: dict[str, Any], 
 
 
 def verify(number: int, base: int, draft: list[int], said: dict[str, Any], kind: str = "reply") -> list[Event]:
-    return call(number, "Verify", {"base_length": base, "draft_tokens": draft}, said, kind)
+    return call(number, "Verify", {"base_length": base, "last_token": TRUTH[base - 1], "draft_tokens": draft}, said, kind)
 
 
 def outcome(tokens: list[int], **rest: Any) -> Event:
@@ -77,6 +77,7 @@ def ending(event: Event) -> Callable[[list[Event]], list[Event]]:
     return lambda events: [*events[:-1], event]
 
 
+NOTHING = {"token_ids": [], "accepted": 0, "committed_length": 5, "replayed": False}
 PLANTED = {
     "output": [ending(outcome([10, 11, 12])), ending(outcome([10, 11, 13], error="gone", may_fail=True))],
     "finished": [ending(outcome([10, 11], error="UNAVAILABLE"))],
@@ -84,7 +85,7 @@ PLANTED = {
     "prefix": [changed(7, "request", prefix=[*TRUTH[:5], 77]), changed(1, committed_length=4)],
     "growth": [changed(5, token_ids=[], committed_length=5), changed(2, committed_length=6), changed(4, stale=False)],
     "once": [changed(3, replayed=False)],
-    "replay": [changed(3, token_ids=[10]), changed(5, replayed=True)],
+    "replay": [changed(3, token_ids=[10]), changed(5, replayed=True), changed(3, stale=True, **NOTHING)],
     "stale": [changed(4, token_ids=[11]), changed(4, committed_length=4)],
     "drafts": [changed(2, accepted=2), changed(2, "request", draft_tokens=[9, 9])],
     "unknown session": [lambda events: events[2:], without(7)],

@@ -128,6 +128,8 @@ class Validator:
         elif said["stale"]:
             if said["token_ids"] or (said["committed_length"] != len(session.tokens) and not session.loose):
                 self._broken("stale", f"{reply} while {len(session.tokens)} are committed")
+            elif _is_repeated(session, asked):
+                self._broken("replay", f"{reply} at {asked['base_length']}, the last round's base: it was recorded")
         elif said["replayed"]:
             self._replayed(session, asked, reply)
         else:
@@ -192,6 +194,13 @@ class Validator:
             self._broken("finished", f"client {event.client} ended with {error} after {len(tokens)} tokens")
         if tokens != (expected[: len(tokens)] if error else expected):
             self._broken("output", f"client {event.client} got {tokens}, the target alone says {expected}")
+
+
+def _is_repeated(session: _Session, asked: dict[str, Any]) -> bool:
+    """Whether a round is the last one that was applied, sent again."""
+    base = asked["base_length"]
+    last = max(session.recorded, default=-1)
+    return not session.loose and base == last and session.tokens[base - 1] == asked["last_token"]
 
 
 def _lasting(reply: dict[str, Any]) -> dict[str, Any]:
