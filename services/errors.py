@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -42,6 +43,7 @@ class NotOffered(RuntimeError):
 # (exception, status code, reason)
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidField, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
+    (DecodeError, code_pb2.INVALID_ARGUMENT, "NOT_A_MESSAGE"),  # in a stream; of other calls grpc itself says UNKNOWN
     (TooLong, code_pb2.OUT_OF_RANGE, "SEQUENCE_TOO_LONG"),
     (NoFreeSlot, code_pb2.RESOURCE_EXHAUSTED, "NO_SLOT"),
     (SessionNotFound, code_pb2.NOT_FOUND, "SESSION_NOT_FOUND"),

@@ -1,4 +1,4 @@
-"""What holds the promises, taken away piece by piece. A mutant's code is swapped in where it is used, and back again."""
+"""What holds the promises, taken away piece by piece: code is swapped in where it is used, and back again."""
 
 from __future__ import annotations
 

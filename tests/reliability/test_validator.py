@@ -30,7 +30,9 @@ def call(number: int, method: str, asked: dict[str, Any], said: dict[str, Any], 
 
 
 def verify(number: int, base: int, draft: list[int], said: dict[str, Any], kind: str = "reply") -> list[Event]:
-    return call(number, "Verify", {"base_length": base, "last_token": TRUTH[base - 1], "draft_tokens": draft}, said, kind)
+    return call(
+        number, "Verify", {"base_length": base, "last_token": TRUTH[base - 1], "draft_tokens": draft}, said, kind
+    )
 
 
 def outcome(tokens: list[int], **rest: Any) -> Event:
