@@ -38,6 +38,8 @@ class Result:
     violations: list[Violation] = field(default_factory=list)
     tokens: int = 0
     wrong_tokens: int = 0
+    kills: int = 0
+    command: str = "campaign"
 
     @property
     def faults(self) -> Counter[str]:
@@ -45,7 +47,7 @@ class Result:
 
     def __str__(self) -> str:
         found = "\n  ".join(map(str, self.violations))
-        return f"seed {self.seed}: {found}\n  again: python -m tests.reliability.campaign --seed {self.seed}"
+        return f"seed {self.seed}: {found}\n  again: python -m tests.reliability.{self.command} --seed {self.seed}"
 
 
 async def _expire(service: TargetVerifierService, session_id: str) -> bool:
@@ -162,7 +164,7 @@ async def run_schedule(seed: int, seconds: float = SECONDS) -> Result:
             ended = [Ended([], f"did not end within {seconds:g} s")] * len(asks)
         for way, ask, end in zip(ways, asks, ended, strict=True):
             end = Ended([], f"{type(end).__name__}: {end}") if isinstance(end, BaseException) else end
-            _note(deployment.history, result, way.__name__, ask, end)
+            note_outcome(deployment.history, result, way.__name__, ask, end)
         result.violations += await _left_behind(deployment.sites)
     by_client = {ask.client: ask for ask in asks}
     validator = Validator(
@@ -173,7 +175,7 @@ async def run_schedule(seed: int, seconds: float = SECONDS) -> Result:
     return result
 
 
-def _note(history: History, result: Result, way: str, ask: Ask, end: Ended) -> None:
+def note_outcome(history: History, result: Result, way: str, ask: Ask, end: Ended) -> None:
     expected = list(ask.expected)
     history.outcome(ask.client, way=way, tokens=end.tokens, expected=expected, error=end.error)
     result.tokens += len(end.tokens)

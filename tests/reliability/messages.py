@@ -15,18 +15,25 @@ VOCABULARY, LONGEST = 258, 64
 TOKEN_FIELDS = {"prefix", "tokens", "draft_tokens", "ids", "token_ids", "stop_token_ids", "last_token"}
 LENGTH_FIELDS = {"base_length", "known_length", "prompt_length", "max_new_tokens", "max_total_tokens"}
 
-_token = st.integers(0, 255) | st.sampled_from([0, 65, VOCABULARY - 1, VOCABULARY, 2**32 - 1])
-_length = st.integers(0, LONGEST + 4) | st.sampled_from([1, 3, 8, LONGEST, 2**31, 2**32 - 1])
-_small = st.integers(0, 7) | st.sampled_from([2**32 - 1])
-_real = st.sampled_from([0.0, 0.5, 1.0, 0.95, -1.0, 1e-300, 1e300, float("nan"), float("inf")]) | st.floats()
-_session = st.sampled_from(["s1", "s2", "s3", "s1", "s2", "s3", "", "x" * 129, "é\0"])
+
+def _mostly(plausible: st.SearchStrategy[Any], other: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.integers(0, 11).flatmap(lambda n: plausible if n else other)
+
+
+_good_token = st.integers(0, 255)
+_token = _mostly(_good_token, st.sampled_from([VOCABULARY - 1, VOCABULARY, 2**32 - 1]))
+_length = _mostly(st.integers(1, LONGEST // 2), st.sampled_from([0, LONGEST, LONGEST + 1, 2**31, 2**32 - 1]))
+_small = _mostly(st.integers(0, 5), st.sampled_from([6, 7, 2**32 - 1]))
+_real = _mostly(st.sampled_from([0.5, 1.0, 0.95]), st.sampled_from([0.0, -1.0, 1e300, float("nan")]) | st.floats())
+_session = _mostly(st.sampled_from(["s1", "s2", "s3"]), st.sampled_from(["", "x" * 129, "é\0"]))
+_string = _mostly(st.sampled_from(["", "toy"]), st.just("other") | st.text(max_size=20))
 _numbers = {
     FieldDescriptor.TYPE_UINT32: _small,
     FieldDescriptor.TYPE_UINT64: st.integers(0, 2**64 - 1),
     FieldDescriptor.TYPE_BOOL: st.booleans(),
     FieldDescriptor.TYPE_DOUBLE: _real,
-    FieldDescriptor.TYPE_FLOAT: st.floats(width=32),
-    FieldDescriptor.TYPE_ENUM: st.sampled_from([0, 1, 2, 1, 77]),
+    FieldDescriptor.TYPE_FLOAT: _mostly(st.sampled_from([0.5, 1.0]), st.floats(width=32)),
+    FieldDescriptor.TYPE_ENUM: _mostly(st.sampled_from([0, 1, 2]), st.just(77)),
 }
 
 
@@ -58,14 +65,14 @@ def _value(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     one = _single(field)
     if not _is_repeated(field):
         return one
-    most = 2 if field.type == FieldDescriptor.TYPE_MESSAGE else 12
-    lists = st.lists(one, max_size=most)
+    if field.type == FieldDescriptor.TYPE_MESSAGE:
+        return _mostly(st.just([]), st.lists(one, max_size=2))
     if field.name in ("prefix", "ids", "tokens"):
-        plausible = st.lists(st.integers(0, 255), min_size=1, max_size=LONGEST // 2)
-        return plausible | plausible | lists | st.just([1] * (LONGEST + 1))
+        too_long = st.just([1] * (LONGEST + 1))
+        return _mostly(st.lists(_good_token, min_size=1, max_size=12), st.lists(one, max_size=12) | too_long)
     if field.name == "draft_tokens":
-        return st.lists(st.integers(0, 255), max_size=5) | lists
-    return lists
+        return _mostly(st.lists(_good_token, max_size=5), st.lists(one, max_size=9))
+    return _mostly(st.lists(one, max_size=2), st.lists(one, max_size=9))
 
 
 def _is_repeated(field: FieldDescriptor) -> bool:
@@ -78,7 +85,7 @@ def _single(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     if field.type == FieldDescriptor.TYPE_MESSAGE:
         return _fields(field.message_type)
     if field.type == FieldDescriptor.TYPE_STRING:
-        return _session if field.name == "session_id" else st.sampled_from(["", "toy", "other"]) | st.text(max_size=20)
+        return _session if field.name == "session_id" else _string
     if field.name in TOKEN_FIELDS:
         return _token
     return _length if field.name in LENGTH_FIELDS else _numbers[field.type]

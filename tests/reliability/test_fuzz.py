@@ -116,10 +116,10 @@ def test_every_method_of_the_contract_is_fuzzed() -> None:
 @pytest.mark.timeout(300)
 def test_thousands_of_messages_get_a_declared_answer(servers: Servers) -> None:
     servers.answered.clear()
-    well_formed = fuzz(lambda method: messages.requests(method.request), 5000, servers, DECLARED)
+    well_formed = fuzz(lambda method: messages.requests(method.request), 4000, servers, DECLARED)
     statuses = dict(servers.answered.most_common())
-    undecodable = fuzz(lambda method: messages.broken(method.request), 3000, servers, DECLARED | LIBRARY)
-    connections = fuzz_frames(1000, servers)
+    undecodable = fuzz(lambda method: messages.broken(method.request), 2000, servers, DECLARED | LIBRARY)
+    connections = fuzz_frames(600, servers)
     nothing_is_held(servers)
     figures.note(
         "fuzz",

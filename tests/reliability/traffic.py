@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ import grpc
 
 from clients import wire
 from clients.errors import TandemError, from_rpc
-from models.toy import ToyConfig
 from speculation.types import Chunk, GenerationRequest, Rule, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import oracle
@@ -53,13 +52,13 @@ class Ask:
         )
 
 
-def wishes(chance: random.Random, clients: int) -> list[Ask]:
+def wishes(chance: random.Random, clients: int, least: int = 8) -> list[Ask]:
     asks = []
     for i in range(clients):
         prompt = (65 + i, *(chance.randrange(256) for _ in range(chance.randrange(30))))
         warm = SamplingParams(chance.choice([0.5, 1.0]), chance.choice([0, 40]), 0.95, 0.0, chance.randrange(2**40))
         sampling = SamplingParams() if chance.random() < 0.5 else warm
-        asks.append(Ask(prompt, sampling, chance.randrange(8, 36), chance.randrange(6)))
+        asks.append(Ask(prompt, sampling, chance.randrange(least, least + 28), chance.randrange(6)))
     return asks
 
 
@@ -71,7 +70,7 @@ class Ended:
     error: str = ""
 
 
-async def by_generate(generate: Any, ask: Ask, again: int = PATIENCE) -> Ended:
+async def by_generate(generate: Any, ask: Ask, again: int = PATIENCE, pause: float = 0.01) -> Ended:
     """A stream of one of our clients or generators; one that breaks is asked for again from the start."""
     tokens: list[int] = []
     for attempt in range(again):
@@ -86,7 +85,7 @@ async def by_generate(generate: Any, ask: Ask, again: int = PATIENCE) -> Ended:
                 return Ended(tokens, str(error))
             if tokens != list(ask.expected[: len(tokens)]):
                 return Ended(tokens, f"wrong before it broke off: {error}")
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(pause)
     return Ended(tokens, "patience ran out")
 
 
@@ -94,9 +93,20 @@ class WireClient:
     """A client of the session protocol that trusts nothing and is none of ours: it drafts from the truth with errors,
     drafts anew for a retry (G2), asks out of turn now and then, and follows what replies say."""
 
-    def __init__(self, stub: Any, ask: Ask, chance: random.Random, streams: bool, seconds: float = 0.4) -> None:
+    def __init__(
+        self,
+        stub: Any,
+        ask: Ask,
+        chance: random.Random,
+        streams: bool,
+        seconds: float = 0.4,
+        patience: int = PATIENCE,
+        pause: float = 0.01,
+    ) -> None:
         self._stub, self._ask, self._chance = stub, ask, chance
         self._streams, self._seconds = streams, seconds
+        self._patience, self._pause = patience, pause
+        self.on_tokens: Callable[[int], None] = lambda tokens: None
         self._session = f"wire-{ask.client}-{chance.randrange(2**32):x}"
         self._tokens = list(ask.prompt)
         self._stream: Any = None
@@ -105,7 +115,7 @@ class WireClient:
     async def run(self) -> Ended:
         end = [*self._ask.prompt, *self._ask.expected]
         opened = False
-        for _ in range(PATIENCE):
+        for _ in range(self._patience):
             try:
                 if not opened:
                     await self._open()
@@ -121,7 +131,7 @@ class WireClient:
                     return Ended(self._output(), str(failed))
                 if failed.code == "UNAVAILABLE" and self._chance.random() < 0.2:
                     opened = False  # opening what is open resumes it (G4)
-                await asyncio.sleep(failed.retry_seconds or 0.01)
+                await asyncio.sleep(failed.retry_seconds or self._pause)
             else:
                 self._leave()
                 return Ended(self._output()[: self._ask.count], "; ".join(self.wrong))
@@ -151,6 +161,7 @@ class WireClient:
             await self._open()
         else:
             self._tokens += reply.token_ids
+            self.on_tokens(len(reply.token_ids))
 
     def _follow_stale(self, reply: Any, end: Sequence[int]) -> None:
         """The server is elsewhere than we are: what we know is opened again; nothing that it committed is wrong."""
@@ -188,7 +199,3 @@ class WireClient:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.cancel()
-
-
-def draft_config(miss: float) -> ToyConfig:
-    return ToyConfig(miss=miss)
