@@ -65,13 +65,15 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     return RoleConfig(
         serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, startup),
         models=model_config(args, model),
-        target_address=None if args.propose_only else address_of(args.target_host, args.target_port),
+        target_address=None if args.propose_only else addresses_of(args.target_host, args.target_port),
         draft_address=draft_address(args.draft_host),
         draft_seconds=args.draft_seconds,
         connect_seconds=args.connect_seconds,
         lease_seconds=args.lease_seconds,
         profile=args.profile,
         pipeline=pipeline_of(args),
+        reconnect_seconds=args.reconnect_seconds,
+        queue=args.queue,
     )
 
 
@@ -101,8 +103,14 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         ignore_end_of_sequence=args.ignore_eos,
         rule=Rule.named(args.rule),
     )
-    address = address_of(args.target_host, args.port)
-    return ClientConfig(address, prompts, request, profile=args.profile, timeout=args.timeout)
+    return ClientConfig(
+        addresses_of(args.target_host, args.port),
+        prompts,
+        request,
+        profile=args.profile,
+        timeout=args.timeout,
+        reconnect_seconds=args.reconnect_seconds,
+    )
 
 
 def accept_config(args: argparse.Namespace) -> AcceptConfig:
@@ -145,8 +153,15 @@ def _file_prompts(file: str | None) -> tuple[str, ...]:
         raise ValueError(f"prompt_text: {error}") from None
 
 
+def addresses_of(hosts: str, port: int) -> str:
+    """HOST:PORT of each HOST or HOST:PORT in a list with commas."""
+    return ",".join(address_of(host.strip(), port) for host in hosts.split(","))
+
+
 def address_of(host: str, port: int) -> str:
-    return host if ":" in host else f"{host}:{port}"
+    if host.count(":") > 1 and not host.startswith("["):
+        host = f"[{host}]"  # an IPv6 address alone
+    return host if ":" in host.rpartition("]")[2] else f"{host}:{port}"
 
 
 def draft_address(given: str | None) -> str | None:

@@ -74,7 +74,12 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
         default=DEFAULT_PORT,
         help="port a server listens on, or a client asks; 0: a free one",
     )
-    _flag(network, "target_host", default="127.0.0.1", help="where the server is, HOST or HOST:PORT")
+    _flag(
+        network,
+        "target_host",
+        default="127.0.0.1",
+        help="where the server is, HOST or HOST:PORT; draft, draft_worker: several with commas, each may take over",
+    )
     _flag(network, "target_port", type=int, default=DEFAULT_PORT, help="draft_worker: port of its TargetVerifier")
     _flag(network, "propose_only", action="store_true", help="draft_worker: know no target, draft for those that ask")
     _flag(network, "draft_host", metavar="HOST:PORT", help="target: speculate with the drafts of the DraftWorker there")
@@ -89,6 +94,14 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
     _flag(network, "drain_seconds", type=float, default=30.0, help="how long running requests may finish after SIGTERM")
     _flag(network, "lease_seconds", type=float, default=60.0, help="how long a session lives without a Verify")
     _flag(network, "connect_seconds", type=float, default=120.0, help="how long to wait for the TargetVerifier")
+    _flag(
+        network,
+        "reconnect_seconds",
+        type=float,
+        default=60.0,
+        help="how long a request tries to go on while no server answers, or all are full (default 60)",
+    )
+    _flag(network, "queue", type=int, default=256, help="requests that may wait for a slot of a server (default 256)")
     _flag(network, "timeout", type=float, help="deadline of a request in seconds (default: none)")
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
 from collections.abc import AsyncGenerator
 from types import TracebackType
+from typing import Any
 
 import grpc
 
 from clients import wire
 from clients.channel import MESSAGES, open_channel, stub
-from clients.errors import from_rpc
+from clients.errors import TandemError, from_rpc
 from speculation.types import Chunk, Completion, GenerationRequest, ModelInfo
 
 
@@ -48,12 +52,35 @@ class GenerationClient:
         return wire.info_from_wire(reply.model)
 
     async def generate(
-        self, request: GenerationRequest, timeout: float | None = None
+        self, request: GenerationRequest, timeout: float | None = None, patience: float = 0.0
     ) -> AsyncGenerator[Chunk | Completion, None]:
-        """Chunks as they are committed, then the completion. Leaving early cancels the request. Raises TandemError."""
+        """Chunks as they are committed, then the completion. Leaving early cancels the request.
+
+        A server that is full and says when to try again is asked again for `patience` seconds. Raises TandemError, with
+        the tokens that came before it.
+        """
         message = getattr(self._messages, f"{self._service}GenerateRequest")(
             generation=wire.generation_to_wire(request)
         )
+        began = time.monotonic()
+        produced: list[int] = []
+        while True:
+            left = None if timeout is None else timeout - (time.monotonic() - began)
+            try:
+                async with contextlib.aclosing(self._stream(message, left)) as events:
+                    async for event in events:
+                        produced += event.token_ids if isinstance(event, Chunk) else ()
+                        yield event
+                return
+            except TandemError as error:
+                error.produced = tuple(produced) or error.produced
+                wait, waited = error.retry_seconds, time.monotonic() - began
+                full = error.code == "RESOURCE_EXHAUSTED" and wait is not None and not produced
+                if wait is None or not full or waited + wait > min(patience, timeout or patience):
+                    raise
+                await asyncio.sleep(wait)
+
+    async def _stream(self, message: Any, timeout: float | None) -> AsyncGenerator[Chunk | Completion, None]:
         self.bytes_up += message.ByteSize()
         call = self._stub.Generate(message, timeout=timeout)
         try:

@@ -31,6 +31,6 @@ async def open_remote_draft(
 
     def drafter(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Drafter:
         remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule, limit)
-        return FallibleDrafter(remote, client.health)
+        return FallibleDrafter(remote, client.health, stats=stats)
 
     return drafted_generator(target, default_k, f"remote:{name}", drafter), client

@@ -21,7 +21,10 @@ MAX_AT_ONCE = 64  # prompts under way; a server lets only so many requests wait
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """What to ask, whom, and what to show."""
+    """What to ask, whom, and what to show. `timeout`: seconds that a request may take.
+
+    `reconnect_seconds`: how long it is tried again where a server is full, or a verifier gone.
+    """
 
     address: str
     prompts: tuple[str, ...]
@@ -29,6 +32,7 @@ class ClientConfig:
     profile: bool = False
     token_by_token: bool = False
     timeout: float | None = None
+    reconnect_seconds: float = 60.0
 
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
@@ -37,9 +41,15 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
 
     if service not in (None, TARGET, FUSED, DRAFT):
         raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
+    if "," in config.address:
+        raise ValueError("target_host: this role asks one server; several are for --role draft and draft_worker")
     service = service or await which_service(config.address)
     async with GenerationClient.connect(config.address, service) as client:
-        return await run_prompts(config, lambda request: client.generate(request, config.timeout), service)
+
+        def generate(request: GenerationRequest) -> Events:
+            return client.generate(request, config.timeout, config.reconnect_seconds)
+
+        return await run_prompts(config, generate, service)
 
 
 async def which_service(address: str) -> str:
@@ -86,10 +96,16 @@ class Outcome:
     """One prompt's result as the client saw it."""
 
     text: str = ""
+    tokens: int = 0
     completion: Completion | None = None
     seconds: float = 0.0
     ttft_seconds: float | None = None
     error: str = ""
+
+    @property
+    def failure(self) -> str:
+        so_far = f" after {_count(self.tokens)}" if self.tokens else ""
+        return f"failed{so_far}: {self.error}"
 
 
 class _Screen:
@@ -137,6 +153,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
                 if outcome.ttft_seconds is None:
                     outcome.ttft_seconds = time.perf_counter() - started
                 outcome.text += event.text
+                outcome.tokens += len(event.token_ids)
                 screen.show(event)
         if not outcome.completion:
             outcome.error = "the stream ended without a completion"
@@ -149,7 +166,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
 
 def _summary(outcome: Outcome) -> str:
     if outcome.error or not outcome.completion:
-        return f"failed: {outcome.error}"
+        return outcome.failure
     done, stats = outcome.completion, outcome.completion.stats
     line = (
         f"{done.output_tokens} tokens in {outcome.seconds:.2f} s, {done.output_tokens / outcome.seconds:.1f} tokens/s"
@@ -168,4 +185,10 @@ def _summary(outcome: Outcome) -> str:
 def _print_final(outcomes: list[Outcome]) -> None:
     print("\n=== Final outputs ===")
     for i, outcome in enumerate(outcomes):
-        print(f"[Prompt {i} output]:\n{outcome.text if not outcome.error else 'failed: ' + outcome.error}\n")
+        lines = [outcome.text] if outcome.text or not outcome.error else []
+        lines += [outcome.failure] if outcome.error else []
+        print(f"[Prompt {i} output]:\n" + "\n".join(lines) + "\n")
+
+
+def _count(tokens: int) -> str:
+    return "1 token" if tokens == 1 else f"{tokens} tokens"

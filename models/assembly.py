@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from models.batcher import Batcher
 from models.checkpoints import Checkpoint, CheckpointError, embedded_draft, find
-from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDrafter
+from models.engine import Engine, LocalVerifier, ModelDrafter
+from models.fused_rounds import FusedPair, FusedRounds
 from models.generator import Generator
 from models.gguf_cache import unpacked
 from models.loading import CHUNK, Execution, Shape, load_runner, transformers_logging
@@ -17,6 +18,7 @@ from models.startup import Startup
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
 from speculation.drafters import Drafter, Guesser, HybridDrafter, NgramDrafter
+from speculation.fallible import DrafterHealth
 from speculation.length import FIRST
 from speculation.loop import DraftThenVerify, Rounds
 from speculation.types import DraftLimit, GenerationRequest, ModelInfo, Rule, SpeculationStats
@@ -122,13 +124,13 @@ async def _load(
     config: ModelConfig, model: str | None, batcher: Batcher, startup: Startup, verifies: bool, alone: bool = False
 ) -> Loaded:
     if config.backend == "toy":
-        return Loaded(Engine(_toy(model, config.shape), batcher), ToyTokenizer())
+        return Loaded(Engine(_toy(model, config.shape), batcher, vital=verifies), ToyTokenizer())
     with startup.stage("finding weights"):
         checkpoint = await asyncio.to_thread(unpacked, find(model))
     runner = await batcher.on_device(_load_warm, checkpoint, config, verifies, alone, startup)
     with startup.stage("tokenizer"):
         tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
-    return Loaded(Engine(runner, batcher), tokenizer)
+    return Loaded(Engine(runner, batcher, vital=verifies), tokenizer)
 
 
 async def own_tokenizer(config: ModelConfig) -> Tokenizer:
@@ -150,10 +152,15 @@ def _load_warm(checkpoint: Checkpoint, config: ModelConfig, verifies: bool, alon
 
 
 def _toy(model: str | None, shape: Shape) -> ToyRunner:
-    """`model` may say "miss=0.3,step=0.01,salt=1"."""
+    """`model` may say "miss=0.3,step=0.01,salt=1,fails=100"."""
     values = dict(part.partition("=")[::2] for part in (model or "").split(",") if part)
     try:
-        config = ToyConfig(int(values.pop("salt", 0)), float(values.pop("miss", 0)), float(values.pop("step", 0)))
+        config = ToyConfig(
+            int(values.pop("salt", 0)),
+            float(values.pop("miss", 0)),
+            float(values.pop("step", 0)),
+            int(values.pop("fails", 0)),
+        )
     except ValueError:
         values["unreadable"] = ""
     if values:
@@ -228,11 +235,12 @@ def fused_generator(target: Loaded, draft: Loaded | None, default_k: int | None,
     """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
-    pair = FusedPair(target.engine, draft.engine) if draft else None  # one for all: rows share steps that are the same
+    # One for all: rows share steps that are the same, and what is known about the draft.
+    pair = FusedPair(target.engine, draft.engine, drafter_health(draft)) if draft else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         if pair is not None:
-            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule, limit)
+            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule, limit, stats)
         return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
 
     return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
@@ -247,6 +255,11 @@ def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
         )
 
 
+def drafter_health(draft: Loaded | None) -> DrafterHealth:
+    """What a process knows about its own draft model."""
+    return DrafterHealth(f"model {draft.runner.identity.model_name} of this process" if draft else "of this process")
+
+
 def make_drafter(
     draft: Loaded | None,
     target_vocab_size: int,
@@ -254,14 +267,18 @@ def make_drafter(
     rule: Rule = Rule.AGREEMENT,
     waits: bool = True,
     limit: DraftLimit | None = None,
+    fails_softly: Callable[[Guesser], Guesser] | None = None,
 ) -> Guesser:
     """A drafter for one request, its model within `limit`.
 
-    Without `waits`, its `open` raises NoFreeSlot where all slots are taken.
+    Without `waits`, its `open` raises NoFreeSlot where all slots are taken. `fails_softly` wraps the model, which alone
+    can fail.
     """
     if draft is None:
         return NgramDrafter()
-    model, lookup = ModelDrafter(draft.engine, target_vocab_size, rule, waits, limit), choice.lookup()
+    model: Guesser = ModelDrafter(draft.engine, target_vocab_size, rule, waits, limit)
+    model = fails_softly(model) if fails_softly else model
+    lookup = choice.lookup()
     return model if lookup is None else HybridDrafter(lookup, model)
 
 

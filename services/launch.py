@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from clients.distributed import connect_distributed
+from clients.failover import Persistence
 from clients.profile import Profile
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import PROPOSE_SECONDS
 from models.assembly import Loaded, ModelConfig, fused_generator, load, load_pair, plain_generator
 from models.batcher import Batcher
-from models.drafting import drafting_info, load_drafting
+from models.drafting import Drafting, drafting_info, load_drafting
 from models.generator import Generator
+from models.slots import MOST_WAITING
 from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
@@ -38,6 +41,7 @@ class RoleConfig:
 
     `draft_address`: the DraftWorker that a target asks for drafts, each within `draft_seconds`. `target_address` None:
     a DraftWorker that knows no target, and only proposes. `pipeline`: whether a DraftWorker's rounds overlap.
+    `reconnect_seconds`: how long its requests try to go on while no target answers. `queue`: requests that may wait.
     """
 
     serve: ServeConfig
@@ -49,13 +53,17 @@ class RoleConfig:
     lease_seconds: float = 60.0
     profile: bool = False
     pipeline: Pipeline = Pipeline.AUTO
+    reconnect_seconds: float = 60.0
+    queue: int = MOST_WAITING
 
     def __post_init__(self) -> None:
+        if not 0 <= self.queue <= MOST_WAITING:
+            raise ValueError(f"queue: {self.queue} is outside 0 to {MOST_WAITING}")
         if not self.draft_seconds > 0:
             raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
 
 
-async def run_target(config: RoleConfig) -> None:
+async def run_target(config: RoleConfig) -> int:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
 
@@ -72,7 +80,7 @@ async def run_target(config: RoleConfig) -> None:
         generator = _started(generator, config)
         _log_target(loaded, generator.info)
         reply = target_verifier_pb2.TargetVerifierGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue)
         service = TargetVerifierService(loaded.engine, generator.info, generate, lifecycle, config.lease_seconds)
         return Hosted(
             "TargetVerifier",
@@ -80,13 +88,15 @@ async def run_target(config: RoleConfig) -> None:
             background=[service.expire_forever],
             busy=lambda: len(service.sessions),
             close=partial(_close, closing),
+            lost=loaded.engine.lost,
         )
 
-    await serve(config.serve, lifecycle, build)
+    code = await serve(config.serve, lifecycle, build)
     profile.write()
+    return code
 
 
-async def run_fused(config: RoleConfig) -> None:
+async def run_fused(config: RoleConfig) -> int:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
 
@@ -96,16 +106,17 @@ async def run_fused(config: RoleConfig) -> None:
         generator = _started(generator, config)
         _log_target(target, generator.info)
         reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue)
         service = FusedSpeculativeServerService(generator.info, generate)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
-        return Hosted("FusedSpeculativeServer", register, close=batcher.close)
+        return Hosted("FusedSpeculativeServer", register, close=batcher.close, lost=target.engine.lost)
 
-    await serve(config.serve, lifecycle, build)
+    code = await serve(config.serve, lifecycle, build)
     profile.write()
+    return code
 
 
-async def run_draft_worker(config: RoleConfig) -> None:
+async def run_draft_worker(config: RoleConfig) -> int:
     """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
 
@@ -117,14 +128,19 @@ async def run_draft_worker(config: RoleConfig) -> None:
             log.info("proposes with %s for targets that ask; knows none itself", info.draft_name)
         else:
             generator, client = await connect_distributed(
-                drafting, config.models, config.target_address, config.connect_seconds, config.pipeline
+                drafting,
+                config.models,
+                config.target_address,
+                config.connect_seconds,
+                config.pipeline,
+                Persistence(config.reconnect_seconds),
             )
             closing.insert(0, client.close)
             generator = _started(generator, config)
             info = generator.info
             log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
             reply = draft_worker_pb2.DraftWorkerGenerateResponse
-            generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+            generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue)
         proposals = Proposals(drafting, info, lifecycle, config.lease_seconds)
         return Hosted(
             "DraftWorker",
@@ -132,10 +148,20 @@ async def run_draft_worker(config: RoleConfig) -> None:
             background=[proposals.expire_forever],
             busy=lambda: len(proposals.sessions),
             close=partial(_close, closing),
+            lost=_only_model(drafting),
         )
 
-    await serve(config.serve, lifecycle, build)
+    code = await serve(config.serve, lifecycle, build)
     profile.write()
+    return code
+
+
+def _only_model(drafting: Drafting) -> asyncio.Event:
+    """Set where its device is lost. Its running requests go on undrafted; the worker is of no use without it."""
+    if drafting.draft is None:
+        return asyncio.Event()
+    drafting.draft.engine.vital = True
+    return drafting.draft.engine.lost
 
 
 async def _close(closing: Sequence[Callable[[], Awaitable[None]]]) -> None:

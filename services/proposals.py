@@ -45,7 +45,8 @@ class Proposals:
         if session is None:
             if request.known_length:
                 return pb.ProposeResponse(unknown=True)
-            session = self._admit(request)
+            await holding.expire(self.sessions, _free)
+            session = self.sessions.find(request.session_id) or self._admit(request)
         async with holding.using(self.sessions, session, _free):
             reply = await self._round(session, request)
         reply.server_seconds = time.perf_counter() - arrived

@@ -20,6 +20,7 @@ import grpc
 
 from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
 from clients.distributed import connect_distributed
+from clients.failover import Persistence
 from clients.generation import GenerationClient
 from clients.remote import VerifierClient
 from clients.remote_draft import open_remote_draft
@@ -212,11 +213,13 @@ async def distributed(
     pipeline: Pipeline = Pipeline.OFF,
     k: int | None = 3,
     config: ModelConfig | None = None,
+    reconnect_seconds: float = 10.0,
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
     config = config or draft_config(draft, slots, max_length, k)
     async with drafting(config) as drafts:
-        generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline)
+        persistence = Persistence(reconnect_seconds)
+        generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline, persistence)
         try:
             yield generator, client
         finally:
@@ -234,6 +237,7 @@ async def worker_site(
     port: int = 0,
     interceptors: Interceptors = (),
     pipeline: Pipeline = Pipeline.AUTO,
+    reconnect_seconds: float = 10.0,
 ) -> AsyncIterator[Site]:
     """A DraftWorker; without a target it only proposes."""
     lifecycle, config = Lifecycle(), config or draft_config(draft, slots, max_length)
@@ -241,7 +245,8 @@ async def worker_site(
         drafts = await stack.enter_async_context(drafting(config))
         generator, generate, info = None, None, drafting_info(drafts, config)
         if target_address is not None:
-            generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline)
+            persistence = Persistence(reconnect_seconds)
+            generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline, persistence)
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info

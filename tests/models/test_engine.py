@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from models.batcher import Batcher
-from models.engine import Engine, FusedPair, FusedRounds, KVSequence, LocalVerifier, ModelDrafter
+from models.engine import Engine, KVSequence, LocalVerifier, ModelDrafter
+from models.fused_rounds import FusedPair, FusedRounds
 from models.runner import PrefillRow
 from models.toy import ToyConfig, ToyRunner
 from speculation.drafters import NgramDrafter

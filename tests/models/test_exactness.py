@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from models.batcher import Batcher
 from models.certify import certify
-from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDrafter
+from models.engine import Engine, LocalVerifier, ModelDrafter
+from models.fused_rounds import FusedPair, FusedRounds
 from models.runner import ProposeRow, VerifyRow
 from speculation.drafters import HybridDrafter, NgramDrafter
 from speculation.draws import draw

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from clients.channel import DRAFT, TARGET
-from clients.failover import Persistence
 from clients.generation import GenerationClient
 from clients.remote import Deadlines
 from speculation.depth import Pipeline
@@ -31,7 +30,6 @@ from tests.reliability.validator import Validator, Violation
 from tests.support import distributed, raw_stub, until
 
 DEADLINES = Deadlines(open=5.0, verify=1.5, close=0.5, admission=30.0)
-PERSISTENCE = Persistence(seconds=30.0, first=0.05, longest=0.5)
 SECONDS = 60.0
 TARGET_ROLE = ("--role", "target", "--model", "step=0.004", "--batch", "4", "--sequence_length", "160")
 
@@ -111,7 +109,7 @@ class KillSchedule:
 
     async def _distributed(self, ask: Ask, pipeline: Pipeline) -> Ended:
         verifiers = [server.address for server in self.servers]
-        async with distributed(",".join(verifiers), "salt=0,miss=0.3", pipeline=pipeline, persistence=PERSISTENCE) as (
+        async with distributed(",".join(verifiers), "salt=0,miss=0.3", pipeline=pipeline, reconnect_seconds=30.0) as (
             generator,
             client,
         ):
