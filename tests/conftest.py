@@ -1,4 +1,4 @@
-"""Campaigns are left out unless asked for. Markers that need hardware skip with a reason; everything else runs everywhere, without a network."""
+"""Campaigns run where asked for, what needs hardware where there is some; the rest everywhere, without a network."""
 
 from __future__ import annotations
 

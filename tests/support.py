@@ -22,7 +22,7 @@ from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
 from clients.distributed import connect_distributed
 from clients.failover import Persistence
 from clients.generation import GenerationClient
-from clients.remote import VerifierClient
+from clients.remote import Deadlines, VerifierClient
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import DraftClient
 from models.assembly import DraftChoice, Loaded, ModelConfig, fused_generator, plain_generator
@@ -238,6 +238,7 @@ async def worker_site(
     interceptors: Interceptors = (),
     pipeline: Pipeline = Pipeline.AUTO,
     reconnect_seconds: float = 10.0,
+    deadlines: Deadlines | None = None,
 ) -> AsyncIterator[Site]:
     """A DraftWorker; without a target it only proposes."""
     lifecycle, config = Lifecycle(), config or draft_config(draft, slots, max_length)
@@ -247,6 +248,7 @@ async def worker_site(
         if target_address is not None:
             persistence = Persistence(reconnect_seconds)
             generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline, persistence)
+            client.deadlines = deadlines or client.deadlines
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import random
 import sys
 from collections import Counter
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clients.remote import Deadlines
+from services import holding
+from services.proposals import _free as free_proposals
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
 from tests.reliability.faults import FaultInterceptor, Schedule
@@ -46,7 +49,7 @@ class Result:
         return count_faults(self.history)
 
     def __str__(self) -> str:
-        found = "\n  ".join(map(str, self.violations))
+        found = "\n  ".join([*map(str, self.violations[:5]), *(["..."] if self.violations[5:] else [])])
         return f"seed {self.seed}: {found}\n  again: python -m tests.reliability.{self.command} --seed {self.seed}"
 
 
@@ -56,8 +59,7 @@ async def _expire(service: TargetVerifierService, session_id: str) -> bool:
     if session is None or session.in_use:
         return False
     session.expires = float("-inf")
-    for gone in service.sessions.expire():
-        await service._free(gone)
+    await holding.expire(service.sessions, service._free)
     return True
 
 
@@ -74,9 +76,8 @@ class Deployment:
         self._target: Site | None = None
 
     def _faults(self, number: int) -> FaultInterceptor:
-        return FaultInterceptor(
-            Schedule(self.seed * 10 + number, rate=self.chance.choice([0.1, 0.2, 0.3])), self.history
-        )
+        rate, in_a_row = self.chance.choice([0.1, 0.2, 0.3, 0.6]), self.chance.choice([1, 2, 5])
+        return FaultInterceptor(Schedule(self.seed * 10 + number, rate, in_a_row), self.history)
 
     async def target(self) -> Site:
         if self._target is None:
@@ -91,8 +92,9 @@ class Deployment:
     async def worker(self) -> Site:
         target = await self.target()
         pipeline = self.chance.choice([Pipeline.OFF, Pipeline.AUTO])
+        faults = [self._faults(1)]
         return await self._enter(
-            worker_site(target.address, self.draft, interceptors=[self._faults(1)], pipeline=pipeline)
+            worker_site(target.address, self.draft, interceptors=faults, pipeline=pipeline, deadlines=DEADLINES)
         )
 
     async def fused(self) -> Site:
@@ -157,13 +159,10 @@ async def run_schedule(seed: int, seconds: float = SECONDS) -> Result:
         deployment = Deployment(seed, stack)
         await deployment.target()
         ways = [chance.choice(deployment.ways()) for _ in asks]
-        running = asyncio.gather(*(way(ask) for way, ask in zip(ways, asks, strict=True)), return_exceptions=True)
-        try:
-            ended = await asyncio.wait_for(running, seconds)
-        except asyncio.TimeoutError:
-            ended = [Ended([], f"did not end within {seconds:g} s")] * len(asks)
+        running = (asyncio.wait_for(way(ask), seconds) for way, ask in zip(ways, asks, strict=True))
+        ended = await asyncio.gather(*running, return_exceptions=True)
         for way, ask, end in zip(ways, asks, ended, strict=True):
-            end = Ended([], f"{type(end).__name__}: {end}") if isinstance(end, BaseException) else end
+            end = Ended([], f"{type(end).__name__} {end}") if isinstance(end, BaseException) else end
             note_outcome(deployment.history, result, way.__name__, ask, end)
         result.violations += await _left_behind(deployment.sites)
     by_client = {ask.client: ask for ask in asks}
@@ -185,9 +184,7 @@ def note_outcome(history: History, result: Result, way: str, ask: Ask, end: Ende
 async def _left_behind(sites: list[Site]) -> list[Violation]:
     """Sessions whose client is gone lose their lease; then nothing may be held."""
     for site in sites:
-        for service in (site.verifier, site.proposals):
-            for session in service.sessions if service else ():
-                session.expires = float("-inf")
+        await let_all_expire(site)
     held: list[Violation] = []
     for site in sites:
         engine = site.engine
@@ -196,6 +193,18 @@ async def _left_behind(sites: list[Site]) -> list[Violation]:
         except AssertionError:
             held.append(Violation("answered", f"{site.service} holds {engine.slots.count - engine.slots.free} slots"))
     return held
+
+
+async def let_all_expire(site: Site) -> None:
+    """The leases of a site's sessions run out now, and what they held is freed as the server would."""
+    for table, free in (
+        (site.verifier.sessions, site.verifier._free) if site.verifier else (None, None),
+        (site.proposals.sessions, free_proposals) if site.proposals else (None, None),
+    ):
+        if table is not None:
+            for session in table:
+                session.expires = float("-inf")
+            await holding.expire(table, free)
 
 
 async def run_schedules(seeds: list[int], at_once: int = 4, seconds: float = SECONDS) -> list[Result]:
@@ -214,6 +223,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
     arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
     seeds = list(range(arguments.seed, arguments.seed + arguments.count))
     results = asyncio.run(run_schedules(seeds))
     for result in results:

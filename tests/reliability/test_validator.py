@@ -46,6 +46,7 @@ def good() -> list[Event]:
         *verify(2, 3, [10, 99], reply([10, 11], 3)),
         *verify(3, 3, [98], reply([10, 11], 3, replayed=True, server_seconds=0.7)),
         *verify(4, 4, [], reply([], 5, stale=True)),
+        *call(11, "OpenSession", {"prefix": PROMPT}, {"committed_length": 5}),  # its client lost the last reply
         *verify(5, 5, [], reply([12], 5)),
         Event("fault", "a", 0, 65, "Verify", "s", {"fault": "expire lease"}),
         *verify(6, 6, [], {"code": 5, "message": "no session"}, "refusal"),
@@ -84,7 +85,11 @@ PLANTED = {
     "output": [ending(outcome([10, 11, 12])), ending(outcome([10, 11, 13], error="gone", may_fail=True))],
     "finished": [ending(outcome([10, 11], error="UNAVAILABLE"))],
     "committed": [changed(5, token_ids=[77]), changed(2, token_ids=[10, 12])],
-    "prefix": [changed(7, "request", prefix=[*TRUTH[:5], 77]), changed(1, committed_length=4)],
+    "prefix": [
+        changed(7, "request", prefix=[*TRUTH[:5], 77]),
+        changed(1, committed_length=4),
+        changed(11, committed_length=3),
+    ],
     "growth": [changed(5, token_ids=[], committed_length=5), changed(2, committed_length=6), changed(4, stale=False)],
     "once": [changed(3, replayed=False)],
     "replay": [changed(3, token_ids=[10]), changed(5, replayed=True), changed(3, stale=True, **NOTHING)],
@@ -119,6 +124,6 @@ def test_a_violation_says_its_rule_and_the_guarantee() -> None:
 
 
 def test_tokens_that_depend_on_drafts_are_checked_for_everything_but_their_value() -> None:
-    events = changed(5, token_ids=[77])(good()[:11])
+    events = changed(5, token_ids=[77])(good()[:-1])
     assert Validator(truth, {65: 3}, deterministic=False).check(events) == []
     assert Validator(truth, {65: 3}).check(events) != []

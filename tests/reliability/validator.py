@@ -112,13 +112,17 @@ class Validator:
     # --- sessions ---
 
     def _opened(self, request: Event, reply: Event) -> None:
-        prefix = list(request.message["prefix"])
+        prefix, committed = list(request.message["prefix"]), reply.message["committed_length"]
         self._compare("prefix", reply, prefix)
-        if reply.message["committed_length"] != len(prefix):
-            self._broken("prefix", f"{reply} to a prefix of {len(prefix)}")
         key = (reply.server, reply.session)
         known = self._sessions.get(key)
-        if known is None or known.tokens != prefix:
+        if known is not None and _lacks_last_round(known, prefix):  # it stays committed, to be replayed (G3)
+            if committed != len(known.tokens):
+                self._broken("prefix", f"{reply} to a prefix that lacks the last round of {len(known.tokens)}")
+            return
+        if committed != len(prefix) and not (known is not None and len(prefix) in known.loose):
+            self._broken("prefix", f"{reply} to a prefix of {len(prefix)}")
+        if known is None or (known.tokens != prefix and committed == len(prefix)):
             self._sessions[key] = _Session(prefix)
 
     def _verified(self, session: _Session | None, asked: dict[str, Any], reply: Event) -> None:
@@ -201,6 +205,14 @@ def _is_repeated(session: _Session, asked: dict[str, Any]) -> bool:
     base = asked["base_length"]
     last = max(session.recorded, default=-1)
     return not session.loose and base == last and session.tokens[base - 1] == asked["last_token"]
+
+
+def _lacks_last_round(session: _Session, prefix: list[int]) -> bool:
+    return (
+        len(prefix) < len(session.tokens)
+        and len(prefix) == max(session.recorded, default=-1)
+        and prefix == session.tokens[: len(prefix)]
+    )
 
 
 def _lasting(reply: dict[str, Any]) -> dict[str, Any]:
