@@ -22,6 +22,8 @@ from typing import Any
 import grpc
 
 import main
+from models.slots import SlotPool
+from services.sessions import SessionTable
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import History
 
@@ -29,10 +31,15 @@ FAULTS_IN_A_PROCESS = 0.1
 
 
 def held() -> dict[str, int]:
-    """What may leak."""
+    """What may leak, and what clients may leave behind."""
     gc.collect()
+    found = gc.get_objects()
+    pools = [each for each in found if isinstance(each, SlotPool)]
+    tables = [each for each in found if isinstance(each, SessionTable)]
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return {
+        "slots": sum(pool.count - pool.free for pool in pools),
+        "sessions": sum(map(len, tables)),
         "tasks": len(asyncio.all_tasks()),
         "threads": threading.active_count(),
         "files": len(os.listdir("/proc/self/fd")),
@@ -54,7 +61,7 @@ def install(arguments: argparse.Namespace) -> None:
         if arguments.probe:
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _probe, arguments.probe)
         if arguments.history:
-            schedule = None if arguments.seed is None else Schedule(arguments.seed, FAULTS_IN_A_PROCESS)
+            schedule = None if arguments.seed is None else Schedule(arguments.seed, FAULTS_IN_A_PROCESS, drops=0)
             interceptors = [*interceptors, FaultInterceptor(schedule, History(arguments.name, arguments.history))]
         return make(*rest, interceptors=interceptors, **options)
 
