@@ -34,12 +34,14 @@ from models.loading import Shape
 from models.runner import Limits, Runner
 from models.tokenizers import Tokenizer
 from models.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
+from services import holding
 from services.draft_worker import DraftWorkerService
 from services.errors import ErrorInterceptor
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.proposals import Proposals
+from services.proposals import _free as free_proposals
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
 from speculation.draws import draw
@@ -288,6 +290,18 @@ async def raw_stub(address: str, service: str = TARGET) -> AsyncIterator[Any]:
     """The generated stub, for what no client of ours would send."""
     async with open_channel(address) as channel:
         yield stub(channel, service)
+
+
+async def let_all_expire(site: Site) -> None:
+    """The leases of a site's sessions run out now, and what they held is freed as the server would."""
+    for table, free in (
+        (site.verifier.sessions, site.verifier._free) if site.verifier else (None, None),
+        (site.proposals.sessions, free_proposals) if site.proposals else (None, None),
+    ):
+        if table is not None:
+            for session in table:
+                session.expires = float("-inf")
+            await holding.expire(table, free)
 
 
 # --- asking ---

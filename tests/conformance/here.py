@@ -55,11 +55,13 @@ async def _plain_real(prompt: Sequence[int], sampling: SamplingParams, count: in
 
 
 @contextlib.asynccontextmanager
-async def here(combination: Combination) -> AsyncIterator[Bench]:
+async def here(combination: Combination, lease_seconds: float = 60.0) -> AsyncIterator[Bench]:
     """Servers of this process. Of a fused server only the fused one; else a target, and what drafts for it."""
     async with contextlib.AsyncExitStack() as stack:
-        make = _fused if combination.architecture == "fused" else _apart
-        yield await make(combination, stack)
+        if combination.architecture == "fused":
+            yield await _fused(combination, stack)
+        else:
+            yield await _apart(combination, stack, lease_seconds)
 
 
 async def _fused(combination: Combination, stack: contextlib.AsyncExitStack) -> Bench:
@@ -73,10 +75,10 @@ async def _fused(combination: Combination, stack: contextlib.AsyncExitStack) -> 
     return await _bench(combination, stack, None, site)
 
 
-async def _apart(combination: Combination, stack: contextlib.AsyncExitStack) -> Bench:
+async def _apart(combination: Combination, stack: contextlib.AsyncExitStack, lease_seconds: float) -> Bench:
     runner, tokenizer = _runner(combination)
     faults = FaultInterceptor(None, History("target"))
-    target = await stack.enter_async_context(target_site(runner, interceptors=[faults], tokenizer=tokenizer))
+    target = await stack.enter_async_context(target_site(runner, lease_seconds, [faults], tokenizer))
     pipeline = Pipeline.OFF if combination.transport == "unary" else Pipeline.ON
     config = _draft(combination)
     if combination.architecture == "draft_worker":

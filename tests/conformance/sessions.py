@@ -170,10 +170,10 @@ async def expired_session_is_not_found(bench: Bench) -> None:
     async with opened(bench) as session:
         await session.rounds.send(session.round(0))
         held = bench.inside.target.free
-        await bench.inside.leases_run_out()
+        await bench.inside.lease_runs_out()
         assert bench.inside.target.free == held + 1, "an expired session kept its slot"
         refusal = await session.rounds.refused(session.round(1))
-        assert (refusal.code, refusal.reason) == ("NOT_FOUND", "SESSION_NOT_FOUND"), refusal
+        assert (refusal.code, refusal.reason) == ("NOT_FOUND", "SESSION_EXPIRED"), refusal
         await bench.stub.OpenSession(session.opening([*session.prompt, *session.truth[:1]]))
         assert list((await session.rounds.send(session.round(1))).token_ids) == session.truth[1:2]
 

@@ -21,7 +21,7 @@ REAL = [c for c in COMBINATIONS if c.runner == "torch" and not all(entry.left_ou
 
 
 async def run_case(entry: Entry, combination: Combination) -> None:
-    async with here(combination) as bench:
+    async with here(combination, entry.lease_seconds) as bench:
         await entry.case(bench)
         if bench.inside:
             await bench.inside.all_free()

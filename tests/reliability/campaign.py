@@ -18,14 +18,13 @@ from typing import Any
 
 from clients.remote import Deadlines
 from services import holding
-from services.proposals import _free as free_proposals
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import Event, History, count_faults
 from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes
 from tests.reliability.validator import Validator, Violation
-from tests.support import Site, distributed, fused_site, raw_stub, target_site, toy, until, worker_site
+from tests.support import Site, distributed, fused_site, let_all_expire, raw_stub, target_site, toy, until, worker_site
 
 DEADLINES = Deadlines(open=2.0, verify=0.4, close=0.4, admission=20.0)
 SECONDS = 30.0
@@ -193,18 +192,6 @@ async def _left_behind(sites: list[Site]) -> list[Violation]:
         except AssertionError:
             held.append(Violation("answered", f"{site.service} holds {engine.slots.count - engine.slots.free} slots"))
     return held
-
-
-async def let_all_expire(site: Site) -> None:
-    """The leases of a site's sessions run out now, and what they held is freed as the server would."""
-    for table, free in (
-        (site.verifier.sessions, site.verifier._free) if site.verifier else (None, None),
-        (site.proposals.sessions, free_proposals) if site.proposals else (None, None),
-    ):
-        if table is not None:
-            for session in table:
-                session.expires = float("-inf")
-            await holding.expire(table, free)
 
 
 async def run_schedules(seeds: list[int], at_once: int = 4, seconds: float = SECONDS) -> list[Result]:

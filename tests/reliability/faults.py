@@ -93,7 +93,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
 
     # --- which fault ---
 
-    def _draw(self, client: int, method: str, kinds: tuple[Fault, ...]) -> tuple[Fault | None, random.Random]:
+    def draw(self, client: int, method: str, kinds: tuple[Fault, ...]) -> tuple[Fault | None, random.Random]:
         """The fault of this client's next call of `method`, and chance for its details."""
         count, schedule = self._counts[client], self.schedule
         count.calls[method] += 1
@@ -139,7 +139,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
         async def faulty(request: Any, context: grpc.aio.ServicerContext) -> Any:
             session = request.session_id
             client = self._client_of(request, session)
-            fault, chance = self._draw(client, name, _UNARY)
+            fault, chance = self.draw(client, name, _UNARY)
             if fault is Fault.ABORT_BEFORE:
                 self.history.fault(client, name, fault.value, session)
                 raise TandemError("UNAVAILABLE", f"fault: {fault.value}")
@@ -193,7 +193,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
                 async for request in requests:
                     session = request.session_id
                     client = self._client_of(request, session)
-                    fault, chance = self._draw(client, name, _STREAM)
+                    fault, chance = self.draw(client, name, _STREAM)
                     await self._maybe_expire(fault, client, name, session)
                     call = self.history.begin(client, name, session, request)
                     calls.append((call, fault))
@@ -223,7 +223,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
     def _answers(self, method: Any, name: str) -> Any:
         async def faulty(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             client = self._client_of(request, "")
-            fault, chance = self._draw(client, name, _GENERATE)
+            fault, chance = self.draw(client, name, _GENERATE)
             call = self.history.begin(client, name, "", request)
             if fault is Fault.ABORT_BEFORE:
                 call.note("cancelled")

@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     Mutant(
         "a cancelled Generate keeps its slot",
-        "models.engine:FusedRounds.close",
+        "models.fused_rounds:FusedRounds.close",
         "self._pair.target.slots.release(self._target.slot)",
         "pass",
         ("cancel_frees_slot",),
@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "an expired session keeps its slot",
-        "services.holding:expire_forever",
+        "services.holding:expire",
         "await free(session)",
         "pass",
         ("expired_session_is_not_found",),

@@ -1,6 +1,6 @@
 """Servers under a storm of clients that come, leave, abandon sessions and are killed; then: does everything come back?
 
-    python -m tests.reliability.soak --seconds 600        prints the figures
+python -m tests.reliability.soak --seconds 600        prints the figures
 """
 
 from __future__ import annotations

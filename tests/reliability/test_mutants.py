@@ -22,7 +22,7 @@ async def holds(entry: Entry) -> bool:
     for architecture in entry.architectures:
         combination = next(c for c in COMBINATIONS if c.architecture == architecture and not entry.left_out(c))
         try:
-            async with here(combination) as bench:
+            async with here(combination, entry.lease_seconds) as bench:
                 await asyncio.wait_for(entry.case(bench), 3)
         except Exception:
             return False

@@ -11,7 +11,8 @@ import pytest
 
 from tests.reliability import figures
 from tests.reliability.campaign import Result, run_schedules
-from tests.reliability.faults import Fault
+from tests.reliability.faults import Fault, FaultInterceptor, Schedule
+from tests.reliability.history import History
 
 REGRESSIONS = json.loads((Path(__file__).parent / "regressions.json").read_text(encoding="utf-8"))
 FEW, MANY = 20, 200
@@ -53,9 +54,21 @@ def test_a_schedule_that_once_failed_holds(case: dict[str, object]) -> None:
     run([int(str(case["seed"]))])
 
 
-def test_the_same_seed_makes_the_same_faults() -> None:
+def test_the_same_seed_draws_the_same_faults_whatever_was_called_in_between() -> None:
+    def drawn(clients: list[int], seed: int = 3) -> dict[int, list[Fault | None]]:
+        plan = FaultInterceptor(Schedule(seed, rate=0.5), History())
+        found: dict[int, list[Fault | None]] = {client: [] for client in clients}
+        for client in clients:
+            found[client].append(plan.draw(client, "Verify", tuple(Fault))[0])
+        return found
+
+    once = drawn([65, 66] * 20)
+    assert once == drawn([65] * 20 + [66] * 20)
+    assert once != drawn([65, 66] * 20, seed=4)
+    assert {fault for faults in once.values() for fault in faults} > {None, Fault.ABORT_AFTER}
+
+
+def test_a_schedule_ends_with_the_same_tokens_when_it_is_run_again() -> None:
     (once,), (again,) = run([3]), run([3])
-    assert once.faults == again.faults
-    assert [e.message for e in once.history if e.kind == "outcome"] == [
-        e.message for e in again.history if e.kind == "outcome"
-    ]
+    tokens = [[e.message["tokens"] for e in result.history if e.kind == "outcome"] for result in (once, again)]
+    assert tokens[0] == tokens[1] != []
