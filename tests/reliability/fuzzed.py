@@ -16,7 +16,19 @@ from clients import wire
 from clients.channel import DRAFT, FUSED, MESSAGES, TARGET, stub
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.messages import LONGEST
-from tests.support import GREEDY, SAMPLED, Site, fused_site, ids, oracle, target_site, toy, worker_site
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    Site,
+    fused_site,
+    ids,
+    let_all_expire,
+    oracle,
+    target_site,
+    toy,
+    until,
+    worker_site,
+)
 
 PROMPT = b"canary"
 COUNT = 12
@@ -54,6 +66,7 @@ class Servers:
 
     sites: dict[str, Site]
     channels: dict[str, grpc.Channel]
+    loop: asyncio.AbstractEventLoop
     answered: Counter[str] = field(default_factory=Counter)
 
     def ask(self, method: Method, message: bytes | Any) -> str:
@@ -83,6 +96,17 @@ class Servers:
                 assert tuple(said) == oracle(PROMPT, sampling, COUNT), f"{service} says {said}"
         self._canary_session()
 
+    def nothing_is_held(self) -> None:
+        """Once the leases of the sessions that messages opened have run out."""
+
+        async def released() -> None:
+            for site in self.sites.values():
+                await let_all_expire(site)
+                slots = site.engine.slots
+                await until(lambda slots=slots: slots.free == slots.count, 5.0)
+
+        asyncio.run_coroutine_threadsafe(released(), self.loop).result(20)
+
     def _canary_session(self) -> None:
         target = stub(self.channels[TARGET], TARGET)
         truth = list(oracle(PROMPT, GREEDY, COUNT))
@@ -102,6 +126,7 @@ def fuzzed_servers() -> Iterator[Servers]:
     """Servers in a thread, until the block ends. Sessions of the messages' few names always find a slot."""
     ready, done = threading.Event(), threading.Event()
     sites: dict[str, Site] = {}
+    loops: list[asyncio.AbstractEventLoop] = []
     failed: list[BaseException] = []
 
     async def serve() -> None:
@@ -112,6 +137,7 @@ def fuzzed_servers() -> Iterator[Servers]:
             )
             worker = await stack.enter_async_context(worker_site(target.address, slots=8, max_length=LONGEST))
             sites.update({TARGET: target, FUSED: fused, DRAFT: worker})
+            loops.append(asyncio.get_running_loop())
             ready.set()
             await asyncio.get_running_loop().run_in_executor(None, done.wait)
 
@@ -127,7 +153,7 @@ def fuzzed_servers() -> Iterator[Servers]:
     assert ready.wait(20) and not failed, failed
     channels = {name: grpc.insecure_channel(site.address) for name, site in sites.items()}
     try:
-        yield Servers(sites, channels)
+        yield Servers(sites, channels, loops[0])
     finally:
         for channel in channels.values():
             channel.close()

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.reliability import figures, frames, messages
 from tests.reliability.fuzzed import Method, Servers, fuzzed_servers, methods
-from tests.support import until
 
 DECLARED = {
     "OK",
@@ -78,33 +77,20 @@ def fuzz_frames(count: int, servers: Servers, seed: int = 7) -> int:
     return count
 
 
-def nothing_is_held(servers: Servers) -> None:
-    """Sessions aside that messages opened: they keep their slots until their leases run out, which is now."""
-    import asyncio
-
-    for site in servers.sites.values():
-        for service in (site.verifier, site.proposals):
-            for session in service.sessions if service else ():
-                session.expires = float("-inf")
-    for site in servers.sites.values():
-        slots = site.engine.slots
-        asyncio.run(until(lambda slots=slots: slots.free == slots.count, 5.0))
-
-
 def test_well_formed_messages_get_a_declared_answer(servers: Servers) -> None:
     assert fuzz(lambda method: messages.requests(method.request), 300, servers, DECLARED) >= 300
     assert servers.answered["OK"] > 30 and servers.answered["INVALID_ARGUMENT"] > 30
-    nothing_is_held(servers)
+    servers.nothing_is_held()
 
 
 def test_bytes_that_are_no_message_get_an_answer(servers: Servers) -> None:
     assert fuzz(lambda method: messages.broken(method.request), 200, servers, DECLARED | LIBRARY) >= 200
-    nothing_is_held(servers)
+    servers.nothing_is_held()
 
 
 def test_noise_on_a_connection_disturbs_nobody(servers: Servers) -> None:
     assert fuzz_frames(60, servers) == 60
-    nothing_is_held(servers)
+    servers.nothing_is_held()
 
 
 def test_every_method_of_the_contract_is_fuzzed() -> None:
@@ -120,7 +106,7 @@ def test_thousands_of_messages_get_a_declared_answer(servers: Servers) -> None:
     statuses = dict(servers.answered.most_common())
     undecodable = fuzz(lambda method: messages.broken(method.request), 2000, servers, DECLARED | LIBRARY)
     connections = fuzz_frames(600, servers)
-    nothing_is_held(servers)
+    servers.nothing_is_held()
     figures.note(
         "fuzz",
         well_formed_messages=well_formed,
