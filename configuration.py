@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from clients.terminal import ClientConfig
     from comparison.advice import AdviceConfig
     from models.assembly import ModelConfig
+    from planning.plan import PlanConfig
     from services.launch import RoleConfig
     from speculation.depth import Pipeline
 
@@ -58,6 +59,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """A server's whole configuration."""
     from models.startup import Startup
     from services.launch import RoleConfig
+    from services.observability import ObservabilityConfig
     from services.server import ServeConfig
 
     startup = Startup(STARTED)
@@ -72,6 +74,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         lease_seconds=args.lease_seconds,
         profile=args.profile,
         pipeline=pipeline_of(args),
+        observability=ObservabilityConfig(args.metrics_port, args.metrics_host, args.otlp_endpoint),
         reconnect_seconds=args.reconnect_seconds,
         queue=args.queue,
     )
@@ -110,6 +113,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         profile=args.profile,
         timeout=args.timeout,
         reconnect_seconds=args.reconnect_seconds,
+        otlp_endpoint=args.otlp_endpoint,
     )
 
 
@@ -140,6 +144,37 @@ def advice_config(args: argparse.Namespace) -> AdviceConfig:
     if args.report is None:
         raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
     return AdviceConfig(Path(args.report), args.rtt_ms, args.clients)
+
+
+def plan_config(args: argparse.Namespace) -> PlanConfig:
+    """What to plan for. A tp_degree of 1, the flag's default, lets the plan choose; --core_count 1 asks for one."""
+    from planning.plan import PlanConfig
+
+    target = args.target_model or args.model
+    if args.instance is None:
+        from planning.instances import INSTANCES
+
+        raise ValueError(f"instance: give --instance, one of {', '.join(INSTANCES)}")
+    if target is None:
+        raise ValueError("target_model: give --target_model DIR, a folder with a config.json")
+    k = speculation_length(args.speculation_length)
+    return PlanConfig(
+        instance=args.instance,
+        target_model=target,
+        draft_model=args.draft_model,
+        backend=args.backend,
+        dtype=args.dtype,
+        quantization=args.quantization,
+        keep=tuple(part for part in args.modules_to_not_convert.split(",") if part),
+        batch=args.batch,
+        length=args.sequence_length or 512,
+        drafts=(args.max_speculation_length or MOST) if k is None else k,
+        context_buckets=args.context_buckets,
+        decode_buckets=args.decode_buckets,
+        degree=args.tp_degree if args.tp_degree > 1 else None,
+        cores=args.core_count,
+        lnc=args.lnc,
+    )
 
 
 def _file_prompts(file: str | None) -> tuple[str, ...]:

@@ -11,7 +11,16 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from configuration import accept_config, advice_config, client_config, model_config, pipeline_of, role_config
+from clients.logs import set_up
+from configuration import (
+    accept_config,
+    advice_config,
+    client_config,
+    model_config,
+    pipeline_of,
+    plan_config,
+    role_config,
+)
 
 Run = Coroutine[Any, Any, Any]
 DEFAULT_PORT = 50051
@@ -30,6 +39,8 @@ def parser() -> argparse.ArgumentParser:
     _model_flags(p)
     _network_flags(p)
     _request_flags(p)
+    _plan_flags(p)
+    _seeing_flags(p)
     p.add_argument("--profile", action="store_true", help="write performance_*.csv and .json")
     p.add_argument("--debug", action="store_true", help="log more, and show tracebacks")
     return p
@@ -105,6 +116,14 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
     _flag(network, "timeout", type=float, help="deadline of a request in seconds (default: none)")
 
 
+def _seeing_flags(p: argparse.ArgumentParser) -> None:
+    seeing = p.add_argument_group("seeing what goes on (docs/observability.md)")
+    _flag(seeing, "metrics_port", type=int, help="servers: Prometheus metrics here; 0: a free port (default: none)")
+    _flag(seeing, "metrics_host", default="127.0.0.1", help="servers: address of that port (default 127.0.0.1)")
+    _flag(seeing, "otlp_endpoint", help="http://HOST:PORT of the OTLP/gRPC collector that traces go to (default: none)")
+    _flag(seeing, "log_format", default="text", help="text (default) or json, one object a line")
+
+
 def _request_flags(p: argparse.ArgumentParser) -> None:
     asking = p.add_argument_group("requests (client roles)")
     _flag(asking, "prompt", action="append", help="a prompt; may be repeated")
@@ -128,6 +147,22 @@ def _request_flags(p: argparse.ArgumentParser) -> None:
         "service",
         help="client: TargetVerifier, FusedSpeculativeServer or DraftWorker (default: whichever answers)",
     )
+
+
+def _plan_flags(p: argparse.ArgumentParser) -> None:
+    plan = p.add_argument_group("planning (roles plan and doctor; plan also takes the models' flags)")
+    _flag(plan, "instance", help="plan: trn2.48xlarge and the like, or FAMILY:CHIPS such as trn3:4")
+    _flag(plan, "lnc", type=int, help="plan: physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)")
+    _flag(plan, "core_count", type=int, help="plan: cores of either placement (default: tp_degree, or as few as do)")
+    _flag(plan, "context_buckets", metavar="LIST", help="plan, nxdi: prompt lengths compiled, as in 1024,2048; or auto")
+    _flag(
+        plan, "decode_buckets", metavar="LIST", help="plan: cache lengths compiled (default: sequence_length); or auto"
+    )
+    _flag(
+        plan, "quantization", default="auto", help="plan: of the target; none, int8, f8e4m3, f8e5m2; auto: config.json"
+    )
+    _flag(plan, "modules_to_not_convert", default="lm_head", metavar="LIST", help="plan: what it leaves out (lm_head)")
+    _flag(plan, "json", action="store_true", help="plan, doctor: print JSON")
 
 
 def _flag(group: argparse._ArgumentGroup, *names: str, **options: Any) -> None:
@@ -208,6 +243,18 @@ async def _advise(args: argparse.Namespace) -> int:
     return run_advice(advice_config(args))
 
 
+async def _plan(args: argparse.Namespace) -> int:
+    from planning.plan import run_plan
+
+    return run_plan(plan_config(args), args.json)
+
+
+async def _doctor(args: argparse.Namespace) -> int:
+    from planning.doctor import run_doctor
+
+    return run_doctor(args.json)
+
+
 ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "target": (_target, "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host"),
     "fused_target": (_fused_target, "server: FusedSpeculativeServer, draft and target side by side"),
@@ -218,6 +265,8 @@ ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "verify_target": (_verify_target, "runs the target alone, without a server, token by token"),
     "accept": (_accept, "measures a draft against a target: acceptance, costs, best speculation length"),
     "advise": (_advise, "from a comparison.json: which architecture, which length, for which link and load"),
+    "plan": (_plan, "from config.json files: what fits on a Trainium or Inferentia instance, before compiling"),
+    "doctor": (_doctor, "what this machine has, where models can run on it, and what to do next"),
     "verify_draft": (_verify_draft, "runs the draft alone, without a server, token by token"),
 }
 
@@ -227,12 +276,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if not args.debug:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core writes lines of its own to stderr
-    logging.basicConfig(
-        level=logging.DEBUG if args.debug else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
     try:
+        set_up(args.log_format, args.debug)
         return asyncio.run(ROLES[args.role][0](args)) or 0
     except KeyboardInterrupt:
         return 130

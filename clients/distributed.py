@@ -5,6 +5,7 @@ from __future__ import annotations
 from clients.errors import TandemError
 from clients.failover import Persistence
 from clients.remote import RemoteVerifier, VerifierClient
+from clients.traced_rounds import traced_flights, traced_guesser, traced_verifier
 from clients.verify_stream import StreamedVerifier
 from models.assembly import ModelConfig, same_tokens, worker_info
 from models.batcher import Batcher
@@ -53,13 +54,12 @@ async def connect_distributed(
     info, times = worker_info(target, drafting.draft, config), MeasuredTimes()
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
-        drafter = drafting.drafter(target.vocab_size, request.rule, limit=limit, stats=stats)
+        drafter = traced_guesser(drafting.drafter(target.vocab_size, request.rule, limit=limit, stats=stats))
         if pipeline is Pipeline.OFF:
-            return DraftThenVerify(
-                RemoteVerifier(client, stats, request.report_margins, request.rule, request.deadline), drafter
-            )
+            verifier = RemoteVerifier(client, stats, request.report_margins, request.rule, request.deadline)
+            return DraftThenVerify(traced_verifier(verifier), drafter)
         return PipelinedRounds(
-            StreamedVerifier(client, stats, request.report_margins, request.rule, request.deadline),
+            traced_flights(StreamedVerifier(client, stats, request.report_margins, request.rule, request.deadline)),
             drafter,
             Depth(pipeline, MOST_IN_FLIGHT, times),
             stats,

@@ -21,6 +21,7 @@ from clients.channel import TARGET, open_channel, stub
 from clients.errors import TandemError, from_rpc
 from clients.failover import CHECK_SECONDS, LOST, Patience, Persistence, Roster, addresses_of, disagreement
 from clients.generation import GenerationClient
+from clients.request_context import outgoing
 from speculation.pipeline import ATTEMPTS, Answer
 from speculation.types import ModelInfo, Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
@@ -289,7 +290,7 @@ class RemoteVerifier:
     async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout: float) -> Any:
         self._stats.bytes_up += request.ByteSize()
         try:
-            reply = await method(request, timeout=timeout)
+            reply = await method(request, timeout=timeout, metadata=outgoing())
         except grpc.RpcError as error:
             raise from_rpc(error) from None
         self._stats.bytes_down += reply.ByteSize()

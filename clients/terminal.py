@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, replace
 
 from clients.channel import DRAFT, FUSED, TARGET
 from clients.profile import Profile
+from clients.request_context import Request, begin, current, new_id
+from clients.tracing import Tracing, open_tracing
 from speculation.types import Chunk, Completion, GenerationRequest
 
 Events = AsyncGenerator[Chunk | Completion, None]
@@ -32,6 +34,7 @@ class ClientConfig:
     profile: bool = False
     token_by_token: bool = False
     timeout: float | None = None
+    otlp_endpoint: str | None = None
     reconnect_seconds: float = 60.0
 
 
@@ -74,13 +77,19 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     profile = Profile(name.lower()) if config.profile else None
     alone = len(config.prompts) == 1
     turns = asyncio.Semaphore(MAX_AT_ONCE)
+    tracing = open_tracing(config.otlp_endpoint, "tandem-client")
 
     async def in_turn(number: int, prompt: str) -> Outcome:
         screen = _Screen(None if alone else number, config.token_by_token)
         async with turns:
-            return await _run_prompt(screen, generate, replace(config.request, text=prompt))
+            with _as_request(tracing, name):
+                return await _run_prompt(screen, generate, replace(config.request, text=prompt))
 
-    outcomes = await asyncio.gather(*(in_turn(i, prompt) for i, prompt in enumerate(config.prompts)))
+    try:
+        outcomes = await asyncio.gather(*(in_turn(i, prompt) for i, prompt in enumerate(config.prompts)))
+    finally:
+        if tracing:
+            tracing.close()
     if not alone:
         _print_final(outcomes)
     for outcome in outcomes:
@@ -89,6 +98,19 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     for path in profile.write() if profile else ():
         print(f"performance metrics saved to {path}", file=sys.stderr)
     return int(any(outcome.error for outcome in outcomes))
+
+
+@contextlib.contextmanager
+def _as_request(tracing: Tracing | None, name: str) -> Iterator[None]:
+    """A prompt is a request: what is done for it carries its id, and belongs to its trace."""
+    request_id = new_id()
+    span = tracing.start("request", {"tandem.request_id": request_id, "tandem.asked": name}) if tracing else None
+    begin(Request(request_id, span))  # every prompt runs in a task of its own
+    try:
+        yield
+    finally:
+        if span:
+            span.end()
 
 
 @dataclass(slots=True)
@@ -101,6 +123,7 @@ class Outcome:
     seconds: float = 0.0
     ttft_seconds: float | None = None
     error: str = ""
+    request_id: str = ""
 
     @property
     def failure(self) -> str:
@@ -143,7 +166,8 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     from speculation.pipeline import OutOfStep
     from speculation.types import InvalidField, TooLong
 
-    outcome, started = Outcome(), time.perf_counter()
+    known = current()
+    outcome, started = Outcome(request_id=known.id if known else ""), time.perf_counter()
     try:
         async with contextlib.aclosing(generate(request)) as events:
             async for event in events:
@@ -166,7 +190,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
 
 def _summary(outcome: Outcome) -> str:
     if outcome.error or not outcome.completion:
-        return outcome.failure
+        return outcome.failure + (f" (request {outcome.request_id})" if outcome.request_id else "")
     done, stats = outcome.completion, outcome.completion.stats
     line = (
         f"{done.output_tokens} tokens in {outcome.seconds:.2f} s, {done.output_tokens / outcome.seconds:.1f} tokens/s"

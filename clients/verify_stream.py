@@ -22,6 +22,7 @@ from clients import wire
 from clients.errors import TandemError, from_rpc
 from clients.failover import LOST
 from clients.remote import RemoteVerifier, VerifierClient
+from clients.request_context import outgoing
 from speculation.pipeline import MOST_IN_FLIGHT, Answer, RoundsLost
 from speculation.types import Draft, Rule, SamplingParams, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
@@ -123,7 +124,7 @@ class _Stream:
     def __init__(self, session: RemoteVerifier, stats: SpeculationStats) -> None:
         self._peer, self._patience, self._stats = session.peer, session.patience, stats
         self._seconds = session.client.deadlines.verify
-        self._call: Any = self._peer.stub.VerifyStream()
+        self._call: Any = self._peer.stub.VerifyStream(metadata=outgoing())
         self._outgoing: asyncio.Queue[pb.VerifyRequest] = asyncio.Queue()
         self._unanswered: deque[_Unanswered] = deque()
         self._ended: Exception | None = None

@@ -17,17 +17,16 @@ from models.runner import Fuses, Limits, Runner
 from models.startup import Startup
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
-from speculation.drafters import Drafter, Guesser, HybridDrafter, NgramDrafter
+from speculation.drafters import Drafter, Guesser, NgramDrafter
 from speculation.fallible import DrafterHealth
+from speculation.hybrid import HybridDrafter
 from speculation.length import FIRST
 from speculation.loop import DraftThenVerify, Rounds
+from speculation.trust import Trust, TrustedLookup
 from speculation.types import DraftLimit, GenerationRequest, ModelInfo, Rule, SpeculationStats
 
 BACKENDS = ("torch", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
-# Tokens that must match before a copy is trusted more than the draft model. On held-out text of the shipped draft a
-# copy is right 64 % of the time after 4 (the model 78 %), 84 % after 5 (74 %) and 94 % after 8 (89 %).
-HYBRID_SHORTEST, HYBRID_LONGEST = 5, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,9 @@ class DraftChoice:
             raise CheckpointError("draft: no draft model is shipped; name one with --draft_model, or use --draft ngram")
         return model
 
-    def lookup(self) -> NgramDrafter | None:
-        """The n-gram drafter that goes before the draft model in one request, if one does."""
-        return None if self.kind == "model" else NgramDrafter(HYBRID_LONGEST, HYBRID_SHORTEST)
+    def lookup(self, trust: Trust) -> TrustedLookup | None:
+        """The lookup that goes before the draft model in one request, if one does."""
+        return None if self.kind == "model" else TrustedLookup(trust)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +89,7 @@ class Loaded:
 
     engine: Engine
     tokenizer: Tokenizer
+    trust: Trust = field(default_factory=Trust)  # in it as a draft, and in copies beside it
 
     @property
     def runner(self) -> Runner:
@@ -228,19 +228,26 @@ def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
     if draft is None:
         return "ngram"
     name = draft.runner.identity.model_name
-    return name if choice.lookup() is None else f"ngram+{name}"
+    return name if choice.kind == "model" else f"ngram+{name}"
 
 
-def fused_generator(target: Loaded, draft: Loaded | None, default_k: int | None, choice: DraftChoice) -> Generator:
+def fused_generator(
+    target: Loaded,
+    draft: Loaded | None,
+    default_k: int | None,
+    choice: DraftChoice,
+    health: DrafterHealth | None = None,
+) -> Generator:
     """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
     # One for all: rows share steps that are the same, and what is known about the draft.
-    pair = FusedPair(target.engine, draft.engine, drafter_health(draft)) if draft else None
+    pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
-        if pair is not None:
-            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule, limit, stats)
+        if pair is not None and draft is not None:
+            lookup = choice.lookup(draft.trust)
+            return FusedRounds(pair, request.report_margins, lookup, request.rule, limit, stats)
         return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
 
     return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
@@ -278,7 +285,7 @@ def make_drafter(
         return NgramDrafter()
     model: Guesser = ModelDrafter(draft.engine, target_vocab_size, rule, waits, limit)
     model = fails_softly(model) if fails_softly else model
-    lookup = choice.lookup()
+    lookup = choice.lookup(draft.trust)
     return model if lookup is None else HybridDrafter(lookup, model)
 
 

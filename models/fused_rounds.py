@@ -8,8 +8,9 @@ from dataclasses import replace
 from models.batcher import DeviceLost, Timed
 from models.engine import DraftSequence, Engine, KVSequence
 from models.runner import FusedResult, FusedRow, ProposeRow, RowFailed, fused
-from speculation.drafters import NgramDrafter
+from speculation.drafters import teach
 from speculation.fallible import DrafterHealth
+from speculation.trust import TrustedLookup
 from speculation.types import Draft, DraftLimit, Proposer, Rule, SamplingParams, SpeculationStats, Verdict
 
 
@@ -34,7 +35,7 @@ class FusedRounds:
         self,
         pair: FusedPair,
         margins: bool = False,
-        lookup: NgramDrafter | None = None,
+        lookup: TrustedLookup | None = None,
         rule: Rule = Rule.AGREEMENT,
         limit: DraftLimit | None = None,
         stats: SpeculationStats | None = None,
@@ -73,6 +74,7 @@ class FusedRounds:
         result: FusedResult = done.value
         if asked:
             self._answered(self._draft, tokens, result)
+        teach(self._lookup, tokens, result.verdict.token_ids)
         if k and not copied and (asked is None or result.draft_failed):
             self._stats.undrafted_rounds += 1
             self._pair.health.undrafted += 1
@@ -96,6 +98,8 @@ class FusedRounds:
             return
         self._pair.health.succeeded()
         draft.proposed(tokens, result.proposal.token_ids)
+        if self._lookup:
+            self._lookup.modelled(tokens, result.proposal.token_ids)
 
     @staticmethod
     def _as_round(result: FusedResult, done: Timed[FusedResult], proposer: Proposer) -> tuple[Draft, Verdict]:

@@ -28,6 +28,11 @@ class SlotPool:
     def free(self) -> int:
         return len(self._free)
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a slot."""
+        return len(self._waiting)
+
     def take(self) -> int:
         """A slot now, or NoFreeSlot."""
         self._check()

@@ -15,6 +15,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from clients.errors import TandemError
+from clients.request_context import current
 from models.batcher import DeviceLost
 from models.runner import RowFailed
 from models.slots import NoFreeSlot
@@ -124,7 +125,11 @@ def _packed(message: Any) -> any_pb2.Any:
 
 
 async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
-    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    """With the id of the request, so that whoever reads the error can quote it."""
+    status, request = to_status(error), current()
+    if request:
+        status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
+    await context.abort_with_status(rpc_status.to_status(status))
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

@@ -7,15 +7,28 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from clients import wire
 from models.generator import Generator
 from services.errors import Interrupted, QueueFull
 from services.lifecycle import Lifecycle
-from speculation.types import Chunk, Completion, GenerationRequest
+from speculation.types import Chunk, Completion, GenerationRequest, SpeculationStats
 
 Observe = Callable[[GenerationRequest, Completion, float], None]
+
+
+class Watcher(Protocol):
+    """Looks on while one request is answered."""
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Whenever a round has committed tokens; the statistics have it."""
+
+    def ended(self, end: Completion | BaseException) -> None:
+        """Last, however it ended."""
+
+
+Watch = Callable[[SpeculationStats], Watcher]
 
 
 class GenerateMethod:
@@ -33,9 +46,10 @@ class GenerateMethod:
         lifecycle: Lifecycle,
         observe: Observe | None,
         queue: int | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._generator, self._reply_type = generator, reply_type
-        self._lifecycle, self._observe, self._queue = lifecycle, observe, queue
+        self._lifecycle, self._observe, self._queue, self._watch = lifecycle, observe, queue, watch
         self._under_way = 0
 
     async def stream(self, message: Any, seconds: float | None = None) -> AsyncGenerator[Any, None]:
@@ -72,17 +86,29 @@ class GenerateMethod:
             self._under_way -= 1
 
     async def _produce(self, request: GenerationRequest, events: asyncio.Queue[Any]) -> None:
-        started, produced = time.perf_counter(), list[int]()
+        started, produced, stats = time.perf_counter(), list[int](), SpeculationStats()
+        watcher = self._watch(stats) if self._watch else None
         try:
-            async with contextlib.aclosing(self._generator.generate(request)) as generated:
+            async with contextlib.aclosing(self._generator.generate(request, stats)) as generated:
                 async for event in generated:
                     events.put_nowait(event)
                     if isinstance(event, Chunk):
                         produced += event.token_ids
-                    if self._observe and isinstance(event, Completion):
+                        if watcher:
+                            watcher.chunk(event)
+                        continue
+                    if self._observe:
                         self._observe(request, event, time.perf_counter() - started)
+                    if watcher:
+                        watcher.ended(event)
         except Exception as error:
             events.put_nowait(Interrupted(error, tuple(produced)) if produced else error)
+            if watcher:
+                watcher.ended(error)
+        except asyncio.CancelledError as left:
+            if watcher:
+                watcher.ended(left)
+            raise
 
     def _reply(self, event: Chunk | Completion) -> Any:
         if isinstance(event, Completion):

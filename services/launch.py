@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from clients.distributed import connect_distributed
@@ -13,7 +13,7 @@ from clients.failover import Persistence
 from clients.profile import Profile
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import PROPOSE_SECONDS
-from models.assembly import Loaded, ModelConfig, fused_generator, load, load_pair, plain_generator
+from models.assembly import Loaded, ModelConfig, drafter_health, fused_generator, load, load_pair, plain_generator
 from models.batcher import Batcher
 from models.drafting import Drafting, drafting_info, load_drafting
 from models.generator import Generator
@@ -22,6 +22,7 @@ from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
+from services.observability import Observability, ObservabilityConfig
 from services.proposals import Proposals
 from services.server import Hosted, ServeConfig, serve
 from services.target_verifier import TargetVerifierService
@@ -53,6 +54,7 @@ class RoleConfig:
     lease_seconds: float = 60.0
     profile: bool = False
     pipeline: Pipeline = Pipeline.AUTO
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     reconnect_seconds: float = 60.0
     queue: int = MOST_WAITING
 
@@ -66,10 +68,11 @@ class RoleConfig:
 async def run_target(config: RoleConfig) -> int:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
+    seen = Observability(config.observability, "target")
 
     async def build() -> Hosted:
         loaded = await load(config.models, batcher, config.serve.startup)
-        closing = [batcher.close]
+        closing, health = [batcher.close], None
         if config.draft_address is None:
             generator = plain_generator(loaded)
         else:
@@ -77,21 +80,25 @@ async def run_target(config: RoleConfig) -> int:
                 loaded, config.models.default_k, config.draft_address, config.draft_seconds
             )
             closing.insert(0, client.close)
+            health = client.health
         generator = _started(generator, config)
         _log_target(loaded, generator.info)
+        seen.loaded(generator.info)
         reply = target_verifier_pb2.TargetVerifierGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue)
+        generate = GenerateMethod(seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch)
         service = TargetVerifierService(loaded.engine, generator.info, generate, lifecycle, config.lease_seconds)
+        seen.look_at(lifecycle, batcher, {"target": loaded.engine.slots}, {"verify": service.sessions}, health)
         return Hosted(
             "TargetVerifier",
             partial(add_TargetVerifierServicer_to_server, service),
             background=[service.expire_forever],
             busy=lambda: len(service.sessions),
+            ready=partial(seen.ready, config.serve.startup),
             close=partial(_close, closing),
             lost=loaded.engine.lost,
         )
 
-    code = await serve(config.serve, lifecycle, build)
+    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
     return code
 
@@ -99,19 +106,25 @@ async def run_target(config: RoleConfig) -> int:
 async def run_fused(config: RoleConfig) -> int:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
+    seen = Observability(config.observability, "fused_target")
 
     async def build() -> Hosted:
         target, draft = await load_pair(config.models, batcher, config.serve.startup)
-        generator = fused_generator(target, draft, config.models.default_k, config.models.draft)
+        health = drafter_health(draft)
+        generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health)
         generator = _started(generator, config)
         _log_target(target, generator.info)
+        seen.loaded(generator.info)
         reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue)
+        generate = GenerateMethod(seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch)
         service = FusedSpeculativeServerService(generator.info, generate)
+        seen.look_at(lifecycle, batcher, {"target": target.engine.slots}, drafter=health if draft else None)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
-        return Hosted("FusedSpeculativeServer", register, close=batcher.close, lost=target.engine.lost)
+        ready = partial(seen.ready, config.serve.startup)
+        lost = target.engine.lost
+        return Hosted("FusedSpeculativeServer", register, ready=ready, close=batcher.close, lost=lost)
 
-    code = await serve(config.serve, lifecycle, build)
+    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
     return code
 
@@ -119,6 +132,7 @@ async def run_fused(config: RoleConfig) -> int:
 async def run_draft_worker(config: RoleConfig) -> int:
     """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
+    seen = Observability(config.observability, "draft_worker")
 
     async def build() -> Hosted:
         drafting = await load_drafting(config.models, batcher, config.serve.startup)
@@ -126,6 +140,7 @@ async def run_draft_worker(config: RoleConfig) -> int:
         if config.target_address is None:
             info = _stamped(drafting_info(drafting, config.models), config)
             log.info("proposes with %s for targets that ask; knows none itself", info.draft_name)
+            seen.loaded(info)
         else:
             generator, client = await connect_distributed(
                 drafting,
@@ -139,19 +154,24 @@ async def run_draft_worker(config: RoleConfig) -> int:
             generator = _started(generator, config)
             info = generator.info
             log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
+            seen.loaded(info)
             reply = draft_worker_pb2.DraftWorkerGenerateResponse
-            generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue)
+            generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue, seen.watch)
         proposals = Proposals(drafting, info, lifecycle, config.lease_seconds)
+        slots = {"draft": drafting.draft.engine.slots} if drafting.draft else {}
+        health = drafting.health if drafting.draft else None
+        seen.look_at(lifecycle, batcher, slots, {"propose": proposals.sessions}, health)
         return Hosted(
             "DraftWorker",
             partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
             background=[proposals.expire_forever],
             busy=lambda: len(proposals.sessions),
+            ready=partial(seen.ready, config.serve.startup),
             close=partial(_close, closing),
             lost=_only_model(drafting),
         )
 
-    code = await serve(config.serve, lifecycle, build)
+    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
     return code
 

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,16 @@ class ServeConfig:
 
 @dataclass(slots=True)
 class Hosted:
-    """What a role serves: the service's name, how to register it, and what runs beside it."""
+    """What a role serves: the service's name, how to register it, and what runs beside it.
+
+    `ready` is called once it listens, and adds to the ready file.
+    """
 
     service: str
     register: Callable[[grpc.aio.Server], None]
     background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     busy: Callable[[], int] = lambda: 0
+    ready: Callable[[], Mapping[str, object]] = dict
     close: Callable[[], Awaitable[None]] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set where the model's device failed: nothing of it can be trusted, and the process ends to be started again."""
@@ -65,12 +69,18 @@ class AddressInUse(ValueError):
     """The port cannot be bound."""
 
 
-async def serve(config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], Awaitable[Hosted]]) -> int:
+async def serve(
+    config: ServeConfig,
+    lifecycle: Lifecycle,
+    build: Callable[[], Awaitable[Hosted]],
+    outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+) -> int:
     """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once.
 
-    The exit code: 0, or 1 where the model's device was lost.
+    `outermost` interceptors see every call first, and its status last. The exit code: 0, or 1 where the model's device
+    was lost.
     """
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+    server = grpc.aio.server(interceptors=[*outermost, ErrorInterceptor()], options=_OPTIONS)
     port = _bind(server, config)
     stopping = _stop_signals()
     building = asyncio.create_task(_as_task(build()))
@@ -156,9 +166,11 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
         log.info("start-up: %s", note)
     log.info("start-up: %s", config.startup.line())
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
+    more = hosted.ready()
     if config.ready_file:
         ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
         ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}
+        ready |= more
         partial = Path(f"{config.ready_file}.partial")
         partial.write_text(json.dumps(ready))
         partial.replace(config.ready_file)

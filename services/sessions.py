@@ -97,6 +97,8 @@ class SessionTable(Generic[Held, Reply]):
             raise ValueError(f"lease_seconds: {lease_seconds} is not above 0")
         self._clock, self.lease_seconds = clock, lease_seconds
         self._sessions: dict[str, Session[Held, Reply]] = {}
+        self.opened = self.closed = self.expired = 0  # ever
+        self.on_end: Callable[[Session[Held, Reply], str], None] | None = None  # told "closed" or "expired"
         self._expired: dict[str, None] = {}
 
     def __len__(self) -> int:
@@ -125,6 +127,7 @@ class SessionTable(Generic[Held, Reply]):
             session_id, held, sampling, list(tokens), max_total_tokens, expires, rule=rule
         )
         self._sessions[session_id] = session
+        self.opened += 1
         self._expired.pop(session_id, None)
         return session
 
@@ -145,7 +148,11 @@ class SessionTable(Generic[Held, Reply]):
         return session
 
     def drop(self, session_id: str) -> Session[Held, Reply] | None:
-        return self._sessions.pop(session_id, None)
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.closed += 1
+            self._tell_end(session, "closed")
+        return session
 
     def expire(self) -> list[Session[Held, Reply]]:
         """Removes and returns the sessions whose lease ran out while nobody used them."""
@@ -153,10 +160,16 @@ class SessionTable(Generic[Held, Reply]):
         gone = [s for s in self if self._out(s, now)]
         for session in gone:
             del self._sessions[session.session_id]
+            self.expired += 1
+            self._tell_end(session, "expired")
             self._expired[session.session_id] = None
         while len(self._expired) > REMEMBERED:
             del self._expired[next(iter(self._expired))]
         return gone
+
+    def _tell_end(self, session: Session[Held, Reply], how: str) -> None:
+        if self.on_end:
+            self.on_end(session, how)
 
     def seconds_to_expiry(self) -> float:
         """Until a lease may run out: no session that is here, or comes meanwhile, expires earlier."""

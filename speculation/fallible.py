@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from speculation.drafters import Drafter, Guesser
+from speculation.drafters import Drafter, Guesser, Learner
 from speculation.types import Draft, SamplingParams, SpeculationStats
 
 log = logging.getLogger("tandem.drafter")
@@ -80,13 +80,14 @@ class DrafterHealth:
 
     def __init__(self, name: str, backoff: Backoff | None = None) -> None:
         self.name, self.backoff = name, backoff or Backoff()
-        self.undrafted = 0
+        self.undrafted = self.failures = 0
 
     @property
     def up(self) -> bool:
         return self.backoff.up
 
     def failed(self, error: Exception, trial: bool = False) -> None:
+        self.failures += 1
         if self.backoff.failed(trial):
             reason = " ".join(f"{error}".split()) or type(error).__name__
             log.warning(
@@ -136,6 +137,10 @@ class FallibleDrafter:
         self._health.undrafted += draft is None
         self._stats.undrafted_rounds += draft is None
         return draft or Draft()
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        if isinstance(self._drafter, Learner):
+            self._drafter.learn(tokens)
 
     async def close(self) -> None:
         if self._trial:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from speculation.depth import Depth
-from speculation.drafters import Guesser
+from speculation.drafters import Guesser, teach
 from speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 
 MOST_IN_FLIGHT = 8
@@ -206,6 +206,7 @@ class PipelinedRounds:
         self._dry = False
         if not goes_on:
             await self._forget_ahead()
+        teach(self.drafter, tokens, verdict.token_ids)
         return flight.draft, verdict
 
     def _account(self, flight: _Flight, verdict: Verdict, network_seconds: float) -> None:

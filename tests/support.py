@@ -116,6 +116,7 @@ class Site:
     verifier: TargetVerifierService | None = None
     proposals: Proposals | None = None
     worker: DraftWorkerService | None = None
+    fused: FusedSpeculativeServerService | None = None
 
     def client(self) -> GenerationClient:
         return GenerationClient.connect(self.address, self.service)
@@ -177,7 +178,7 @@ async def fused_site(
     batcher, lifecycle = Batcher("test-fused"), Lifecycle()
     engine = Engine(target or toy(), batcher)
     tokenizer = tokenizer or ToyTokenizer()
-    drafting = Loaded(Engine(draft, batcher), tokenizer) if draft else None
+    drafting = Loaded(Engine(draft, batcher, vital=False), tokenizer) if draft else None
     choice = DraftChoice(kind if draft else "ngram")
     generator = fused_generator(Loaded(engine, tokenizer), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
@@ -185,7 +186,7 @@ async def fused_site(
     try:
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
         async with listening(register, interceptors=interceptors) as address:
-            yield Site(FUSED, address, generator, engine, lifecycle)
+            yield Site(FUSED, address, generator, engine, lifecycle, fused=service)
     finally:
         await batcher.close()
 
