@@ -204,9 +204,10 @@ class RemoteVerifier:
         error.produced = tuple(tokens[self._prompt_length :])
         if error.code not in LOST:
             raise error
-        self.peer.suspect = True
-        if error.code != "NOT_FOUND":
-            self.client.roster.failed(self.peer.address, str(error))
+        if not self.patience.over:
+            self.peer.suspect = True
+            if error.code != "NOT_FOUND":
+                self.client.roster.failed(self.peer.address, str(error))
         wait = self.patience.wait()
         if wait is None:
             tried = f"{self.patience.attempts} attempts in {self.patience.seconds:.1f} s at {self.client.roster}"

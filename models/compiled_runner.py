@@ -80,9 +80,9 @@ class CompiledRunner(TorchRunner):
             elif self.model.buckets.drafts:
                 self.model.proposed(self.model.idle_rows([], batch, 3 + TAIL), self.model.buckets.drafts[-1])
 
-    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+    def _verdicts(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         if not all(row.sampling.greedy and not row.margins for row in rows):
-            return super().verify(rows)
+            return super()._verdicts(rows)
         width = self.model.buckets.width
         host = to_host(self.model.verified(self._padded([verify_row(row, width) for row in rows])))
         return [_verdict(values, width) for values in host[: len(rows)]]
@@ -132,6 +132,10 @@ def _fused(graph: FusedGraph, target: Runner, draft: Runner, rows: Sequence[Fuse
     if not graph.fits(rows):
         return fused_step(target, draft, rows)
     results, width = graph.step(rows), 1 + max(row.propose.k for row in rows)
+    for row, result in zip(rows, results, strict=True):
+        if isinstance(result, RowFailed):
+            graph.target.slots.clear(row.propose.slot)
+            graph.draft.slots.clear(row.propose.slot)
     seconds = max((r.proposal.seconds for r in results if isinstance(r, FusedResult)), default=0.0)
     return [sized(result, len(rows), width, seconds) for result in results]
 

@@ -16,6 +16,7 @@ from models.runner import (
     TAIL,
     PrefillRow,
     ProposeRow,
+    RowFailed,
     Runner,
     VerifyRow,
     verify_sized,
@@ -93,15 +94,29 @@ class TargetSequence(KVSequence):
         rule: Rule = Rule.AGREEMENT,
         distributions: Sequence[SparseDistribution] = (),
     ) -> Verdict:
-        """One pass over [last of tokens, draft...]; what was accepted stays held."""
+        """One pass over [last of tokens, draft...]; what was accepted stays held.
+
+        A row that fails is tried once more on a slot made new: an earlier sequence may have left what made it fail.
+        """
         position = len(tokens) - 1
-        self.keep(tokens[:position], start=max(0, position - 1))
-        await self.fill(tokens[:position])
         row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins, rule, tuple(distributions))
-        done = await self.engine.run(self.engine.verify, row)
+        self.keep(tokens[:position], start=max(0, position - 1))
+        try:
+            done = await self._filled_run(tokens[:position], row)
+        except RowFailed:
+            done = await self._filled_run(tokens[:position], row)
         verdict = done.value
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
+
+    async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> Timed[Verdict]:
+        """Raises RowFailed, and holds nothing then."""
+        await self.fill(prefix)
+        try:
+            return await self.engine.run(self.engine.verify, row)
+        except RowFailed:
+            self.held.clear()
+            raise
 
 
 class LocalVerifier:

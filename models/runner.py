@@ -182,7 +182,7 @@ class Identity:
 
 
 class RowFailed(RuntimeError):
-    """One row of a step failed; its neighbours did not."""
+    """One row of a step failed; its neighbours did not. Its slot holds nothing from then on."""
 
 
 class Runner(Protocol):
