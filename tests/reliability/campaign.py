@@ -54,7 +54,7 @@ class Result:
 
 async def _expire(service: TargetVerifierService, session_id: str) -> bool:
     """The lease of a session that nobody uses runs out now."""
-    session = service.sessions.find(session_id)
+    session = next((each for each in service.sessions if str(each.session_id) == session_id), None)
     if session is None or session.in_use:
         return False
     session.expires = float("-inf")
