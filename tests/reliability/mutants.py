@@ -156,6 +156,14 @@ MUTANTS = (
         ("close_frees_slot_once",),
     ),
     Mutant(
+        "a client gives up at once",
+        "clients.failover:Patience.wait",
+        "if now + pause >= self._end:",
+        "if self.attempts >= 1:",
+        (),
+        ("finished",),
+    ),
+    Mutant(
         "a draining server takes new work",
         "services.lifecycle:Lifecycle.check",
         "if not self.accepting:",
