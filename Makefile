@@ -69,9 +69,9 @@ screenshot: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q $(ARGS)
 
-# What is measured goes to results/reliability.json too. The soak of ten minutes: ARGS="-m campaign".
+# What is measured goes to results/reliability.json too. The soak of ten minutes: ARGS="-m marathon".
 reliability: $(STAMP)
-	@$(BIN)/python -m pytest -q -m "campaign and not slow" tests/reliability $(ARGS)
+	@$(BIN)/python -m pytest -q -m "campaign and not marathon" tests/reliability tests/conformance $(ARGS)
 
 proto: $(STAMP)
 	@$(BIN)/buf format -w proto

@@ -11,7 +11,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "campaign" not in config.getoption("markexpr"):  # not by addopts: another -m would let campaigns in
+    asked = config.getoption("markexpr")
+    if "campaign" not in asked and "marathon" not in asked:  # not by addopts: another -m would let campaigns in
         campaigns = [item for item in items if item.get_closest_marker("campaign")]
         config.hook.pytest_deselected(items=campaigns)
         items[:] = [item for item in items if item not in campaigns]

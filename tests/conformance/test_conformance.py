@@ -17,7 +17,13 @@ TOY = [
     for combination in COMBINATIONS
     if combination.runner == "toy" and not entry.left_out(combination)
 ]
-REAL = [c for c in COMBINATIONS if c.runner == "torch" and not all(entry.left_out(c) for entry in CASES)]
+# Two of them always; the others with `make reliability`.
+ALWAYS = (("distributed", "stream"), ("fused", "stream"))
+REAL = [
+    pytest.param(c, id=str(c), marks=[] if (c.architecture, c.transport) in ALWAYS else pytest.mark.campaign)
+    for c in COMBINATIONS
+    if c.runner == "torch" and not all(entry.left_out(c) for entry in CASES)
+]
 
 
 async def run_case(entry: Entry, combination: Combination) -> None:
@@ -34,7 +40,7 @@ def test_the_case_holds_on_the_toy_runner(entry: Entry, combination: Combination
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("combination", REAL, ids=str)
+@pytest.mark.parametrize("combination", REAL)
 def test_the_cases_of_the_real_pair_hold(combination: Combination) -> None:
     """One set of servers for all of them: the models are what takes long."""
 

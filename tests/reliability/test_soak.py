@@ -50,6 +50,7 @@ def test_a_minute_of_storm_with_32_clients_leaves_nothing_behind(tmp_path: Path)
 
 
 @pytest.mark.campaign
+@pytest.mark.marathon
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ten_minutes_of_storm_with_32_clients_leave_nothing_behind(tmp_path: Path) -> None:
