@@ -187,8 +187,8 @@ MUTANTS = (
     Mutant(
         "a full server does not say when to ask again",
         "services.errors:_details",
-        "if isinstance(error, NoFreeSlot):",
-        "if False:",
+        "messages.append(_retry(RETRY_SECONDS))",
+        "pass",
         ("full_server_refuses_with_retry_info",),
     ),
 )
