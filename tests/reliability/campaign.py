@@ -13,13 +13,14 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clients.remote import Deadlines
 from services import holding
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
+from speculation.types import Rule
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import Event, History, count_faults
 from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes
@@ -131,6 +132,14 @@ class Deployment:
             client.deadlines = DEADLINES
             return await by_generate(generator.generate, ask, again=1)
 
+    async def by_rejection(self, ask: Ask) -> Ended:
+        """Tokens depend on drafts there, but every random number is seeded: faults change nothing."""
+        ask = replace(ask, rule=Rule.REJECTION)
+        async with target_site(toy()) as calm, distributed(calm.address, self.draft) as (generator, _):
+            undisturbed = await by_generate(generator.generate, ask, again=1)
+        ended = await self._distributed(ask, Pipeline.OFF)
+        return replace(ended, expected=tuple(undisturbed.tokens))
+
     async def plain(self, ask: Ask) -> Ended:
         return await self._generated(await self.target(), ask)
 
@@ -146,7 +155,7 @@ class Deployment:
 
     def ways(self) -> list[Callable[[Ask], Awaitable[Ended]]]:
         weighted = [self.wire_unary, self.wire_stream, self.distributed_unary, self.distributed_stream] * 2
-        return [*weighted, self.plain, self.by_worker, self.by_fused]
+        return [*weighted, self.plain, self.by_worker, self.by_fused, self.by_rejection]
 
 
 async def run_schedule(seed: int, seconds: float = SECONDS) -> Result:
@@ -165,8 +174,9 @@ async def run_schedule(seed: int, seconds: float = SECONDS) -> Result:
             note_outcome(deployment.history, result, way.__name__, ask, end)
         result.violations += await _left_behind(deployment.sites)
     by_client = {ask.client: ask for ask in asks}
+    plain = [ask for way, ask in zip(ways, asks, strict=True) if way != deployment.by_rejection]
     validator = Validator(
-        lambda client, count: by_client[client].truth(count), {ask.client: len(ask.prompt) for ask in asks}
+        lambda client, count: by_client[client].truth(count), {ask.client: len(ask.prompt) for ask in plain}
     )
     result.history = deployment.history.events
     result.violations += validator.check(result.history, all_ended=True)
@@ -174,7 +184,7 @@ async def run_schedule(seed: int, seconds: float = SECONDS) -> Result:
 
 
 def note_outcome(history: History, result: Result, way: str, ask: Ask, end: Ended) -> None:
-    expected = list(ask.expected)
+    expected = list(ask.expected if end.expected is None else end.expected)
     history.outcome(ask.client, way=way, tokens=end.tokens, expected=expected, error=end.error)
     result.tokens += len(end.tokens)
     result.wrong_tokens += sum(ours != true for ours, true in zip(end.tokens, expected, strict=False))

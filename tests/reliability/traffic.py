@@ -64,10 +64,11 @@ def wishes(chance: random.Random, clients: int, least: int = 8) -> list[Ask]:
 
 @dataclass(slots=True)
 class Ended:
-    """What a client was left with."""
+    """What a client was left with. `expected`: what it should be, where that is not the target's plain output."""
 
     tokens: list[int]
     error: str = ""
+    expected: tuple[int, ...] | None = None
 
 
 async def by_generate(generate: Any, ask: Ask, again: int = PATIENCE, pause: float = 0.01) -> Ended:
