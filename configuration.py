@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from acceptance.measure import AcceptConfig
+    from clients.credentials import Credentials
     from clients.terminal import ClientConfig
     from comparison.advice import AdviceConfig
     from models.assembly import ModelConfig
     from planning.plan import PlanConfig
     from services.launch import RoleConfig
+    from services.security import Security
     from speculation.depth import Pipeline
 
 STARTED = time.monotonic()
@@ -65,7 +67,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     startup = Startup(STARTED)
     startup.add("importing", startup.total())
     return RoleConfig(
-        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, startup),
+        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, startup, security(args)),
         models=model_config(args, model),
         target_address=None if args.propose_only else addresses_of(args.target_host, args.target_port),
         draft_address=draft_address(args.draft_host),
@@ -77,6 +79,39 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         observability=ObservabilityConfig(args.metrics_port, args.metrics_host, args.otlp_endpoint),
         reconnect_seconds=args.reconnect_seconds,
         queue=args.queue,
+        credentials=credentials(args),
+    )
+
+
+def security(args: argparse.Namespace) -> Security:
+    """Who may reach a server, how, and with how much."""
+    from services.limits import Limits
+    from services.security import Security
+    from services.tls import tls_config
+    from services.tokens import AcceptedTokens
+
+    return Security(
+        tls=tls_config(args.tls_cert, args.tls_key, args.tls_client_ca),
+        tokens=AcceptedTokens(args.accept_tokens) if args.accept_tokens else None,
+        insecure=args.insecure,
+        limits=Limits(args.max_sessions_per_identity, args.max_requests_per_identity, args.max_prompt_bytes),
+        max_message_bytes=args.max_message_bytes,
+        log_prompts=args.log_prompts,
+    )
+
+
+def credentials(args: argparse.Namespace) -> Credentials:
+    """What calls show, and whom they trust; compare_architectures.py has the same flags."""
+    from clients.credentials import Credentials
+
+    return Credentials(
+        ca=args.tls_ca,
+        cert=args.tls_client_cert,
+        key=args.tls_client_key,
+        server_name=args.tls_server_name,
+        token_file=args.token_file,
+        token_env=args.token_env,
+        insecure=args.insecure,
     )
 
 
@@ -114,6 +149,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         timeout=args.timeout,
         reconnect_seconds=args.reconnect_seconds,
         otlp_endpoint=args.otlp_endpoint,
+        credentials=credentials(args),
     )
 
 

@@ -38,6 +38,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--role", required=True, choices=list(ROLES), metavar="ROLE", help="what to run, see below")
     _model_flags(p)
     _network_flags(p)
+    _security_flags(p)
     _request_flags(p)
     _plan_flags(p)
     _seeing_flags(p)
@@ -114,6 +115,31 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
     )
     _flag(network, "queue", type=int, default=256, help="requests that may wait for a slot of a server (default 256)")
     _flag(network, "timeout", type=float, help="deadline of a request in seconds (default: none)")
+
+
+def _security_flags(p: argparse.ArgumentParser) -> None:
+    taking = p.add_argument_group("security of a server (docs/security.md)")
+    _flag(taking, "tls_cert", metavar="FILE", help="the server's certificate (PEM, with its chain); with it, TLS")
+    _flag(taking, "tls_key", metavar="FILE", help="its private key")
+    _flag(taking, "tls_client_ca", metavar="FILE", help="clients must show a certificate that one of these signed")
+    _flag(
+        taking, "accept_tokens", metavar="FILE", help="callers must show a token of this file: `identity token` lines"
+    )
+    _flag(taking, "insecure", action="store_true", help="without TLS: listen for, or send a token to, other machines")
+    _flag(taking, "max_message_bytes", type=int, default=4 * 1024 * 1024, help="of one request (default 4 MiB)")
+    _flag(taking, "max_prompt_bytes", type=int, help="of a text prompt (default: 64 per token of the sequence length)")
+    _flag(taking, "max_sessions_per_identity", type=int, help="open sessions of one caller (default: no limit)")
+    _flag(
+        taking, "max_requests_per_identity", type=int, help="Generate calls of one caller at once (default: no limit)"
+    )
+    _flag(taking, "log_prompts", action="store_true", help="log what is asked and answered; nothing of it is otherwise")
+    calling = p.add_argument_group("security of calls: of clients, and of servers that ask another")
+    _flag(calling, "tls_ca", metavar="FILE", help="call with TLS; the server's certificate is signed by one of these")
+    _flag(calling, "tls_client_cert", metavar="FILE", help="the caller's own certificate, for a server with mTLS")
+    _flag(calling, "tls_client_key", metavar="FILE", help="its private key")
+    _flag(calling, "tls_server_name", metavar="NAME", help="the name in the server's certificate, where not its host")
+    _flag(calling, "token_file", metavar="FILE", help="a file with the token that accompanies every call")
+    _flag(calling, "token_env", metavar="NAME", help="or the environment variable that holds it")
 
 
 def _seeing_flags(p: argparse.ArgumentParser) -> None:

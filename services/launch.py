@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from clients.credentials import Credentials
 from clients.distributed import connect_distributed
 from clients.failover import Persistence
 from clients.profile import Profile
@@ -41,7 +42,8 @@ class RoleConfig:
     """Everything a server role needs; built and validated once.
 
     `draft_address`: the DraftWorker that a target asks for drafts, each within `draft_seconds`. `target_address` None:
-    a DraftWorker that knows no target, and only proposes. `pipeline`: whether a DraftWorker's rounds overlap.
+    a DraftWorker that knows no target, and only proposes. `credentials`: what this server shows when it calls either.
+    `pipeline`: whether a DraftWorker's rounds overlap.
     `reconnect_seconds`: how long its requests try to go on while no target answers. `queue`: requests that may wait.
     """
 
@@ -57,8 +59,12 @@ class RoleConfig:
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     reconnect_seconds: float = 60.0
     queue: int = MOST_WAITING
+    credentials: Credentials = field(default_factory=Credentials)
 
     def __post_init__(self) -> None:
+        for address in (self.target_address, self.draft_address):
+            if address is not None:
+                self.credentials.check(address)
         if not 0 <= self.queue <= MOST_WAITING:
             raise ValueError(f"queue: {self.queue} is outside 0 to {MOST_WAITING}")
         if not self.draft_seconds > 0:
@@ -68,6 +74,7 @@ class RoleConfig:
 async def run_target(config: RoleConfig) -> int:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
+    limits = config.serve.security.limits
     seen = Observability(config.observability, "target")
 
     async def build() -> Hosted:
@@ -77,7 +84,7 @@ async def run_target(config: RoleConfig) -> int:
             generator = plain_generator(loaded)
         else:
             generator, client = await open_remote_draft(
-                loaded, config.models.default_k, config.draft_address, config.draft_seconds
+                loaded, config.models.default_k, config.draft_address, config.draft_seconds, config.credentials
             )
             closing.insert(0, client.close)
             health = client.health
@@ -85,8 +92,12 @@ async def run_target(config: RoleConfig) -> int:
         _log_target(loaded, generator.info)
         seen.loaded(generator.info)
         reply = target_verifier_pb2.TargetVerifierGenerateResponse
-        generate = GenerateMethod(seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch)
-        service = TargetVerifierService(loaded.engine, generator.info, generate, lifecycle, config.lease_seconds)
+        generate = GenerateMethod(
+            seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch, limits
+        )
+        service = TargetVerifierService(
+            loaded.engine, generator.info, generate, lifecycle, config.lease_seconds, limits
+        )
         seen.look_at(lifecycle, batcher, {"target": loaded.engine.slots}, {"verify": service.sessions}, health)
         return Hosted(
             "TargetVerifier",
@@ -106,6 +117,7 @@ async def run_target(config: RoleConfig) -> int:
 async def run_fused(config: RoleConfig) -> int:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
+    limits = config.serve.security.limits
     seen = Observability(config.observability, "fused_target")
 
     async def build() -> Hosted:
@@ -116,7 +128,9 @@ async def run_fused(config: RoleConfig) -> int:
         _log_target(target, generator.info)
         seen.loaded(generator.info)
         reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
-        generate = GenerateMethod(seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch)
+        generate = GenerateMethod(
+            seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch, limits
+        )
         service = FusedSpeculativeServerService(generator.info, generate)
         seen.look_at(lifecycle, batcher, {"target": target.engine.slots}, drafter=health if draft else None)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
@@ -132,6 +146,7 @@ async def run_fused(config: RoleConfig) -> int:
 async def run_draft_worker(config: RoleConfig) -> int:
     """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
+    limits = config.serve.security.limits
     seen = Observability(config.observability, "draft_worker")
 
     async def build() -> Hosted:
@@ -148,6 +163,7 @@ async def run_draft_worker(config: RoleConfig) -> int:
                 config.target_address,
                 config.connect_seconds,
                 config.pipeline,
+                config.credentials,
                 Persistence(config.reconnect_seconds),
             )
             closing.insert(0, client.close)
@@ -156,8 +172,8 @@ async def run_draft_worker(config: RoleConfig) -> int:
             log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
             seen.loaded(info)
             reply = draft_worker_pb2.DraftWorkerGenerateResponse
-            generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue, seen.watch)
-        proposals = Proposals(drafting, info, lifecycle, config.lease_seconds)
+            generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue, seen.watch, limits)
+        proposals = Proposals(drafting, info, lifecycle, config.lease_seconds, limits)
         slots = {"draft": drafting.draft.engine.slots} if drafting.draft else {}
         health = drafting.health if drafting.draft else None
         seen.look_at(lifecycle, batcher, slots, {"propose": proposals.sessions}, health)

@@ -19,8 +19,8 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from models.startup import Startup
-from services.errors import ErrorInterceptor
 from services.lifecycle import Lifecycle
+from services.security import Security
 
 log = logging.getLogger("tandem.server")
 
@@ -34,7 +34,7 @@ _OPTIONS = (
 class ServeConfig:
     """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
 
-    `startup` records where the time until then goes.
+    `security`: who may reach it, and how. `startup` records where the time until then goes.
     """
 
     host: str = "127.0.0.1"
@@ -42,10 +42,12 @@ class ServeConfig:
     ready_file: str | None = None
     drain_seconds: float = 30.0
     startup: Startup = field(default_factory=Startup)
+    security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port: {self.port} is outside 0 to 65535")
+        self.security.check_host(self.host)
 
 
 @dataclass(slots=True)
@@ -80,7 +82,9 @@ async def serve(
     `outermost` interceptors see every call first, and its status last. The exit code: 0, or 1 where the model's device
     was lost.
     """
-    server = grpc.aio.server(interceptors=[*outermost, ErrorInterceptor()], options=_OPTIONS)
+    security = config.security
+    interceptors, options = [*outermost, *security.interceptors()], (*_OPTIONS, *security.options())
+    server = grpc.aio.server(interceptors=interceptors, options=options)
     port = _bind(server, config)
     stopping = _stop_signals()
     building = asyncio.create_task(_as_task(build()))
@@ -120,7 +124,7 @@ async def _as_task(work: Awaitable[Any]) -> Any:
 def _bind(server: grpc.aio.Server, config: ServeConfig) -> int:
     address = f"{config.host}:{config.port}"
     try:
-        port = server.add_insecure_port(address)
+        port = config.security.add_port(server, address)
     except RuntimeError:
         port = 0
     if port == 0:
@@ -165,6 +169,7 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
     for note in config.startup.notes:
         log.info("start-up: %s", note)
     log.info("start-up: %s", config.startup.line())
+    config.security.say(config.host)
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
     more = hosted.ready()
     if config.ready_file:

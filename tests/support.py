@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 
 from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
+from clients.credentials import Credentials
 from clients.distributed import connect_distributed
 from clients.failover import Persistence
 from clients.generation import GenerationClient
@@ -36,12 +37,12 @@ from models.tokenizers import Tokenizer
 from models.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
 from services import holding
 from services.draft_worker import DraftWorkerService
-from services.errors import ErrorInterceptor
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.proposals import Proposals
 from services.proposals import _free as free_proposals
+from services.security import Security
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
 from speculation.draws import draw
@@ -118,8 +119,8 @@ class Site:
     worker: DraftWorkerService | None = None
     fused: FusedSpeculativeServerService | None = None
 
-    def client(self) -> GenerationClient:
-        return GenerationClient.connect(self.address, self.service)
+    def client(self, credentials: Credentials | None = None) -> GenerationClient:
+        return GenerationClient.connect(self.address, self.service, credentials)
 
     @property
     def free(self) -> int:
@@ -129,11 +130,15 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def listening(
-    register: Callable[[grpc.aio.Server], None], port: int = 0, interceptors: Interceptors = ()
+    register: Callable[[grpc.aio.Server], None],
+    port: int = 0,
+    interceptors: Interceptors = (),
+    security: Security | None = None,
 ) -> AsyncIterator[str]:
-    """host:port of a server with what `register` adds."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(), *interceptors])
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    """host:port of a server with what `register` adds. `interceptors` come behind the server's own."""
+    security = security or Security()
+    server = grpc.aio.server(interceptors=[*security.interceptors(), *interceptors], options=security.options())
+    port = security.add_port(server, f"127.0.0.1:{port}")
     register(server)
     await server.start()
     try:
@@ -148,17 +153,20 @@ async def target_site(
     lease_seconds: float = 60.0,
     interceptors: Interceptors = (),
     tokenizer: Tokenizer | None = None,
+    security: Security | None = None,
 ) -> AsyncIterator[Site]:
     """A TargetVerifier."""
-    batcher, lifecycle = Batcher("test-target"), Lifecycle()
+    batcher, lifecycle, limits = Batcher("test-target"), Lifecycle(), security.limits if security else None
     engine = Engine(runner or toy(), batcher)
     generator = plain_generator(Loaded(engine, tokenizer or ToyTokenizer()))
-    generate = GenerateMethod(generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None)
-    service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds)
+    generate = GenerateMethod(
+        generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None, limits=limits
+    )
+    service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds, limits)
     expiring = asyncio.create_task(service.expire_forever())
     try:
         register = partial(add_TargetVerifierServicer_to_server, service)
-        async with listening(register, interceptors=interceptors) as address:
+        async with listening(register, interceptors=interceptors, security=security) as address:
             yield Site(TARGET, address, generator, engine, lifecycle, service)
     finally:
         expiring.cancel()
@@ -216,13 +224,17 @@ async def distributed(
     pipeline: Pipeline = Pipeline.OFF,
     k: int | None = 3,
     config: ModelConfig | None = None,
+    credentials: Credentials | None = None,
+    connect_seconds: float = 10.0,
     reconnect_seconds: float = 10.0,
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
     config = config or draft_config(draft, slots, max_length, k)
     async with drafting(config) as drafts:
         persistence = Persistence(reconnect_seconds)
-        generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline, persistence)
+        generator, client = await connect_distributed(
+            drafts, config, target_address, connect_seconds, pipeline, credentials, persistence
+        )
         try:
             yield generator, client
         finally:
@@ -240,6 +252,8 @@ async def worker_site(
     port: int = 0,
     interceptors: Interceptors = (),
     pipeline: Pipeline = Pipeline.AUTO,
+    security: Security | None = None,
+    credentials: Credentials | None = None,
     reconnect_seconds: float = 10.0,
     deadlines: Deadlines | None = None,
 ) -> AsyncIterator[Site]:
@@ -250,17 +264,19 @@ async def worker_site(
         generator, generate, info = None, None, drafting_info(drafts, config)
         if target_address is not None:
             persistence = Persistence(reconnect_seconds)
-            generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline, persistence)
+            generator, client = await connect_distributed(
+                drafts, config, target_address, 10.0, pipeline, credentials, persistence
+            )
             client.deadlines = deadlines or client.deadlines
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
-        proposals = Proposals(drafts, info, lifecycle, lease_seconds)
+        proposals = Proposals(drafts, info, lifecycle, lease_seconds, security.limits if security else None)
         expiring = asyncio.create_task(proposals.expire_forever())
         stack.callback(expiring.cancel)
         service = DraftWorkerService(info, generate, proposals)
         register = partial(add_DraftWorkerServicer_to_server, service)
-        address = await stack.enter_async_context(listening(register, port, interceptors))
+        address = await stack.enter_async_context(listening(register, port, interceptors, security))
         engine = drafts.draft.engine if drafts.draft else None
         yield Site(DRAFT, address, generator, engine, lifecycle, proposals=proposals, worker=service)
 
@@ -272,12 +288,13 @@ async def remote_draft(
     seconds: float = 5.0,
     tokenizer: Tokenizer | None = None,
     k: int | None = 5,
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[tuple[Generator, DraftClient]]:
     """A target that drives a DraftWorker, without a server of its own."""
     batcher = Batcher("test-target")
     loaded = Loaded(Engine(target or toy(), batcher), tokenizer or ToyTokenizer())
     try:
-        generator, client = await open_remote_draft(loaded, k, draft_address, seconds)
+        generator, client = await open_remote_draft(loaded, k, draft_address, seconds, credentials)
         try:
             yield generator, client
         finally:
@@ -287,9 +304,9 @@ async def remote_draft(
 
 
 @contextlib.asynccontextmanager
-async def raw_stub(address: str, service: str = TARGET) -> AsyncIterator[Any]:
+async def raw_stub(address: str, service: str = TARGET, credentials: Credentials | None = None) -> AsyncIterator[Any]:
     """The generated stub, for what no client of ours would send."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, credentials) as channel:
         yield stub(channel, service)
 
 
