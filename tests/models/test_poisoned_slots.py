@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -25,6 +25,15 @@ def spoil(runner: TorchRunner, start: int = 0) -> None:
     slots = runner.model.slots
     for buffer in slots.buffers:
         buffer.view(buffer.shape[0], -1, slots.length, buffer.shape[2])[:, : slots.spare, start:] = torch.nan
+
+
+@pytest.fixture(autouse=True)
+def clean_slots() -> Iterator[None]:
+    """The runners are those of other tests too."""
+    yield
+    for runner in (eager(), *compiled()):
+        for buffer in runner.model.slots.buffers:
+            buffer.zero_()
 
 
 async def said(engine: Engine, sampling: SamplingParams, count: int = 8) -> list[int]:
