@@ -63,7 +63,13 @@ def _mutated(function: Any, mutant: Mutant) -> Any:
 
 FENCE = "services.sessions:Session.fence"
 
+# Its case needs callers that say who they are: tests/reliability/test_ownership.py.
+OWNERSHIP = Mutant(
+    "sessions belong to nobody", "services.identity:caller", "return _CALLER.get()", "return ANONYMOUS", ()
+)
+
 MUTANTS = (
+    OWNERSHIP,
     Mutant(
         "the fence is gone",
         FENCE,

@@ -6,23 +6,18 @@ Identities are said by metadata here: how a server tells callers apart is tests/
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
 import pytest
 
+from services import identity
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.conformance.bench import refused
-from tests.reliability.mutants import Mutant, planted
+from tests.reliability.mutants import OWNERSHIP, planted
 from tests.support import GREEDY, oracle, raw_stub, run, target_site
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("services.identity") is None, reason="no identities yet")
-
-OWNERSHIP = Mutant(
-    "sessions belong to nobody", "services.identity:caller", "return _CALLER.get()", "return ANONYMOUS", ()
-)
 PROMPT = [1, 2, 3]
 
 
@@ -34,8 +29,6 @@ class SaysWho(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        from services import identity
-
         handler = await continuation(handler_call_details)
         names = [value for key, value in handler_call_details.invocation_metadata if key == "who"]
         coders = {
