@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from google.rpc.code_pb2 import Code
 
+from services.errors import _TABLE
 from tests.conformance.bench import COMBINATIONS, Combination
 from tests.conformance.cases import CASES, Entry, table
 from tests.conformance.here import here
@@ -76,3 +78,10 @@ def test_the_page_lists_every_case() -> None:
         for combination in COMBINATIONS:
             reason = entry.left_out(combination)
             assert not reason or reason in page, f"{entry.name} on {combination}: not in docs/conformance.md: {reason}"
+
+
+def test_the_page_lists_every_status_that_a_server_gives() -> None:
+    page = (REPOSITORY / "docs" / "conformance.md").read_text(encoding="utf-8")
+    for _, code, reason in _TABLE:
+        rows = [line for line in page.splitlines() if line.startswith(f"| {Code.Name(code)} |")]
+        assert any(reason in row.split("|")[2].replace(",", " ").split() for row in rows), f"{Code.Name(code)} {reason}"
