@@ -93,13 +93,13 @@ class Inside:
         """Waits until the server itself notices; the case's lease is short."""
         assert self.target and self.target.verifier
         sessions = self.target.verifier.sessions
-        await until(lambda: len(sessions) == 0, 5.0)
+        await until(lambda: len(sessions) == 0, 10.0)
 
     async def all_free(self) -> None:
         for site in self.sites:
             if site.engine:
                 slots = site.engine.slots
-                await until(lambda slots=slots: slots.free == slots.count, 3.0)
+                await until(lambda slots=slots: slots.free == slots.count, 10.0)
 
 
 @dataclass(slots=True)

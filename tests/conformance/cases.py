@@ -77,7 +77,7 @@ CASES = (
     Entry(sessions.k_zero_round, ("G10",), _SESSIONS, real=True),
     Entry(sessions.reopen_resumes_and_rebuilds, ("G4",), _SESSIONS, real=True),
     Entry(sessions.reopen_with_other_prefix_is_refused, ("G4",), _SESSIONS),
-    Entry(sessions.expired_session_is_not_found, ("G5",), _SESSIONS, inside=True, lease_seconds=0.3),
+    Entry(sessions.expired_session_is_not_found, ("G5",), _SESSIONS, inside=True, lease_seconds=1.0),
     Entry(sessions.unknown_session_is_not_found, ("G5",), _SESSIONS),
     Entry(sessions.full_server_refuses_with_retry_info, ("G6",), _SESSIONS),
     Entry(sessions.broken_connection_keeps_the_session, ("G5", "G7"), _SESSIONS),

@@ -244,7 +244,7 @@ async def cancelled_open_frees_slot(bench: Bench) -> None:
         )
         await until(lambda: bench.inside.target.free < free)
         call.cancel()
-        await until(lambda: bench.inside.target.free == free, 3.0)
+        await until(lambda: bench.inside.target.free == free, 10.0)
 
 
 async def close_frees_slot_once(bench: Bench) -> None:
