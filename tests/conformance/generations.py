@@ -158,8 +158,8 @@ async def resume_after_expiry(bench: Bench) -> None:
 
 
 async def lost_replies_cost_no_token(bench: Bench) -> None:
-    """A quarter of the replies between draft and target are lost after they were applied: same output."""
-    bench.faults.schedule = Schedule(seed=1, rate=0.25, in_a_row=1, most=50, only=(Fault.ABORT_AFTER,))
+    """Half of the replies between draft and target are lost after they were applied: same output."""
+    bench.faults.schedule = Schedule(seed=1, rate=0.5, in_a_row=3, most=50, only=(Fault.ABORT_AFTER,))
     before = len(bench.faults.history.events)
     try:
         for sampling in (GREEDY, SAMPLED):
