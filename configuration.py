@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from clients.terminal import ClientConfig
     from comparison.advice import AdviceConfig
     from models.assembly import ModelConfig
+    from models.nxdi.settings import NxdiSettings
     from planning.plan import PlanConfig
     from services.launch import RoleConfig
     from services.security import Security
@@ -27,7 +28,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     from models.assembly import DraftChoice, ModelConfig
     from models.loading import Execution, Shape
 
-    if args.tp_degree != 1:
+    if args.tp_degree != 1 and args.backend != "nxdi":
         raise ValueError(
             f"tp_degree: {args.tp_degree} is not available on cpu and cuda, which run one model on one device"
         )
@@ -44,6 +45,20 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         draft=DraftChoice(args.draft, args.draft_model),
         backend=args.backend,
         default_k=k,
+        nxdi=nxdi_settings(args),
+    )
+
+
+def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
+    """What only --backend nxdi is told."""
+    from models.nxdi.settings import NxdiSettings, read_neuron_config
+
+    return NxdiSettings(
+        tp_degree=args.tp_degree,
+        neuron_config=read_neuron_config(args.neuron_config),
+        draft_neuron_config=read_neuron_config(args.draft_neuron_config, "draft_neuron_config"),
+        compiled_dir=args.compiled_dir,
+        eagle=args.eagle,
     )
 
 

@@ -53,7 +53,7 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
     _flag(models, "target_model", help="the target, where a role has two models")
     _flag(models, "draft_model", help="the draft model")
     _flag(models, "draft", default="auto", help=DRAFT_HELP)
-    _flag(models, "backend", default="torch", help="torch, or toy (deterministic arithmetic, for tests)")
+    _flag(models, "backend", default="torch", help="torch, nxdi (NxD Inference, on Neuron), or toy (for tests)")
     _flag(models, "device", default="auto", help="auto, cpu or cuda")
     _flag(models, "dtype", default="auto", help="auto, float32, bfloat16 or float16")
     _flag(models, "threads", type=int, help="CPU threads of a model (default: torch's choice)")
@@ -72,6 +72,10 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
     )
     _flag(models, "max_speculation_length", type=int, help="a server's most (default: its speculation_length, auto: 5)")
     _flag(models, "tp_degree", type=int, default=1, help="tensor parallel degree")
+    _flag(models, "neuron_config", metavar="JSON", help="nxdi: NeuronConfig's fields, as JSON or a file of it")
+    _flag(models, "draft_neuron_config", metavar="JSON", help="nxdi, fused_target: fields that differ for the draft")
+    _flag(models, "compiled_dir", help="nxdi: where compiled models are kept (default: in the user's cache)")
+    _flag(models, "eagle", action="store_true", help="nxdi, fused_target: the draft is an EAGLE1 head of the target")
 
 
 def _network_flags(p: argparse.ArgumentParser) -> None:

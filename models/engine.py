@@ -22,7 +22,16 @@ from models.runner import (
     verify_sized,
 )
 from models.slots import SlotPool
-from speculation.types import Draft, DraftLimit, Proposer, Rule, SamplingParams, SparseDistribution, Verdict
+from speculation.types import (
+    Draft,
+    DraftLimit,
+    InvalidField,
+    Proposer,
+    Rule,
+    SamplingParams,
+    SparseDistribution,
+    Verdict,
+)
 
 
 class Engine:
@@ -52,6 +61,16 @@ class Engine:
                 self.lost.set()
                 self.slots.close(error)
             raise
+
+    def admit(self, sampling: SamplingParams) -> None:
+        """Raises InvalidField for a request that this runner cannot sample for."""
+        identity = self.runner.identity
+        if identity.greedy_only and not sampling.greedy:
+            raise InvalidField(
+                "temperature",
+                f"{sampling.temperature}: this server's {identity.backend} model keeps its logits on the device, so it "
+                "decodes greedily only: temperature 0",
+            )
 
 
 class KVSequence:
@@ -128,6 +147,7 @@ class LocalVerifier:
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._engine.admit(sampling)
         self._sampling = sampling
         self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire())
         await self._sequence.fill(prompt[:-1])

@@ -48,6 +48,7 @@ class FusedRounds:
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._pair.target.admit(sampling)
         self._sampling = sampling
         slot = await self._pair.target.slots.acquire()
         self._target = KVSequence(self._pair.target, slot)

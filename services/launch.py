@@ -225,11 +225,15 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
         info.draft_name or "whoever asks",
     )
     shapes = loaded.runner.shapes
-    if shapes.bit_exact and shapes.count > 1:
+    if shapes.note:
+        log.warning("bits: %s", shapes.note)
+    elif shapes.bit_exact and shapes.count > 1:
         log.info("bits: logits are identical in %d step shapes", shapes.count)
     elif shapes.bit_exact:
         log.info(
-            "bits: shapes differ on this device; every step uses width %d, batch %d", *shapes.widths, *shapes.batches
+            "bits: logits are identical in the one shape of all steps: width %d, batch %d",
+            *shapes.widths,
+            *shapes.batches,
         )
     elif shapes.count > 1:
         log.warning(

@@ -194,7 +194,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")
         check_tokens("prefix", list(request.prefix), self._info.vocab_size)
-        return wire.sampling_from_wire(request.sampling)
+        sampling = wire.sampling_from_wire(request.sampling)
+        self._engine.admit(sampling)
+        return sampling
 
     def _max_total(self, request: pb.OpenSessionRequest) -> int:
         limit = self._info.max_sequence_length

@@ -121,6 +121,15 @@ def test_a_launcher_answers_help_without_loading_a_model_library(launcher):
     assert sorted(set(heavy)) == []
 
 
+def test_one_file_imports_nxd_inference():
+    importers = {
+        str(module)
+        for module in PACKAGE_MODULES
+        if any(name.split(".")[0].startswith("neuronx_distributed") for name, _ in imports_of(module))
+    }
+    assert importers == {"models/nxdi/sdk.py"}
+
+
 def test_the_rules_see_every_package_on_disk():
     on_disk = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert on_disk - {"tests", "benchmarks"} == set(MAY_IMPORT)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from models.batcher import Batcher
-from models.compiled_runner import CompiledRunner
+from models.compiled_runner import _fused
 from models.engine import Engine, LocalVerifier
 from models.fused_rounds import FusedPair, FusedRounds
-from models.runner import RowFailed
+from models.runner import FusedResult, FusedRow, Proposal, ProposeRow, RowFailed
 from models.torch_runner import TorchRunner
-from speculation.types import SamplingParams
-from tests.models.compiled import GREEDY, PROMPT, compiled, eager
+from speculation.types import SamplingParams, Verdict
+from tests.models.compiled import GREEDY, PROMPT, eager
 
 SAMPLED = SamplingParams(temperature=0.8, seed=3)
 
@@ -31,7 +32,7 @@ def spoil(runner: TorchRunner, start: int = 0) -> None:
 def clean_slots() -> Iterator[None]:
     """The runners are those of other tests too."""
     yield
-    for runner in (eager(), *compiled()):
+    for runner in (eager(), eager(draft=True)):
         for buffer in runner.model.slots.buffers:
             buffer.zero_()
 
@@ -47,14 +48,11 @@ async def said(engine: Engine, sampling: SamplingParams, count: int = 8) -> list
     return tokens
 
 
-@pytest.mark.parametrize("runner", [eager, lambda: compiled()[0]], ids=["module code", "graphs"])
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_next_sequence_of_a_poisoned_slot_says_what_it_always_says(
-    runner: Callable[[], TorchRunner], sampling: SamplingParams
-) -> None:
+def test_the_next_sequence_of_a_poisoned_slot_says_what_it_always_says(sampling: SamplingParams) -> None:
     async def test() -> None:
         batcher = Batcher("test")
-        engine = Engine(runner(), batcher)
+        engine = Engine(eager(), batcher)
         expected = await said(engine, sampling)
         spoil(engine.runner)  # type: ignore[arg-type]
         assert await said(engine, sampling) == expected
@@ -66,7 +64,7 @@ def test_the_next_sequence_of_a_poisoned_slot_says_what_it_always_says(
 
 def test_a_fused_round_recovers_too() -> None:
     async def test() -> None:
-        target, draft = compiled()
+        target, draft = eager(), eager(draft=True)
         batcher = Batcher("test")
         pair = FusedPair(Engine(target, batcher), Engine(draft, batcher, vital=False))
         expected = await said(pair.target, GREEDY)
@@ -104,5 +102,23 @@ def test_a_sequence_that_poisons_itself_fails_and_its_slot_serves_the_next(monke
     asyncio.run(test())
 
 
-def test_graphs_are_what_is_tested() -> None:
-    assert all(isinstance(runner, CompiledRunner) for runner in compiled())
+def test_a_fused_graph_whose_row_fails_empties_that_rows_slots() -> None:
+    class Slots:
+        def __init__(self) -> None:
+            self.cleared: list[int] = []
+            self.slots, self.clear = self, self.cleared.append
+
+    class Graph:
+        target, draft = Slots(), Slots()
+
+        def fits(self, rows: Sequence[FusedRow]) -> bool:
+            return True
+
+        def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+            return [RowFailed("nan"), FusedResult(Proposal((1,)), Verdict((1, 2), 1))]
+
+    rows = [FusedRow(ProposeRow(slot, 4, (1, 2), 3, GREEDY)) for slot in (0, 1)]
+    graph: Any = Graph()
+    failed, fine = _fused(graph, eager(), eager(draft=True), rows)
+    assert isinstance(failed, RowFailed) and isinstance(fine, FusedResult)
+    assert graph.target.cleared == graph.draft.cleared == [0]
