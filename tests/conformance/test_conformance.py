@@ -62,7 +62,7 @@ def test_the_cases_of_the_real_pair_hold(combination: Combination) -> None:
 
 def test_every_guarantee_has_a_case() -> None:
     proved = {guarantee for entry in CASES for guarantee in entry.guarantees}
-    assert proved == {f"G{n}" for n in range(1, 12)}, "G12 is proved with processes: tests/services/test_process.py"
+    assert proved == {f"G{n}" for n in range(1, 12)}, "G12 is proved with processes: tests/services/test_stopping.py"
 
 
 def test_a_case_runs_or_says_why_not() -> None:
