@@ -82,7 +82,9 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     startup = Startup(STARTED)
     startup.add("importing", startup.total())
     return RoleConfig(
-        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, startup, security(args)),
+        serve=ServeConfig(
+            args.host, args.port, args.ready_file, args.drain_seconds, startup, security(args), args.health_port
+        ),
         models=model_config(args, model),
         target_address=None if args.propose_only else addresses_of(args.target_host, args.target_port),
         draft_address=draft_address(args.draft_host),

@@ -106,6 +106,7 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
         default="auto",
         help="draft, draft_worker: send rounds ahead of verdicts, on or off; auto (default): where it is faster",
     )
+    _flag(network, "health_port", type=int, help="servers: answer health checks here too, without TLS (for probes)")
     _flag(network, "ready_file", help="write address and process id here once ready")
     _flag(network, "drain_seconds", type=float, default=30.0, help="how long running requests may finish after SIGTERM")
     _flag(network, "lease_seconds", type=float, default=60.0, help="how long a session lives without a Verify")

@@ -19,6 +19,7 @@ from models.batcher import Batcher
 from models.drafting import Drafting, drafting_info, load_drafting
 from models.generator import Generator
 from models.slots import MOST_WAITING
+from services.calls import CallInterceptor
 from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
@@ -35,6 +36,10 @@ from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServ
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
 
 log = logging.getLogger("tandem.server")
+
+Build = Callable[[], Awaitable[Hosted]]
+Host = Callable[[ServeConfig, Lifecycle, Build, Sequence[CallInterceptor]], Awaitable[int]]
+"""Serves what is built, to an exit code: a gRPC server of ours, or somebody else's (deploy/ray_replica.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class RoleConfig:
             raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
 
 
-async def run_target(config: RoleConfig) -> int:
+async def run_target(config: RoleConfig, host: Host = serve) -> int:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
     limits = config.serve.security.limits
@@ -109,12 +114,12 @@ async def run_target(config: RoleConfig) -> int:
             lost=loaded.engine.lost,
         )
 
-    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
+    code = await seen.during(host(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
     return code
 
 
-async def run_fused(config: RoleConfig) -> int:
+async def run_fused(config: RoleConfig, host: Host = serve) -> int:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
     limits = config.serve.security.limits
@@ -138,12 +143,12 @@ async def run_fused(config: RoleConfig) -> int:
         lost = target.engine.lost
         return Hosted("FusedSpeculativeServer", register, ready=ready, close=batcher.close, lost=lost)
 
-    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
+    code = await seen.during(host(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
     return code
 
 
-async def run_draft_worker(config: RoleConfig) -> int:
+async def run_draft_worker(config: RoleConfig, host: Host = serve) -> int:
     """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
     limits = config.serve.security.limits
@@ -187,7 +192,7 @@ async def run_draft_worker(config: RoleConfig) -> int:
             lost=_only_model(drafting),
         )
 
-    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
+    code = await seen.during(host(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
     return code
 

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "comparison": {"speculation", "clients", "reporting"},
     "acceptance": {"speculation", "models", "comparison"},
     "draft_training": {"speculation", "models", "acceptance", "comparison"},
+    "deploy": {"main", "configuration", "services", "clients", "tandem"},  # starts roles in somebody else's processes
     "planning": set(),  # pure: config.json files, package metadata and small tools; anyone may ask it
     "reporting": set(),  # reads a parsed comparison.json and nothing else
 }
