@@ -34,6 +34,10 @@ class CompiledModel(TorchModel):
     def buffers(self) -> list[Tensor]:
         return self._buffers
 
+    @property
+    def graph_names(self) -> list[str]:
+        return [f"{name}-{batch}x{size}" for name, batch, size in self._graphs]
+
     def prepare(self, maker: Maker, buckets: Buckets, verifies: bool) -> None:
         """Makes the graphs of a target, or of a draft."""
         self.buckets = buckets

@@ -155,13 +155,7 @@ class CompiledRunner(TorchRunner):
         """Makes one graph of this target and `draft`, on the same device; from then on `fused` uses it."""
         if not isinstance(draft, CompiledRunner) or draft.model.device != self.model.device:
             return
-        only = draft.model.only
-        facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
-        maker = self._makers(f"fused with {facts}")
-        with startup.stage("compiling"):
-            graph = FusedGraph(self.model, draft.model, maker)
-            maker.seal()
-        startup.note(f"graphs of both: {maker.made.line()}")
+        graph, _ = self.compile_fused(draft, startup)
         with startup.stage("certifying"):
             same = certify_fused(graph, self.limits, self.shapes)
         if not same and self._exact:
@@ -172,6 +166,17 @@ class CompiledRunner(TorchRunner):
         with startup.stage("warming"):
             graph.measure()
         self._fused[id(draft)] = graph
+
+    def compile_fused(self, draft: CompiledRunner, startup: Startup) -> tuple[FusedGraph, Made]:
+        """Makes the graphs of both, which have their own, and none after. They are not run yet."""
+        only = draft.model.only
+        facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
+        maker = self._makers(f"fused with {facts}")
+        with startup.stage("compiling"):
+            graph = FusedGraph(self.model, draft.model, maker)
+            maker.seal()
+        startup.note(f"graphs of both: {maker.made.line()}")
+        return graph, maker.made
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         """A greedy round as one call, where `fuse` made a graph of the pair and rows fit it; else as its parts."""

@@ -10,7 +10,6 @@ from typing import Any
 from models.buckets import AskedBuckets
 from models.checkpoints import Checkpoint, CheckpointError, first_line, frequent_tokens, weights_revision
 from models.gguf_cache import unpacked
-from models.makers import compiled_root, makers
 from models.native import NotHere
 from models.platforms import DEVICES, Platform, chosen, platform_of, ways
 from models.runner import TAIL, Identity, Limits, Runner
@@ -96,8 +95,8 @@ def load_runner(
         torch.set_num_threads(execution.threads)
     transformers_logging()
     platform, ranks = chosen(execution.device), execution.tp_degree if verifies else 1
-    order = ways(execution.compile, platform, execution.tp_degree)
-    platform.prepare(compiled_root(platform, execution.compiled), execution.cores)
+    order = ways(execution.compile, platform, ranks)
+    platform.prepare(execution.compiled, execution.cores)
     dtype = choose_dtype(execution.dtype, platform.name)
     checkpoint = unpacked(checkpoint)
     with startup.stage("loading"):
@@ -105,13 +104,8 @@ def load_runner(
     small = sum(p.numel() for p in module.parameters()) < SMALL
     if alone and small and platform.packs and execution.threads is None:
         torch.set_num_threads(1)
-    limits = Limits(
-        shape.slots,
-        shape.max_length,
-        shape.max_draft,
-        min(shape.chunk, shape.max_length),
-        int(module.config.vocab_size),
-    )
+    chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
+    limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
     build = Build(module, checkpoint, platform, limits, shape.asked, execution, verifies, ranks)
     with startup.stage("packing"):
         try:
@@ -201,6 +195,7 @@ def _off(build: Build) -> Runner:
 def _graphs(build: Build) -> Runner:
     from models.compiled_model import CompiledModel
     from models.compiled_runner import CompiledRunner
+    from models.makers import makers
 
     limits, platform, identity = build.limits, build.platform, build.identity("torch")
     model = CompiledModel(

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from models.gguf_cache import cache_root
+
 INSTALL = "docs/trainium-torchneuron.md says how to install it"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
@@ -21,13 +23,14 @@ AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 class Platform:
     """How one kind of device is used.
 
-    name: what --device says, device: torch's name of it. compilers: what may run steps (models/loading.py), the first
-    of `automatic` that works being the default, and of `shared` where ranks share a model. graphs: how a step becomes a graph (models/makers.py) by dynamo's
-    `backend`. collectives: torch.distributed's backend. cores: the environment variable that names the cores a process
-    may use. code: the one that names the folder of compiled code, `folder` its name below Tandem's cache. environment:
-    what must stand in it before the device is first asked. every_bucket: graphs are cheap, so one for each power of two
-    of rows and each draft length. overwrites: a graph's results are gone after its next call. only_graphs: module code
-    must not run between graphs, so sampled drafts are graphs too. packs: oneDNN's prepacked products and integer moves.
+    name: what --device says, device: torch's name of it. compilers: what may run steps (models/loading.py); the first
+    of `automatic` that works is the default, or of `shared` where ranks share a model. graphs: how a step becomes a
+    graph (models/makers.py), by dynamo's `backend`. collectives: torch.distributed's backend. cores: the environment
+    variable that names the cores a process may use. code: the one that names the folder of compiled code, `folder` its
+    name below Tandem's cache. environment: what must stand in it before the device is first asked. every_bucket: graphs
+    are cheap, so one for each power of two of rows and each draft length. overwrites: a graph's results are gone after
+    its next call. only_graphs: module code must not run between graphs, so sampled drafts are graphs too. packs:
+    oneDNN's prepacked products, and 16-bit floats moved as integers.
     """
 
     name: str
@@ -57,15 +60,19 @@ class Platform:
         if why := self.absent():
             raise ValueError(f"device: {self.name} is not available here ({why})")
 
-    def prepare(self, code: Path, cores: str | None = None) -> None:
+    def kept(self, folder: str | None) -> Path:
+        """Where compiled code is kept: in `folder`, which may be shared, or in Tandem's own cache."""
+        return Path(folder).expanduser() if folder else cache_root() / self.folder
+
+    def prepare(self, folder: str | None = None, cores: str | None = None) -> None:
         """Sets the environment that the device's software reads when it is first used. Raises ValueError.
 
-        `code`: where compiled code is kept, unless its variable names a folder already. `cores`: such as "0-3".
+        `folder` is `kept`'s; where none is named, what the environment says already stays. `cores`: such as "0-3".
         """
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
-        if self.code is not None:
-            os.environ.setdefault(self.code, str(code))
+        if self.code is not None and (folder or self.code not in os.environ):
+            os.environ[self.code] = str(self.kept(folder))
         if cores is None:
             return
         if self.cores is None:

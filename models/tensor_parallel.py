@@ -1,16 +1,15 @@
 """One target on several processes, one for each core, started by torchrun.
 
 transformers shards the target (`DistributedConfig`, DTensor): each process, a rank, holds its share of every layer's
-heads and columns, and sums are made across ranks inside a step. A draft is whole on every rank: it is small, and a graph
-of both needs it there. Rank 0 serves. Before each step it says to the others which one, with its rows; they make the
-same step, so that collectives meet, and say nothing. Rows are all that is said: logits are whole on every rank, and all
-draws are rank 0's.
+heads and columns, and sums are made across ranks inside a step. A draft is whole on every rank: it is small, and a
+graph of both needs it there. Rank 0 serves. Before each step it says to the others which one, with its rows; they make
+the same step, so that collectives meet, and say nothing. Rows are all that is said: logits are whole on every rank, and
+rank 0's draws are the ones that count.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -84,6 +83,13 @@ class Link:
         dist.init_process_group(platform.collectives)
         return cls(dist.new_group(backend="gloo", timeout=_IDLE))
 
+    def part(self) -> None:
+        """The end, on every rank at once."""
+        import torch.distributed as dist
+
+        dist.barrier(self._group)
+        dist.destroy_process_group()
+
     def tell(self, message: object) -> None:
         self._broadcast([message])
 
@@ -99,6 +105,7 @@ class Link:
     def leave(self) -> None:
         """Rank 0's last word; the others then leave `follow`."""
         self.tell(None)
+        self.part()
 
 
 class Leader:
@@ -158,11 +165,8 @@ class Leader:
 def follow(link: Link, runners: Sequence[Runner]) -> None:
     """Makes rank 0's steps until it leaves. `runners`: the target, and the draft where there is one.
 
-    SIGTERM and SIGINT are rank 0's to answer: requests that run still need this rank. A step that fails here fails
-    there too, or leaves it waiting for this rank, so it ends the process; torchrun then ends the others.
+    A step that fails here ends this process: rank 0 would wait for it in vain, and torchrun ends it too.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
     fused = runners[TARGET].fused_with(runners[DRAFT]) if len(runners) > 1 else None
     while (message := link.hear()) is not None:
         which, step, rows = message
@@ -171,6 +175,7 @@ def follow(link: Link, runners: Sequence[Runner]) -> None:
             fused(rows)
         else:
             getattr(runners[which], step)(rows)
+    link.part()
 
 
 def sharding(source: Mapping[str, object], degree: int) -> dict[str, object]:

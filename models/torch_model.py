@@ -157,7 +157,7 @@ def load_module(
 
 
 def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
-    """Raises UnsupportedModel unless all of `max_length` positions attend to all before them, and `ranks` share heads."""
+    """Raises UnsupportedModel unless `max_length` positions see all before them and `ranks` can share heads."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     if heads % ranks:
         raise UnsupportedModel(f"tp_degree: {ranks} does not divide the model's {heads} key-value heads")

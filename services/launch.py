@@ -11,9 +11,10 @@ from clients.distributed import connect_distributed
 from clients.profile import Profile
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import PROPOSE_SECONDS
-from models.assembly import Loaded, ModelConfig, fused_generator, load, load_pair, plain_generator
+from models.assembly import Loaded, ModelConfig, close, fused_generator, load, load_pair, plain_generator
 from models.batcher import Batcher
 from models.drafting import drafting_info, load_drafting
+from models.follower import run_follower
 from models.generator import Generator
 from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
@@ -57,11 +58,13 @@ class RoleConfig:
 
 async def run_target(config: RoleConfig) -> None:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
+    if config.models.ranks.follows:
+        return await run_follower(config.models, drafts=False)
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
 
     async def build() -> Hosted:
         loaded = await load(config.models, batcher, config.serve.startup)
-        closing = [batcher.close]
+        closing: list[Callable[[], Awaitable[None]]] = [partial(close, loaded, batcher)]
         if config.draft_address is None:
             generator = plain_generator(loaded)
         else:
@@ -88,6 +91,8 @@ async def run_target(config: RoleConfig) -> None:
 
 async def run_fused(config: RoleConfig) -> None:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
+    if config.models.ranks.follows:
+        return await run_follower(config.models, drafts=True)
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
 
     async def build() -> Hosted:
@@ -99,7 +104,7 @@ async def run_fused(config: RoleConfig) -> None:
         generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
         service = FusedSpeculativeServerService(generator.info, generate)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
-        return Hosted("FusedSpeculativeServer", register, close=batcher.close)
+        return Hosted("FusedSpeculativeServer", register, close=partial(close, target, batcher))
 
     await serve(config.serve, lifecycle, build)
     profile.write()
@@ -139,8 +144,8 @@ async def run_draft_worker(config: RoleConfig) -> None:
 
 
 async def _close(closing: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    for close in closing:
-        await close()
+    for each in closing:
+        await each()
 
 
 def _started(generator: Generator, config: RoleConfig) -> Generator:
