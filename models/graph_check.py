@@ -24,10 +24,10 @@ aten = torch.ops.aten
 # Each has a lowering: those of TorchNeuron's sources that are known, seen to lower to StableHLO by torch-mlir too.
 _ALLOWED = """
 _safe_softmax _softmax _to_copy _unsafe_view abs add alias amax amin argmax bitwise_and bitwise_not bitwise_or bmm cat
-clamp clone constant_pad_nd copy_ cos cumsum detach div embedding eq exp expand full full_like gather ge gt index_select
-isfinite le log logical_and logical_not logical_or lt maximum mean minimum mm mul ne neg permute pow reciprocal repeat
-rsqrt scalar_tensor scatter select sigmoid sin slice split_with_sizes squeeze stack sub sum tanh topk unsqueeze view
-where zeros_like
+clamp clone constant_pad_nd copy copy_ cos cumsum detach div embedding eq exp expand full full_like gather ge gt
+index_select isfinite le log logical_and logical_not logical_or lt maximum mean minimum mm mul ne neg permute pow
+reciprocal repeat rsqrt scalar_tensor scatter select sigmoid silu sin slice split split_with_sizes squeeze stack sub
+sum tanh topk unsqueeze view where zeros_like
 """
 # What may make 64-bit integers: indices, which torch insists on, and what moves them. Arithmetic on them may not.
 _INDICES = """
@@ -35,6 +35,7 @@ _to_copy alias argmax cat clone expand full gather index_select permute scalar_t
 unsqueeze view
 """
 ALLOWED, INDICES = frozenset(_ALLOWED.split()), frozenset(_INDICES.split())
+COLLECTIVES = frozenset({"all_gather_into_tensor", "all_reduce", "wait_tensor"})  # between ranks
 ADDS = frozenset({"scatter_add", "scatter_reduce", "index_add", "index_put"})
 REFUSED_TYPES = (torch.float64, torch.complex64, torch.complex128)
 
@@ -45,10 +46,10 @@ class GraphRejected(RuntimeError):
 
 @dataclass(slots=True)
 class Captured:
-    """A step's graph in ATen, and the arguments of its first run, as they were before it."""
+    """A step's graph in ATen, and its first run's arguments as they were before it (ranks have their group besides)."""
 
     module: fx.GraphModule
-    inputs: list[Tensor] = field(default_factory=list)
+    inputs: list[Any] = field(default_factory=list)
 
     def functional(self) -> fx.GraphModule:
         """The graph with what it writes as further outputs in place of the writing."""
@@ -87,9 +88,9 @@ class StrictBackend:
         captured = Captured(module)
         self.graphs.append(captured)
 
-        def run(*given: Tensor) -> Any:
+        def run(*given: Any) -> Any:
             if not captured.inputs:
-                captured.inputs = [value.clone() for value in given]
+                captured.inputs = [value.clone() if isinstance(value, Tensor) else value for value in given]
             return module.forward(*given)
 
         return make_boxed_func(run)
@@ -161,9 +162,11 @@ def _check_value(node: fx.Node) -> None:
 
 def _check_call(node: fx.Node) -> None:
     target = node.target
+    name = _name(node)
+    if isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional" and name in COLLECTIVES:
+        return
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         raise GraphRejected(f"{target}: not an operation of ATen{_where(node)}")
-    name = _name(node)
     if torch.Tag.nondeterministic_seeded in target.tags:
         raise GraphRejected(f"{name}: makes random numbers{_where(node)}")
     if name in ADDS and any(isinstance(v, Tensor) and not v.dtype.is_floating_point for v in _values(node)):
@@ -188,8 +191,8 @@ def _check_written(node: fx.Node) -> None:
 
 def _check_outputs(graph: fx.Graph, output: fx.Node) -> None:
     """What is as large as an argument that keeps state must be that argument, written in place."""
-    kept = {(tuple(v.shape), v.dtype) for node in graph.nodes if node.op == "placeholder" for v in _values(node)}
-    kept = {(shape, dtype) for shape, dtype in kept if len(shape) > 2}
+    arguments = [v for node in graph.nodes if node.op == "placeholder" for v in _values(node) if isinstance(v, Tensor)]
+    kept = {(tuple(v.shape), v.dtype) for v in arguments if v.dim() > 2}
     for node in output.all_input_nodes:
         for value in _values(node):
             if isinstance(value, Tensor) and (tuple(value.shape), value.dtype) in kept:
@@ -214,14 +217,14 @@ def _name(node: fx.Node) -> str:
 
 def _where(node: fx.Node) -> str:
     """The line of code that it came from."""
-    trace = (node.stack_trace or "").strip().splitlines()
-    return f", at: {trace[-1].strip()}" if trace else ""
+    trace = [line.strip() for line in (node.stack_trace or "").splitlines() if line.strip(" ^~")]
+    return f", at: {trace[-1]}" if trace else ""
 
 
 def _decompositions() -> dict[Any, Any]:
     from torch._decomp import get_decompositions
 
-    small = [aten.addmm, aten.rsub, aten.silu, aten.t, aten.transpose.int]
+    small = [aten.addmm, aten.rsub, aten.t, aten.transpose.int]
     return {**get_decompositions(small), aten.index_copy.default: _index_copy}
 
 

@@ -183,7 +183,7 @@ def _neuron_package() -> str | None:
     except importlib.metadata.PackageNotFoundError:
         return "torch-neuronx is not installed"
     if version.startswith("1.0"):
-        return f"torch-neuronx {version} is PyPI's empty placeholder; AWS's own package is on {AWS_INDEX}"
+        return f"torch-neuronx {version} is PyPI's empty placeholder; AWS's own is on {AWS_INDEX}"
     spec = importlib.util.find_spec("torch_neuronx")
     folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
     if not any(folder.joinpath(f"neuron_dynamo_backend{end}").exists() for folder in folders for end in ("", ".py")):

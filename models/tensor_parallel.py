@@ -181,7 +181,8 @@ def follow(link: Link, runners: Sequence[Runner]) -> None:
 def sharding(source: Mapping[str, object], degree: int) -> dict[str, object]:
     """What from_pretrained takes besides to load this rank's share.
 
-    The input embedding stays whole where it is not the head's too: sharded, its ranks' graphs would differ.
+    The input embedding stays whole: sharded, each rank's graph would be another, and none that Trainium's compiler is
+    known to take. So does a head that is tied to it.
     """
     if degree == 1:
         return {}
@@ -189,5 +190,5 @@ def sharding(source: Mapping[str, object], degree: int) -> dict[str, object]:
     from transformers.distributed import DistributedConfig
 
     tied = AutoConfig.from_pretrained(**source).tie_word_embeddings
-    plan = None if tied else {"model.embed_tokens": "replicate"}
+    plan = {"model.embed_tokens": "replicate", **({"lm_head": "replicate"} if tied else {})}
     return {"distributed_config": DistributedConfig(tp_size=degree, tp_plan=plan)}

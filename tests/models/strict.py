@@ -62,7 +62,7 @@ def lively(name: str, arguments: Sequence[Any]) -> list[Any]:
     fed[:, 0] = torch.randperm(LIMITS.slots, generator=chance)[:count]
     fed[:, 1] = torch.randint(TAIL, 60, (count,), generator=chance)
     if not name.startswith("prefill"):
-        fed[:, 2] = torch.tensor([2, 1])[:count]
+        fed[:, 2] = torch.tensor([min(2, rows.shape[1] - 3), 1])[:count]
     if name.startswith("fused"):
         fed[:, 3] = torch.tensor([3, 2])[:count]
     if count > 1:
