@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.buckets import buckets_for
+from models.buckets import AskedBuckets, buckets_for
 from models.compiled_model import CompiledModel
 from models.fused_graph import FusedGraph
-from models.graph_check import Captured, checked, tensors
+from models.graph_check import Captured, checked
 from models.graphs import Graph, Made
 from models.platforms import NEURON
 from models.runner import TAIL
@@ -40,11 +40,11 @@ def model(family: str, dtype: torch.dtype, draft: bool, only: Sequence[int] | No
     return CompiledModel(module(family, dtype, draft), *CACHE, only, platform=TRAINIUM)
 
 
-def steps(family: str, dtype: torch.dtype) -> dict[str, Captured]:
-    """A target's, a draft's and their common ones."""
+def steps(family: str, dtype: torch.dtype, *batches: int) -> dict[str, Captured]:
+    """A target's, a draft's and their common ones, for these batches."""
     target, draft = model(family, dtype, False), model(family, dtype, True)
     makers = Checking(), Checking(), Checking()
-    buckets = buckets_for(TRAINIUM, LIMITS)
+    buckets = buckets_for(TRAINIUM, LIMITS, AskedBuckets(batches))
     target.prepare(makers[0], buckets, verifies=True)
     draft.prepare(makers[1], buckets, verifies=False)
     FusedGraph(target, draft, makers[2])
@@ -76,6 +76,3 @@ def _random(value: Any, chance: torch.Generator) -> Any:
     if value.dim() == 2:
         return torch.tensor([[0.8, 20.0, 0.9, 0.01, 0.0], [1.0, 2.0**30, 1.0, 0.0, 1.0]])[: len(value)]  # warping
     return torch.randn(value.shape, generator=chance).to(value.dtype)
-
-
-__all__ = ["TRAINIUM", "Checking", "lively", "model", "steps", "tensors"]

@@ -32,9 +32,8 @@ def model_folder(folder: Path, tied: bool) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "tied", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["own head", "tied to the embedding"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied to the embedding"])
 def test_two_ranks_give_the_logits_and_the_tokens_of_one(tmp_path: Path, tied: bool) -> None:
     folder = model_folder(tmp_path / "model", tied)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

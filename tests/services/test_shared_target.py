@@ -84,9 +84,8 @@ async def asked(address: str, service: str) -> list[tuple[int, ...]]:
         return [(await answer(client.generate, request)).token_ids for request in REQUESTS]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("role", ["target", "fused_target"])
+@pytest.mark.parametrize("role", ["target", pytest.param("fused_target", marks=pytest.mark.slow)])
 def test_a_shared_target_answers_as_one_process_does_and_stops_when_it_is_told(tmp_path: Path, role: str) -> None:
     target, draft = model_folder(tmp_path / "target", 1), model_folder(tmp_path / "draft", 2)
     models = ("--target_model", str(target), *(("--draft_model", str(draft)) if role == "fused_target" else ()))
