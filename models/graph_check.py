@@ -137,13 +137,13 @@ def tensors(values: Any) -> Iterator[Tensor]:
 def check_graph(module: fx.GraphModule) -> None:
     """Raises GraphRejected at the first node that breaks a rule."""
     for node in module.graph.nodes:
-        _check_value(node)
         if node.op == "call_function" and node.target is not operator.getitem:
             _check_call(node)
         elif node.op == "output":
             _check_outputs(module.graph, node)
         elif node.op not in ("placeholder", "call_function", "get_attr"):
             raise GraphRejected(f"{node.op} {node.target}: not an operation of ATen")
+        _check_value(node)
 
 
 def _check_value(node: fx.Node) -> None:

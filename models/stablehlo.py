@@ -32,8 +32,7 @@ def lowered(module: fx.GraphModule) -> str:
     try:
         return str(stateless_fx_import(module, output_type="stablehlo"))
     except Exception as error:  # MLIR's passes raise one kind for whatever they met
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise NotLowered(next((line for line in lines if "legalize" in line or "error:" in line), lines[0])) from error
+        raise NotLowered(f"torch-mlir: {str(error).splitlines()[0]} (it says more on stderr)") from error
 
 
 def executed(text: str, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -24,12 +24,13 @@ TRAINIUM = replace(NEURON, device="cpu")  # its rules, on tensors that are here
 class Checking:
     """A maker that checks each step it is given, and makes nothing of it."""
 
-    def __init__(self) -> None:
-        self.made = Made()
+    def __init__(self, wanted: tuple[str, ...]) -> None:
+        self.made, self._wanted = Made(), wanted
         self.graphs: dict[str, Captured] = {}
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
-        self.graphs[name] = checked(step, lively(name, arguments))
+        if name.startswith(self._wanted):
+            self.graphs[name] = checked(step, lively(name, arguments))
         return step.forward
 
     def seal(self) -> None:
@@ -40,10 +41,10 @@ def model(family: str, dtype: torch.dtype, draft: bool, only: Sequence[int] | No
     return CompiledModel(module(family, dtype, draft), *CACHE, only, platform=TRAINIUM)
 
 
-def steps(family: str, dtype: torch.dtype, *batches: int) -> dict[str, Captured]:
-    """A target's, a draft's and their common ones, for these batches."""
+def steps(family: str, dtype: torch.dtype, *batches: int, wanted: tuple[str, ...] = ("",)) -> dict[str, Captured]:
+    """A target's, a draft's and their common ones, for these batches: those whose names begin as wanted."""
     target, draft = model(family, dtype, False), model(family, dtype, True)
-    makers = Checking(), Checking(), Checking()
+    makers = Checking(wanted), Checking(wanted), Checking(wanted)
     buckets = buckets_for(TRAINIUM, LIMITS, AskedBuckets(batches))
     target.prepare(makers[0], buckets, verifies=True)
     draft.prepare(makers[1], buckets, verifies=False)

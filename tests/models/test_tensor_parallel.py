@@ -136,7 +136,7 @@ def test_heads_that_cannot_be_shared_are_refused() -> None:
 
 def test_what_runs_shared_steps_is_the_platforms_to_say() -> None:
     assert ways("auto", CPU, 2) == ("off",) and ways("auto", NEURON, 4) == ("neuron",)
-    with pytest.raises(ValueError, match="compile: native does not go with tp_degree: auto or off"):
+    with pytest.raises(ValueError, match="compile: native does not go with tp_degree on cpu: auto or off"):
         ways("native", CPU, 2)
 
 
