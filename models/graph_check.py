@@ -82,7 +82,7 @@ class StrictBackend:
             )(module, example)
 
     def _compiled(self, module: fx.GraphModule, example: Sequence[Any]) -> Any:
-        from torch._functorch.aot_autograd import make_boxed_func
+        from torch._functorch.aot_autograd import make_boxed_func  # type: ignore[attr-defined]
 
         check_graph(module)
         captured = Captured(module)
@@ -224,7 +224,7 @@ def _where(node: fx.Node) -> str:
 def _decompositions() -> dict[Any, Any]:
     from torch._decomp import get_decompositions
 
-    small = [aten.addmm, aten.rsub, aten.t, aten.transpose.int]
+    small: list[Any] = [aten.addmm, aten.rsub, aten.t, aten.transpose.int]
     return {**get_decompositions(small), aten.index_copy.default: _index_copy}
 
 

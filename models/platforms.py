@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from models.gguf_cache import cache_root
 
@@ -170,10 +171,15 @@ def _neuron_absent(devices: Path = Path("/dev")) -> str | None:
         return f"{why}; {INSTALL}"
     if os.environ.get("TORCH_NEURONX_COMPILE_ONLY") != "1" and not any(devices.glob("neuron[0-9]*")):
         return f"no {devices}/neuron0: not a Trainium instance, or its driver is not loaded"
-    import torch
-    import torch_neuronx  # noqa: F401  (registers torch.neuron where torch did not load it itself)
+    return None if _neuron().is_available() else "torch.neuron finds no core; is another process using all of them?"
 
-    return None if torch.neuron.is_available() else "torch.neuron finds no core; is another process using all of them?"
+
+def _neuron() -> Any:
+    """torch.neuron."""
+    import torch
+    import torch_neuronx  # noqa: F401  (registers it where torch did not load it itself)
+
+    return torch.neuron  # type: ignore[attr-defined]
 
 
 def _neuron_package() -> str | None:
@@ -192,15 +198,12 @@ def _neuron_package() -> str | None:
 
 
 def _neuron_memory() -> int:
-    import torch
-
-    return int(torch.neuron.get_device_properties(torch.neuron.current_device()).total_memory)
+    neuron = _neuron()
+    return int(neuron.get_device_properties(neuron.current_device()).total_memory)
 
 
 def _neuron_synchronize() -> None:
-    import torch
-
-    torch.neuron.synchronize()
+    _neuron().synchronize()
 
 
 CPU = Platform(
