@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from comparison.advice import AdviceConfig
     from models.assembly import ModelConfig
     from models.compile_ahead import CompileConfig
+    from planning.plan import PlanConfig
     from services.launch import RoleConfig
     from speculation.depth import Pipeline
 
@@ -82,6 +83,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """A server's whole configuration."""
     from models.startup import Startup
     from services.launch import RoleConfig
+    from services.observability import ObservabilityConfig
     from services.server import ServeConfig
 
     startup = Startup(STARTED)
@@ -89,13 +91,16 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     return RoleConfig(
         serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, startup),
         models=model_config(args, model),
-        target_address=None if args.propose_only else address_of(args.target_host, args.target_port),
+        target_address=None if args.propose_only else addresses_of(args.target_host, args.target_port),
         draft_address=draft_address(args.draft_host),
         draft_seconds=args.draft_seconds,
         connect_seconds=args.connect_seconds,
         lease_seconds=args.lease_seconds,
         profile=args.profile,
         pipeline=pipeline_of(args),
+        observability=ObservabilityConfig(args.metrics_port, args.metrics_host, args.otlp_endpoint),
+        reconnect_seconds=args.reconnect_seconds,
+        queue=args.queue,
     )
 
 
@@ -125,8 +130,15 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         ignore_end_of_sequence=args.ignore_eos,
         rule=Rule.named(args.rule),
     )
-    address = address_of(args.target_host, args.port)
-    return ClientConfig(address, prompts, request, profile=args.profile, timeout=args.timeout)
+    return ClientConfig(
+        addresses_of(args.target_host, args.port),
+        prompts,
+        request,
+        profile=args.profile,
+        timeout=args.timeout,
+        reconnect_seconds=args.reconnect_seconds,
+        otlp_endpoint=args.otlp_endpoint,
+    )
 
 
 def accept_config(args: argparse.Namespace) -> AcceptConfig:
@@ -166,6 +178,37 @@ def advice_config(args: argparse.Namespace) -> AdviceConfig:
     return AdviceConfig(Path(args.report), args.rtt_ms, args.clients)
 
 
+def plan_config(args: argparse.Namespace) -> PlanConfig:
+    """What to plan for. A tp_degree of 1, the flag's default, lets the plan choose; --core_count 1 asks for one."""
+    from planning.plan import PlanConfig
+
+    target = args.target_model or args.model
+    if args.instance is None:
+        from planning.instances import INSTANCES
+
+        raise ValueError(f"instance: give --instance, one of {', '.join(INSTANCES)}")
+    if target is None:
+        raise ValueError("target_model: give --target_model DIR, a folder with a config.json")
+    k = speculation_length(args.speculation_length)
+    return PlanConfig(
+        instance=args.instance,
+        target_model=target,
+        draft_model=args.draft_model,
+        backend=args.backend,
+        dtype=args.dtype,
+        quantization=args.quantization,
+        keep=tuple(part for part in args.modules_to_not_convert.split(",") if part),
+        batch=args.batch,
+        length=args.sequence_length or 512,
+        drafts=(args.max_speculation_length or MOST) if k is None else k,
+        context_buckets=args.context_buckets,
+        decode_buckets=args.decode_buckets,
+        degree=args.tp_degree if args.tp_degree > 1 else None,
+        cores=args.core_count,
+        lnc=args.lnc,
+    )
+
+
 def _file_prompts(file: str | None) -> tuple[str, ...]:
     from clients.prompts import read_prompts
 
@@ -177,8 +220,15 @@ def _file_prompts(file: str | None) -> tuple[str, ...]:
         raise ValueError(f"prompt_text: {error}") from None
 
 
+def addresses_of(hosts: str, port: int) -> str:
+    """HOST:PORT of each HOST or HOST:PORT in a list with commas."""
+    return ",".join(address_of(host.strip(), port) for host in hosts.split(","))
+
+
 def address_of(host: str, port: int) -> str:
-    return host if ":" in host else f"{host}:{port}"
+    if host.count(":") > 1 and not host.startswith("["):
+        host = f"[{host}]"  # an IPv6 address alone
+    return host if ":" in host.rpartition("]")[2] else f"{host}:{port}"
 
 
 def draft_address(given: str | None) -> str | None:

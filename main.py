@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from clients.logs import set_up
 from configuration import (
     accept_config,
     advice_config,
@@ -18,6 +19,7 @@ from configuration import (
     compile_config,
     model_config,
     pipeline_of,
+    plan_config,
     role_config,
 )
 
@@ -38,6 +40,8 @@ def parser() -> argparse.ArgumentParser:
     _model_flags(p)
     _network_flags(p)
     _request_flags(p)
+    _plan_flags(p)
+    _seeing_flags(p)
     p.add_argument("--profile", action="store_true", help="write performance_*.csv and .json")
     p.add_argument("--debug", action="store_true", help="log more, and show tracebacks")
     return p
@@ -93,7 +97,12 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
         default=DEFAULT_PORT,
         help="port a server listens on, or a client asks; 0: a free one",
     )
-    _flag(network, "target_host", default="127.0.0.1", help="where the server is, HOST or HOST:PORT")
+    _flag(
+        network,
+        "target_host",
+        default="127.0.0.1",
+        help="where the server is, HOST or HOST:PORT; draft, draft_worker: several with commas, each may take over",
+    )
     _flag(network, "target_port", type=int, default=DEFAULT_PORT, help="draft_worker: port of its TargetVerifier")
     _flag(network, "propose_only", action="store_true", help="draft_worker: know no target, draft for those that ask")
     _flag(network, "draft_host", metavar="HOST:PORT", help="target: speculate with the drafts of the DraftWorker there")
@@ -108,7 +117,23 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
     _flag(network, "drain_seconds", type=float, default=30.0, help="how long running requests may finish after SIGTERM")
     _flag(network, "lease_seconds", type=float, default=60.0, help="how long a session lives without a Verify")
     _flag(network, "connect_seconds", type=float, default=120.0, help="how long to wait for the TargetVerifier")
+    _flag(
+        network,
+        "reconnect_seconds",
+        type=float,
+        default=60.0,
+        help="how long a request tries to go on while no server answers, or all are full (default 60)",
+    )
+    _flag(network, "queue", type=int, default=256, help="requests that may wait for a slot of a server (default 256)")
     _flag(network, "timeout", type=float, help="deadline of a request in seconds (default: none)")
+
+
+def _seeing_flags(p: argparse.ArgumentParser) -> None:
+    seeing = p.add_argument_group("seeing what goes on (docs/observability.md)")
+    _flag(seeing, "metrics_port", type=int, help="servers: Prometheus metrics here; 0: a free port (default: none)")
+    _flag(seeing, "metrics_host", default="127.0.0.1", help="servers: address of that port (default 127.0.0.1)")
+    _flag(seeing, "otlp_endpoint", help="http://HOST:PORT of the OTLP/gRPC collector that traces go to (default: none)")
+    _flag(seeing, "log_format", default="text", help="text (default) or json, one object a line")
 
 
 def _request_flags(p: argparse.ArgumentParser) -> None:
@@ -134,6 +159,22 @@ def _request_flags(p: argparse.ArgumentParser) -> None:
         "service",
         help="client: TargetVerifier, FusedSpeculativeServer or DraftWorker (default: whichever answers)",
     )
+
+
+def _plan_flags(p: argparse.ArgumentParser) -> None:
+    plan = p.add_argument_group("planning (roles plan and doctor; plan also takes the models' flags)")
+    _flag(plan, "instance", help="plan: trn2.48xlarge and the like, or FAMILY:CHIPS such as trn3:4")
+    _flag(plan, "lnc", type=int, help="plan: physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)")
+    _flag(plan, "core_count", type=int, help="plan: cores of either placement (default: tp_degree, or as few as do)")
+    _flag(plan, "context_buckets", metavar="LIST", help="plan, nxdi: prompt lengths compiled, as in 1024,2048; or auto")
+    _flag(
+        plan, "decode_buckets", metavar="LIST", help="plan: cache lengths compiled (default: sequence_length); or auto"
+    )
+    _flag(
+        plan, "quantization", default="auto", help="plan: of the target; none, int8, f8e4m3, f8e5m2; auto: config.json"
+    )
+    _flag(plan, "modules_to_not_convert", default="lm_head", metavar="LIST", help="plan: what it leaves out (lm_head)")
+    _flag(plan, "json", action="store_true", help="plan, doctor: print JSON")
 
 
 def _flag(group: argparse._ArgumentGroup, *names: str, **options: Any) -> None:
@@ -220,6 +261,18 @@ async def _advise(args: argparse.Namespace) -> int:
     return run_advice(advice_config(args))
 
 
+async def _plan(args: argparse.Namespace) -> int:
+    from planning.plan import run_plan
+
+    return run_plan(plan_config(args), args.json)
+
+
+async def _doctor(args: argparse.Namespace) -> int:
+    from planning.doctor import run_doctor
+
+    return run_doctor(args.json)
+
+
 ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "target": (_target, "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host"),
     "fused_target": (_fused_target, "server: FusedSpeculativeServer, draft and target side by side"),
@@ -231,6 +284,8 @@ ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "accept": (_accept, "measures a draft against a target: acceptance, costs, best speculation length"),
     "compile": (_compile, "makes the graphs of target, draft and both beforehand, into a folder that servers share"),
     "advise": (_advise, "from a comparison.json: which architecture, which length, for which link and load"),
+    "plan": (_plan, "from config.json files: what fits on a Trainium or Inferentia instance, before compiling"),
+    "doctor": (_doctor, "what this machine has, where models can run on it, and what to do next"),
     "verify_draft": (_verify_draft, "runs the draft alone, without a server, token by token"),
 }
 
@@ -240,12 +295,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     if not args.debug:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core writes lines of its own to stderr
-    logging.basicConfig(
-        level=logging.DEBUG if args.debug else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
     try:
+        set_up(args.log_format, args.debug)
         return asyncio.run(ROLES[args.role][0](args)) or 0
     except KeyboardInterrupt:
         return 130

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,6 @@ from acceptance.replay import Agreement, Continuation, Remembered, agreement, re
 from comparison.metrics import sum_counts, sum_positions
 from comparison.workloads import Prompt
 from models.assembly import (
-    DraftChoice,
     Loaded,
     ModelConfig,
     load,
@@ -23,7 +23,9 @@ from models.assembly import (
 )
 from models.batcher import Batcher
 from models.engine import ModelDrafter
-from speculation.drafters import Drafter, HybridDrafter, NgramDrafter
+from speculation.drafters import Drafter, NgramDrafter
+from speculation.hybrid import HybridDrafter
+from speculation.trust import Trust, TrustedLookup
 from speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
 
 Show = Callable[[str], None]
@@ -179,36 +181,41 @@ class _Replayed:
     rounds: Mapping[int, tuple[SpeculationStats, int]]
 
 
-def _drafters(model: Remembered | None) -> dict[str, Drafter]:
+def _drafters(model: Remembered | None) -> dict[str, Callable[[Trust], Drafter]]:
     """Every way to draft with this pair."""
-    ngram: dict[str, Drafter] = {"ngram": NgramDrafter()}
-    lookup = DraftChoice("hybrid").lookup()
-    if model is None or lookup is None:
-        return ngram
-    return ngram | {"model": model, "hybrid": HybridDrafter(lookup, model)}
+    if model is None:
+        return {"ngram": lambda trust: NgramDrafter()}
+    return {
+        "ngram": lambda trust: NgramDrafter(),
+        "model": lambda trust: model,
+        "hybrid": lambda trust: HybridDrafter(TrustedLookup(trust), model),
+    }
 
 
 async def _replay_all(
     said: Sequence[Continuation], draft: Loaded | None, vocab_size: int, longest: int, show: Show
 ) -> tuple[DrafterFigures, ...]:
     replayed: dict[str, list[_Replayed]] = {}
+    trusts: dict[tuple[str, int], Trust] = defaultdict(Trust)  # each length is a deployment of its own
     for number, one in enumerate(said, 1):
         show(f"drafting for what the target said ({number} of {len(said)})")
         inner = ModelDrafter(draft.engine, vocab_size) if draft else None
         model = Remembered(inner, one, longest) if inner else None
         try:
             for name, drafter in _drafters(model).items():
-                replayed.setdefault(name, []).append(await _replay(drafter, model, one, longest))
+                lengths = [drafter(trusts[name, k]) for k in range(longest + 1)]
+                replayed.setdefault(name, []).append(await _replay(lengths, model, one))
         finally:
             if inner:
                 await inner.close()
     return tuple(_figures(name, parts, longest) for name, parts in replayed.items())
 
 
-async def _replay(drafter: Drafter, model: Remembered | None, said: Continuation, longest: int) -> _Replayed:
-    agreed = await agreement(drafter, said)
+async def _replay(lengths: Sequence[Drafter], model: Remembered | None, said: Continuation) -> _Replayed:
+    """`lengths`: the drafter of each speculation length; that of 0 is asked for every single token."""
+    agreed = await agreement(lengths[0], said)
     rounds: dict[int, tuple[SpeculationStats, int]] = {}
-    for k in range(1, longest + 1):
+    for k, drafter in enumerate(lengths[1:], 1):
         before = model.asked if model else 0
         stats = await replay(drafter, said, k)
         rounds[k] = (stats, (model.asked if model else 0) - before)

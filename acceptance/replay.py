@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from speculation.acceptance import agree
-from speculation.drafters import Drafter
+from speculation.drafters import Drafter, teach
 from speculation.draws import Drawn
 from speculation.length import FixedLength
 from speculation.loop import DraftThenVerify, speculate
@@ -118,6 +118,7 @@ async def agreement(drafter: Drafter, said: Continuation) -> Agreement:
             proposed += bool(guess)
             agreed += guess == (token,)
             text.append(token)
+            teach(drafter, text, ())
     finally:
         await drafter.close()
     return Agreement(agreed, proposed, len(said.answer))

@@ -83,6 +83,7 @@ class Settings:
             sequence_length=self.sequence_length,
             batch=batch,
             threads=self.threads,
+            pipeline="auto",  # as a draft worker has it by default
         )
 
 

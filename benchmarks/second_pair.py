@@ -23,7 +23,7 @@ from comparison.config import DRAFTERS, ComparisonConfig
 from comparison.reading import read_comparison
 from comparison.workloads import built_in_prompts
 
-ARCHITECTURES = ("autoregressive", "distributed", "fused")
+ARCHITECTURES = ("autoregressive", "distributed", "pipelined", "fused")
 RTTS_MS = (0.0, 50.0)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from clients.errors import TandemError
+from clients.failover import Persistence
 from clients.remote import RemoteVerifier, VerifierClient
+from clients.traced_rounds import traced_flights, traced_guesser, traced_verifier
 from clients.verify_stream import StreamedVerifier
 from models.assembly import ModelConfig, same_tokens, worker_info
 from models.batcher import Batcher
@@ -21,13 +23,15 @@ async def open_distributed(
     connect_seconds: float,
     batcher: Batcher,
     pipeline: Pipeline = Pipeline.AUTO,
+    persistence: Persistence | None = None,
 ) -> tuple[Generator, VerifierClient]:
     """The distributed loop as a generator, and the client to close. Raises ValueErrors of one line.
 
-    The verifier may still be loading: it is waited for up to `connect_seconds`.
+    `target_address` may list several verifiers, HOST:PORT,HOST:PORT. They may still be loading: the first to answer is
+    waited for up to `connect_seconds`. `persistence`: how long a request tries to go on when they are gone.
     """
     drafting = await load_drafting(config, batcher)
-    return await connect_distributed(drafting, config, target_address, connect_seconds, pipeline)
+    return await connect_distributed(drafting, config, target_address, connect_seconds, pipeline, persistence)
 
 
 async def connect_distributed(
@@ -36,9 +40,10 @@ async def connect_distributed(
     target_address: str,
     connect_seconds: float,
     pipeline: Pipeline = Pipeline.AUTO,
+    persistence: Persistence | None = None,
 ) -> tuple[Generator, VerifierClient]:
     """Likewise, with what drafts loaded already."""
-    client = VerifierClient(target_address, drafting.tokenizer.sha256)
+    client = VerifierClient(target_address, drafting.tokenizer.sha256, persistence=persistence)
     try:
         target = await client.model_info(connect_seconds)
         same_tokens(drafting.tokenizer, target.tokenizer_sha256)
@@ -49,11 +54,12 @@ async def connect_distributed(
     info, times = worker_info(target, drafting.draft, config), MeasuredTimes()
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
-        drafter = drafting.drafter(target.vocab_size, request.rule, limit=limit)
+        drafter = traced_guesser(drafting.drafter(target.vocab_size, request.rule, limit=limit, stats=stats))
         if pipeline is Pipeline.OFF:
-            return DraftThenVerify(RemoteVerifier(client, stats, request.report_margins, request.rule), drafter)
+            verifier = RemoteVerifier(client, stats, request.report_margins, request.rule, request.deadline)
+            return DraftThenVerify(traced_verifier(verifier), drafter)
         return PipelinedRounds(
-            StreamedVerifier(client, stats, request.report_margins, request.rule),
+            traced_flights(StreamedVerifier(client, stats, request.report_margins, request.rule, request.deadline)),
             drafter,
             Depth(pipeline, MOST_IN_FLIGHT, times),
             stats,

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 from clients.distributed import open_distributed
-from clients.terminal import ClientConfig, run_prompts
+from clients.failover import Persistence
+from clients.terminal import ClientConfig, Events, run_prompts
 from models.assembly import ModelConfig, load, plain_generator
 from models.batcher import Batcher
 from speculation.depth import Pipeline
+from speculation.types import GenerationRequest
 
 
 async def run_draft(
     config: ClientConfig, models: ModelConfig, connect_seconds: float, pipeline: Pipeline = Pipeline.AUTO
 ) -> int:
     """--role draft: drafts here, drives the sessions of the target itself."""
-    batcher = Batcher("draft")
-    generator, client = await open_distributed(models, config.address, connect_seconds, batcher, pipeline)
+    batcher, persistence = Batcher("draft"), Persistence(config.reconnect_seconds)
+    generator, client = await open_distributed(models, config.address, connect_seconds, batcher, pipeline, persistence)
+
+    def generate(request: GenerationRequest) -> Events:
+        if config.timeout is not None:
+            request = replace(request, deadline=time.monotonic() + config.timeout)
+        return generator.generate(request)
+
     try:
-        return await run_prompts(config, generator.generate, "distributed")
+        return await run_prompts(config, generate, "distributed")
     finally:
         await client.close()
         await batcher.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clients.errors import TandemError
 from clients.remote_drafter import DraftClient, RemoteDrafter
+from clients.traced_rounds import traced_drafter
 from models.assembly import Loaded, drafted_generator
 from models.generator import Generator
 from speculation.drafters import Drafter
@@ -31,6 +32,6 @@ async def open_remote_draft(
 
     def drafter(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Drafter:
         remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule, limit)
-        return FallibleDrafter(remote, client.health)
+        return FallibleDrafter(traced_drafter(remote), client.health, stats=stats)
 
     return drafted_generator(target, default_k, f"remote:{name}", drafter), client

@@ -15,6 +15,7 @@ from clients import wire
 from clients.channel import DRAFT, open_channel, stub
 from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
+from clients.request_context import outgoing
 from models.runner import known_prefix
 from speculation.fallible import DrafterHealth, DrafterRefused
 from speculation.types import (
@@ -77,7 +78,7 @@ class DraftClient:
 
     async def _end(self, request: pb.EndProposalsRequest) -> None:
         with contextlib.suppress(grpc.RpcError):
-            await self.stub.EndProposals(request, timeout=_END_SECONDS)
+            await self.stub.EndProposals(request, timeout=_END_SECONDS, metadata=outgoing())
 
     async def close(self) -> None:
         await asyncio.gather(*self._ending)
@@ -183,7 +184,7 @@ class RemoteDrafter:
     async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout: float) -> Any:
         self._stats.bytes_up += request.ByteSize()
         try:
-            reply = await method(request, timeout=max(timeout, 0.001))
+            reply = await method(request, timeout=max(timeout, 0.001), metadata=outgoing())
         except grpc.RpcError as error:
             raise from_rpc(error) from None
         self._stats.bytes_down += reply.ByteSize()

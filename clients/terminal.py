@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, replace
 
 from clients.channel import DRAFT, FUSED, TARGET
 from clients.profile import Profile
+from clients.request_context import Request, begin, current, new_id
+from clients.tracing import Tracing, open_tracing
 from speculation.types import Chunk, Completion, GenerationRequest
 
 Events = AsyncGenerator[Chunk | Completion, None]
@@ -21,7 +23,10 @@ MAX_AT_ONCE = 64  # prompts under way; a server lets only so many requests wait
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """What to ask, whom, and what to show."""
+    """What to ask, whom, and what to show. `timeout`: seconds that a request may take.
+
+    `reconnect_seconds`: how long it is tried again where a server is full, or a verifier gone.
+    """
 
     address: str
     prompts: tuple[str, ...]
@@ -29,6 +34,8 @@ class ClientConfig:
     profile: bool = False
     token_by_token: bool = False
     timeout: float | None = None
+    otlp_endpoint: str | None = None
+    reconnect_seconds: float = 60.0
 
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
@@ -37,9 +44,15 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
 
     if service not in (None, TARGET, FUSED, DRAFT):
         raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
+    if "," in config.address:
+        raise ValueError("target_host: this role asks one server; several are for --role draft and draft_worker")
     service = service or await which_service(config.address)
     async with GenerationClient.connect(config.address, service) as client:
-        return await run_prompts(config, lambda request: client.generate(request, config.timeout), service)
+
+        def generate(request: GenerationRequest) -> Events:
+            return client.generate(request, config.timeout, config.reconnect_seconds)
+
+        return await run_prompts(config, generate, service)
 
 
 async def which_service(address: str) -> str:
@@ -64,13 +77,19 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     profile = Profile(name.lower()) if config.profile else None
     alone = len(config.prompts) == 1
     turns = asyncio.Semaphore(MAX_AT_ONCE)
+    tracing = open_tracing(config.otlp_endpoint, "tandem-client")
 
     async def in_turn(number: int, prompt: str) -> Outcome:
         screen = _Screen(None if alone else number, config.token_by_token)
         async with turns:
-            return await _run_prompt(screen, generate, replace(config.request, text=prompt))
+            with _as_request(tracing, name):
+                return await _run_prompt(screen, generate, replace(config.request, text=prompt))
 
-    outcomes = await asyncio.gather(*(in_turn(i, prompt) for i, prompt in enumerate(config.prompts)))
+    try:
+        outcomes = await asyncio.gather(*(in_turn(i, prompt) for i, prompt in enumerate(config.prompts)))
+    finally:
+        if tracing:
+            tracing.close()
     if not alone:
         _print_final(outcomes)
     for outcome in outcomes:
@@ -81,15 +100,35 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
     return int(any(outcome.error for outcome in outcomes))
 
 
+@contextlib.contextmanager
+def _as_request(tracing: Tracing | None, name: str) -> Iterator[None]:
+    """A prompt is a request: what is done for it carries its id, and belongs to its trace."""
+    request_id = new_id()
+    span = tracing.start("request", {"tandem.request_id": request_id, "tandem.asked": name}) if tracing else None
+    begin(Request(request_id, span))  # every prompt runs in a task of its own
+    try:
+        yield
+    finally:
+        if span:
+            span.end()
+
+
 @dataclass(slots=True)
 class Outcome:
     """One prompt's result as the client saw it."""
 
     text: str = ""
+    tokens: int = 0
     completion: Completion | None = None
     seconds: float = 0.0
     ttft_seconds: float | None = None
     error: str = ""
+    request_id: str = ""
+
+    @property
+    def failure(self) -> str:
+        so_far = f" after {_count(self.tokens)}" if self.tokens else ""
+        return f"failed{so_far}: {self.error}"
 
 
 class _Screen:
@@ -127,7 +166,8 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     from speculation.pipeline import OutOfStep
     from speculation.types import InvalidField, TooLong
 
-    outcome, started = Outcome(), time.perf_counter()
+    known = current()
+    outcome, started = Outcome(request_id=known.id if known else ""), time.perf_counter()
     try:
         async with contextlib.aclosing(generate(request)) as events:
             async for event in events:
@@ -137,6 +177,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
                 if outcome.ttft_seconds is None:
                     outcome.ttft_seconds = time.perf_counter() - started
                 outcome.text += event.text
+                outcome.tokens += len(event.token_ids)
                 screen.show(event)
         if not outcome.completion:
             outcome.error = "the stream ended without a completion"
@@ -149,7 +190,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
 
 def _summary(outcome: Outcome) -> str:
     if outcome.error or not outcome.completion:
-        return f"failed: {outcome.error}"
+        return outcome.failure + (f" (request {outcome.request_id})" if outcome.request_id else "")
     done, stats = outcome.completion, outcome.completion.stats
     line = (
         f"{done.output_tokens} tokens in {outcome.seconds:.2f} s, {done.output_tokens / outcome.seconds:.1f} tokens/s"
@@ -168,4 +209,10 @@ def _summary(outcome: Outcome) -> str:
 def _print_final(outcomes: list[Outcome]) -> None:
     print("\n=== Final outputs ===")
     for i, outcome in enumerate(outcomes):
-        print(f"[Prompt {i} output]:\n{outcome.text if not outcome.error else 'failed: ' + outcome.error}\n")
+        lines = [outcome.text] if outcome.text or not outcome.error else []
+        lines += [outcome.failure] if outcome.error else []
+        print(f"[Prompt {i} output]:\n" + "\n".join(lines) + "\n")
+
+
+def _count(tokens: int) -> str:
+    return "1 token" if tokens == 1 else f"{tokens} tokens"

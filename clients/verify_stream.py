@@ -1,6 +1,7 @@
 """The target a network away with several rounds in flight: speculation's FlightVerifier over VerifyStream.
 
-A stream that breaks loses what is in flight, nothing else: the session is opened again with what was committed. Where
+A stream that breaks loses what is in flight, nothing else: the session is opened again with what was committed, there
+or at another verifier. Where
 the server is an older one that knows no VerifyStream, every round is a Verify of its own, one at a time.
 """
 
@@ -19,15 +20,15 @@ import grpc
 
 from clients import wire
 from clients.errors import TandemError, from_rpc
+from clients.failover import LOST
 from clients.remote import RemoteVerifier, VerifierClient
+from clients.request_context import outgoing
 from speculation.pipeline import MOST_IN_FLIGHT, Answer, RoundsLost
 from speculation.types import Draft, Rule, SamplingParams, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
 
-# The server is gone or a new one, it is stopping, or the session's lease ran out: what opening it again may mend.
-_LOST = ("UNAVAILABLE", "CANCELLED", "NOT_FOUND")
 # What grpc.aio says of a call that ended while something was being written; its status is not to be had any more.
 _ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
 
@@ -36,34 +37,42 @@ class StreamedVerifier:
     """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`."""
 
     def __init__(
-        self, client: VerifierClient, stats: SpeculationStats, margins: bool = False, rule: Rule = Rule.AGREEMENT
+        self,
+        client: VerifierClient,
+        stats: SpeculationStats,
+        margins: bool = False,
+        rule: Rule = Rule.AGREEMENT,
+        deadline: float | None = None,
     ) -> None:
-        self._client, self._stats = client, stats
-        self._session = RemoteVerifier(client, stats, margins, rule)
+        self._stats = stats
+        self._session = RemoteVerifier(client, stats, margins, rule, deadline)
         self._stream: _Stream | None = None
         self._calls: set[asyncio.Task[Any]] = set()
 
     @property
     def most_in_flight(self) -> int:
         """One until a stream was answered: where there is none, a second round would hide that the server says so."""
-        return MOST_IN_FLIGHT if self._client.streams else 1
+        return MOST_IN_FLIGHT if self._session.peer.streams else 1
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         await self._session.open(prompt, sampling)
 
     def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
         request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
-        if self._client.streams is False:
+        if self._session.peer.streams is False:
             return self._keep(asyncio.create_task(self._ask(request), name="verify"))
         if self._stream is None:
-            self._stream = _Stream(self._client, self._stats)
+            self._stream = _Stream(self._session, self._stats)
         return self._stream.send(request)
 
     async def _ask(self, request: pb.VerifyRequest) -> Answer:
         try:
-            return await self._session.ask(request)
+            answer = await self._session.ask(request)
         except TandemError as error:
-            raise (RoundsLost(error) if error.code == "NOT_FOUND" else error) from None
+            raise (RoundsLost(error) if error.code in LOST else error) from None
+        if answer.verdict is not None:
+            self._session.patience.progress()
+        return answer
 
     def _keep(self, call: asyncio.Task[Answer]) -> asyncio.Task[Answer]:
         self._calls.add(call)
@@ -71,16 +80,19 @@ class StreamedVerifier:
         call.add_done_callback(_looked_at)
         return call
 
-    async def resume(self, tokens: Sequence[int]) -> None:
+    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
         """Opens the session again, unless only the stream was refused. Raises TandemError."""
         refused = self._stream is not None and self._stream.refused
         await self._leave()
+        peer = self._session.peer
         if refused:
-            if self._client.streams is not False:
-                log.warning("%s knows no VerifyStream: one round at a time", self._client.address)
-            self._client.streams = False
+            if peer.streams is not False:
+                log.warning("%s knows no VerifyStream: one round at a time", peer.address)
+            peer.streams = False
+        elif isinstance(cause, TandemError):
+            await self._session.reopen(tokens, cause)
         else:
-            await self._session.reopen(tokens)
+            await self._session.refresh(tokens)
 
     async def close(self) -> None:
         try:
@@ -109,9 +121,10 @@ class _Stream:
     `refused`: the server has no such method.
     """
 
-    def __init__(self, client: VerifierClient, stats: SpeculationStats) -> None:
-        self._client, self._stats = client, stats
-        self._call: Any = client.stub.VerifyStream()
+    def __init__(self, session: RemoteVerifier, stats: SpeculationStats) -> None:
+        self._peer, self._patience, self._stats = session.peer, session.patience, stats
+        self._seconds = session.client.deadlines.verify
+        self._call: Any = self._peer.stub.VerifyStream(metadata=outgoing())
         self._outgoing: asyncio.Queue[pb.VerifyRequest] = asyncio.Queue()
         self._unanswered: deque[_Unanswered] = deque()
         self._ended: Exception | None = None
@@ -126,13 +139,13 @@ class _Stream:
             answer.set_exception(self._ended)
             return answer
         self._stats.bytes_up += request.ByteSize()
-        too_late = loop.call_later(self._client.deadlines.verify, _fail, answer, self._no_answer)
+        too_late = loop.call_later(self._patience.limited(self._seconds), _fail, answer, self._no_answer)
         self._unanswered.append(_Unanswered(answer, time.perf_counter(), too_late))
         self._outgoing.put_nowait(request)
         return answer
 
     def _no_answer(self) -> Exception:
-        return TandemError("DEADLINE_EXCEEDED", f"a round was not answered within {self._client.deadlines.verify:g} s")
+        return RoundsLost(TandemError("DEADLINE_EXCEEDED", f"a round was not answered within {self._seconds:g} s"))
 
     async def _write(self) -> None:
         """What breaks the stream is said where answers are read."""
@@ -151,11 +164,14 @@ class _Stream:
 
     def _as_error(self, error: TandemError) -> Exception:
         self.refused = error.code == "UNIMPLEMENTED"
-        lost = self.refused or error.code in _LOST or (error.code, error.message) == _ENDED_MEANWHILE
-        return RoundsLost(error) if lost else error
+        if (error.code, error.message) == _ENDED_MEANWHILE:
+            return RoundsLost(TandemError("UNAVAILABLE", "the stream of rounds broke"))
+        return RoundsLost(error) if self.refused or error.code in LOST else error
 
     def _take(self, reply: pb.VerifyResponse) -> None:
-        self._client.streams = True
+        self._peer.streams = True
+        if not reply.stale:
+            self._patience.progress()
         self._stats.bytes_down += reply.ByteSize()
         asked = self._unanswered.popleft()
         asked.too_late.cancel()

@@ -178,6 +178,7 @@ _COUNTS = (
     "stale_rounds",
     "stale_drafts",
     "guessed_rounds",
+    "undrafted_rounds",
 )
 _SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
 _LISTS = ("accepted_per_position", "drafted_per_position", "sent_by_depth")

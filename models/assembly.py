@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from models.batcher import Batcher
 from models.checkpoints import Checkpoint, CheckpointError, embedded_draft, find
-from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDrafter
+from models.engine import Engine, LocalVerifier, ModelDrafter
+from models.fused_rounds import FusedPair, FusedRounds
 from models.generator import Generator
 from models.gguf_cache import unpacked
 from models.loading import CHUNK, Execution, Shape, load_runner, transformers_logging
@@ -18,16 +20,16 @@ from models.startup import Startup
 from models.tensor_parallel import DRAFT, TARGET, Leader, Link, Ranks
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
-from speculation.drafters import Drafter, Guesser, HybridDrafter, NgramDrafter
+from speculation.drafters import Drafter, Guesser, NgramDrafter
+from speculation.fallible import DrafterHealth
+from speculation.hybrid import HybridDrafter
 from speculation.length import FIRST
 from speculation.loop import DraftThenVerify, Rounds
+from speculation.trust import Trust, TrustedLookup
 from speculation.types import DraftLimit, GenerationRequest, ModelInfo, Rule, SpeculationStats
 
 BACKENDS = ("torch", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
-# Tokens that must match before a copy is trusted more than the draft model. On held-out text of the shipped draft a
-# copy is right 64 % of the time after 4 (the model 78 %), 84 % after 5 (74 %) and 94 % after 8 (89 %).
-HYBRID_SHORTEST, HYBRID_LONGEST = 5, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,9 @@ class DraftChoice:
             raise CheckpointError("draft: no draft model is shipped; name one with --draft_model, or use --draft ngram")
         return model
 
-    def lookup(self) -> NgramDrafter | None:
-        """The n-gram drafter that goes before the draft model in one request, if one does."""
-        return None if self.kind == "model" else NgramDrafter(HYBRID_LONGEST, HYBRID_SHORTEST)
+    def lookup(self, trust: Trust) -> TrustedLookup | None:
+        """The lookup that goes before the draft model in one request, if one does."""
+        return None if self.kind == "model" else TrustedLookup(trust)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Loaded:
 
     engine: Engine
     tokenizer: Tokenizer
+    trust: Trust = field(default_factory=Trust)  # in it as a draft, and in copies beside it
 
     @property
     def runner(self) -> Runner:
@@ -126,9 +129,10 @@ async def load_draft(
 
 
 async def close(target: Loaded, batcher: Batcher) -> None:
-    """Ends the device thread, and the ranks that follow."""
+    """Ends the device thread, and the ranks that follow where they are still there."""
     if isinstance(target.runner, Leader):
-        await batcher.on_device(target.runner.link.leave)
+        with contextlib.suppress(RuntimeError):
+            await batcher.on_device(target.runner.link.leave)
     await batcher.close()
 
 
@@ -155,14 +159,14 @@ async def _load(
     link: Link | None = None,
 ) -> Loaded:
     if config.backend == "toy":
-        return Loaded(Engine(_toy(model, config.shape), batcher), ToyTokenizer())
+        return Loaded(Engine(_toy(model, config.shape), batcher, vital=verifies), ToyTokenizer())
     with startup.stage("finding weights"):
         checkpoint = await asyncio.to_thread(unpacked, find(model))
     runner = await batcher.on_device(_load_warm, checkpoint, config, verifies, alone, startup)
     with startup.stage("tokenizer"):
         tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
     shared = runner if link is None else Leader(runner, link, TARGET if verifies else DRAFT)
-    return Loaded(Engine(shared, batcher), tokenizer)
+    return Loaded(Engine(shared, batcher, vital=verifies), tokenizer)
 
 
 async def own_tokenizer(config: ModelConfig) -> Tokenizer:
@@ -184,10 +188,15 @@ def _load_warm(checkpoint: Checkpoint, config: ModelConfig, verifies: bool, alon
 
 
 def _toy(model: str | None, shape: Shape) -> ToyRunner:
-    """`model` may say "miss=0.3,step=0.01,salt=1"."""
+    """`model` may say "miss=0.3,step=0.01,salt=1,fails=100"."""
     values = dict(part.partition("=")[::2] for part in (model or "").split(",") if part)
     try:
-        config = ToyConfig(int(values.pop("salt", 0)), float(values.pop("miss", 0)), float(values.pop("step", 0)))
+        config = ToyConfig(
+            int(values.pop("salt", 0)),
+            float(values.pop("miss", 0)),
+            float(values.pop("step", 0)),
+            int(values.pop("fails", 0)),
+        )
     except ValueError:
         values["unreadable"] = ""
     if values:
@@ -255,18 +264,26 @@ def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
     if draft is None:
         return "ngram"
     name = draft.runner.identity.model_name
-    return name if choice.lookup() is None else f"ngram+{name}"
+    return name if choice.kind == "model" else f"ngram+{name}"
 
 
-def fused_generator(target: Loaded, draft: Loaded | None, default_k: int | None, choice: DraftChoice) -> Generator:
+def fused_generator(
+    target: Loaded,
+    draft: Loaded | None,
+    default_k: int | None,
+    choice: DraftChoice,
+    health: DrafterHealth | None = None,
+) -> Generator:
     """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
-    pair = FusedPair(target.engine, draft.engine) if draft else None  # one for all: rows share steps that are the same
+    # One for all: rows share steps that are the same, and what is known about the draft.
+    pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
-        if pair is not None:
-            return FusedRounds(pair, request.report_margins, choice.lookup(), request.rule, limit)
+        if pair is not None and draft is not None:
+            lookup = choice.lookup(draft.trust)
+            return FusedRounds(pair, request.report_margins, lookup, request.rule, limit, stats)
         return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
 
     return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
@@ -281,6 +298,11 @@ def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
         )
 
 
+def drafter_health(draft: Loaded | None) -> DrafterHealth:
+    """What a process knows about its own draft model."""
+    return DrafterHealth(f"model {draft.runner.identity.model_name} of this process" if draft else "of this process")
+
+
 def make_drafter(
     draft: Loaded | None,
     target_vocab_size: int,
@@ -288,14 +310,18 @@ def make_drafter(
     rule: Rule = Rule.AGREEMENT,
     waits: bool = True,
     limit: DraftLimit | None = None,
+    fails_softly: Callable[[Guesser], Guesser] | None = None,
 ) -> Guesser:
     """A drafter for one request, its model within `limit`.
 
-    Without `waits`, its `open` raises NoFreeSlot where all slots are taken.
+    Without `waits`, its `open` raises NoFreeSlot where all slots are taken. `fails_softly` wraps the model, which alone
+    can fail.
     """
     if draft is None:
         return NgramDrafter()
-    model, lookup = ModelDrafter(draft.engine, target_vocab_size, rule, waits, limit), choice.lookup()
+    model: Guesser = ModelDrafter(draft.engine, target_vocab_size, rule, waits, limit)
+    model = fails_softly(model) if fails_softly else model
+    lookup = choice.lookup(draft.trust)
     return model if lookup is None else HybridDrafter(lookup, model)
 
 

@@ -7,6 +7,7 @@ here knows what a row means.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from models.slots import SlotPool
 Row = TypeVar("Row")
 Result = TypeVar("Result")
 Step = Callable[[Sequence[Any]], Sequence[Any]]
+ObserveStep = Callable[[Any, int, float, float], None]
+"""Is told of every step: one of its rows, how many it had, the seconds that one waited for it, and its own seconds."""
 
 # After a step its rows come back through the event loop for their next one. At most so many turns of the loop are given
 # to them before the next step begins; an idle turn costs microseconds, a half-empty step milliseconds. Once every
@@ -60,12 +63,18 @@ class Batcher:
         self._loop_task: asyncio.Task[None] | None = None
         self._pools: list[SlotPool] = []
         self._prefilled = False
+        self.observe: ObserveStep | None = None
         self.steps = 0
         self.rows = 0
 
     def serves(self, slots: SlotPool) -> None:
         """Rows of these slots come here: who holds one may be expected back after a step."""
         self._pools.append(slots)
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait for their step."""
+        return len(self._ready)
 
     def _sequences(self) -> int:
         """How many sequences are open; at least as many as can be known."""
@@ -90,7 +99,8 @@ class Batcher:
         waiting = _Waiting(step, row, limit, time.perf_counter(), prefill, future)
         self._ready.append(waiting)
         if self._loop_task is None or self._loop_task.done():
-            self._loop_task = asyncio.create_task(self._steps(), name="batcher")
+            # In a context of its own: it is nobody's, whoever's row came first.
+            self._loop_task = contextvars.Context().run(asyncio.create_task, self._steps(), name="batcher")
         return await waiting.done
 
     async def _steps(self) -> None:
@@ -120,6 +130,8 @@ class Batcher:
     def _hand_out(self, rows: list[_Waiting], ran: Timed[Sequence[Any]]) -> None:
         self.steps += 1
         self.rows += len(rows)
+        if self.observe:
+            self.observe(rows[0].row, len(rows), ran.queue_seconds, ran.compute_seconds)
         for waiting, result in zip(rows, ran.value, strict=True):
             if waiting.done.done():
                 continue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from models.assembly import (
     DraftChoice,
@@ -10,15 +11,19 @@ from models.assembly import (
     ModelConfig,
     default_length,
     draft_name,
+    drafter_health,
     load_draft,
     make_drafter,
     own_tokenizer,
 )
 from models.batcher import Batcher
+from models.runner import RowFailed
+from models.slots import NoFreeSlot
 from models.startup import Startup
 from models.tokenizers import Tokenizer
 from speculation.drafters import Guesser
-from speculation.types import DraftLimit, ModelInfo, Rule
+from speculation.fallible import DrafterHealth, FallibleGuesser
+from speculation.types import DraftLimit, ModelInfo, Rule, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class Drafting:
     draft: Loaded | None
     tokenizer: Tokenizer
     choice: DraftChoice
+    health: DrafterHealth = field(default_factory=partial(drafter_health, None))
 
     @property
     def name(self) -> str:
@@ -44,15 +50,24 @@ class Drafting:
         rule: Rule = Rule.AGREEMENT,
         waits: bool = True,
         limit: DraftLimit | None = None,
+        stats: SpeculationStats | None = None,
     ) -> Guesser:
-        """For one request, proposing token ids below `vocab_size`. Without `waits`, `open` raises NoFreeSlot."""
-        return make_drafter(self.draft, vocab_size, self.choice, rule, waits, limit)
+        """For one request, proposing token ids below `vocab_size`. Without `waits`, `open` raises NoFreeSlot.
+
+        With `stats` a model that fails leaves rounds undrafted, which are counted there; without, it raises.
+        """
+
+        def fails_softly(model: Guesser) -> Guesser:
+            return model if stats is None else FallibleGuesser(model, self.health, stats, (RowFailed, NoFreeSlot))
+
+        return make_drafter(self.draft, vocab_size, self.choice, rule, waits, limit, fails_softly)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
     """Loads what drafts, with `batcher`'s device thread to itself. Raises ValueErrors of one line."""
     draft = await load_draft(config, batcher, alone=True, startup=startup)
-    return Drafting(draft, draft.tokenizer if draft else await own_tokenizer(config), config.draft)
+    tokenizer = draft.tokenizer if draft else await own_tokenizer(config)
+    return Drafting(draft, tokenizer, config.draft, drafter_health(draft))
 
 
 def drafting_info(drafting: Drafting, config: ModelConfig) -> ModelInfo:

@@ -1,38 +1,56 @@
-"""Runners shared by many requests: a sequence in a slot is a verifier, a drafter, or both in one step.
+"""Runners shared by many requests: a sequence in a slot is a verifier or a drafter.
 
-These are the local implementations of speculation's Verifier, Drafter and Rounds.
+These are the local implementations of speculation's Verifier and Drafter.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from models.batcher import Batcher
+from models.batcher import Batcher, DeviceLost, Step, Timed
 from models.runner import (
     TAIL,
-    FusedRow,
     PrefillRow,
     ProposeRow,
     Runner,
     VerifyRow,
-    fused,
     verify_sized,
 )
 from models.slots import SlotPool
-from speculation.drafters import NgramDrafter
 from speculation.types import Draft, DraftLimit, Proposer, Rule, SamplingParams, SparseDistribution, Verdict
 
 
 class Engine:
-    """A runner, its slots and the batcher of its device thread."""
+    """A runner, its slots and the batcher of its device thread.
 
-    def __init__(self, runner: Runner, batcher: Batcher) -> None:
-        self.runner, self.batcher = runner, batcher
+    Where a whole step of a `vital` engine fails, it is lost, with every sequence of it, and says nothing else from then
+    on: what its device holds is not to be trusted. One that only drafts may be tried again.
+    """
+
+    def __init__(self, runner: Runner, batcher: Batcher, vital: bool = True) -> None:
+        self.runner, self.batcher, self.vital = runner, batcher, vital
         self.slots = SlotPool(runner.limits.slots)
         batcher.serves(self.slots)
         self.verify = functools.partial(verify_sized, runner)
+        self.lost = asyncio.Event()
+        self._cause = ""
+
+    async def run(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
+        """`row` in the next `step` that has room. Raises RowFailed, or DeviceLost."""
+        if self.lost.is_set():
+            raise DeviceLost(self._cause)
+        try:
+            return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill)
+        except DeviceLost as error:
+            if self.vital and not self.lost.is_set():
+                self._cause = str(error)
+                self.lost.set()
+                self.slots.close(error)
+            raise
 
 
 class KVSequence:
@@ -57,9 +75,7 @@ class KVSequence:
         chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
             part = tuple(tokens[start : start + chunk])
-            done = await self.engine.batcher.run(
-                self.engine.runner.prefill, PrefillRow(self.slot, start, part), 1, True
-            )
+            done = await self.engine.run(self.engine.runner.prefill, PrefillRow(self.slot, start, part), prefill=True)
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
             self.held += part
@@ -82,7 +98,7 @@ class TargetSequence(KVSequence):
         self.keep(tokens[:position], start=max(0, position - 1))
         await self.fill(tokens[:position])
         row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins, rule, tuple(distributions))
-        done = await self.engine.batcher.run(self.engine.verify, row, self.engine.runner.limits.slots)
+        done = await self.engine.run(self.engine.verify, row)
         verdict = done.value
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
@@ -178,7 +194,7 @@ class ModelDrafter:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         row = replace(await sequence.row(tokens, k, self._sampling), rule=rule)
-        done = await self._engine.batcher.run(self._engine.runner.propose, row, limits.slots)
+        done = await self._engine.run(self._engine.runner.propose, row)
         sequence.proposed(tokens, done.value.token_ids)
         known = done.value.known(self._target_vocab_size)
         return Draft(
@@ -194,78 +210,3 @@ class ModelDrafter:
         if self._sequence:
             self._engine.slots.release(self._sequence.slot)
             self._sequence = None
-
-
-class FusedPair:
-    """Target and draft engines whose sequences share slot numbers and steps."""
-
-    def __init__(self, target: Engine, draft: Engine) -> None:
-        self.target, self.draft = target, draft
-        self.step = fused(target.runner, draft.runner)
-
-
-class FusedRounds:
-    """Draft and verification as one step of the device thread, for one request.
-
-    With a `lookup`, a round that it can answer verifies the copy and leaves the draft model alone. `limit`: how much of
-    what is asked for the model may propose.
-    """
-
-    def __init__(
-        self,
-        pair: FusedPair,
-        margins: bool = False,
-        lookup: NgramDrafter | None = None,
-        rule: Rule = Rule.AGREEMENT,
-        limit: DraftLimit | None = None,
-    ) -> None:
-        self._pair, self._margins, self._lookup, self._rule = pair, margins, lookup, rule
-        self._limit = limit or DraftLimit()
-        self._target: KVSequence | None = None
-        self._draft: DraftSequence | None = None
-        self._sampling = SamplingParams()
-
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._sampling = sampling
-        slot = await self._pair.target.slots.acquire()
-        self._target = KVSequence(self._pair.target, slot)
-        known = self._pair.target.runner.limits.vocab_size
-        self._draft = DraftSequence(self._pair.draft, slot, self._rule, known)
-        if self._lookup:
-            await self._lookup.open(prompt, sampling)
-        await self._target.fill(prompt[:-1])
-        await self._draft.fill(prompt[:-2])
-
-    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
-        assert self._target and self._draft, "open comes first"
-        copied = (await self._lookup.propose(tokens, k)).token_ids if self._lookup and k else ()
-        k = self._limit.of_model(k)
-        if k and not copied:
-            propose = await self._draft.row(tokens, k, self._sampling)
-        else:
-            last = tuple(tokens[-1:])
-            propose = ProposeRow(self._target.slot, len(tokens) - 1, last, k, self._sampling, self._rule)
-        row = FusedRow(propose, self._margins, copied)
-        done = await self._pair.target.batcher.run(self._pair.step, row, self._pair.target.runner.limits.slots)
-        proposed, verdict = done.value.proposal, done.value.verdict
-        if k and not copied:
-            self._draft.proposed(tokens, proposed.token_ids)
-        proposer = Proposer.NGRAM if copied else Proposer.MODEL
-        compute = done.compute_seconds - done.value.draft_seconds
-        waited = done.queue_seconds + done.value.draft_seconds - proposed.seconds  # for the drafts of other rows
-        return (
-            Draft(
-                proposed.token_ids,
-                0.0,
-                proposed.seconds,
-                (proposer,) * len(proposed.token_ids),
-                proposed.distributions,
-                done.rows,
-            ),
-            replace(verdict, queue_seconds=waited, compute_seconds=compute),
-        )
-
-    async def close(self) -> None:
-        if self._target:
-            self._pair.target.slots.release(self._target.slot)
-            self._target = self._draft = None

@@ -12,7 +12,7 @@ from models.tensor_parallel import Leader, follow
 log = logging.getLogger("tandem.models")
 
 
-async def run_follower(config: ModelConfig, drafts: bool) -> None:
+async def run_follower(config: ModelConfig, drafts: bool) -> int:
     """Until rank 0 stops. `drafts`: rank 0 has a draft beside its target. Raises ValueErrors of one line.
 
     SIGTERM and SIGINT are rank 0's to answer: requests that it lets finish still need this rank.
@@ -29,3 +29,4 @@ async def run_follower(config: ModelConfig, drafts: bool) -> None:
         await batcher.on_device(follow, target.runner.link, runners)
     finally:
         await batcher.close()
+    return 0

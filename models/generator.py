@@ -39,10 +39,15 @@ class Generator:
     speculates: bool = True
     experience: Experience = field(default_factory=Experience)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Chunk | Completion, None]:
-        """Chunks as rounds commit them, then the completion. Raises InvalidField or TooLong before any work."""
+    async def generate(
+        self, request: GenerationRequest, stats: SpeculationStats | None = None
+    ) -> AsyncGenerator[Chunk | Completion, None]:
+        """Chunks as rounds commit them, then the completion. Raises InvalidField or TooLong before any work.
+
+        `stats`, where given, are those that grow as it goes, for whoever looks on.
+        """
         prompt = self.prompt_tokens(request)
-        stats = SpeculationStats()
+        stats = SpeculationStats() if stats is None else stats
         stopping = Stopping(self._rules(request, len(prompt)), self.tokenizer.stream())
         limit = DraftLimit()
         lengths = self._lengths(request, limit)

@@ -117,11 +117,15 @@ class FusedRow:
 
 @dataclass(frozen=True, slots=True)
 class FusedResult:
-    """What was proposed and what the target made of it; `draft_seconds` all rows' proposals took together."""
+    """What was proposed and what the target made of it; `draft_seconds` all rows' proposals took together.
+
+    `draft_failed` says why nothing was proposed, where the draft model is at fault.
+    """
 
     proposal: Proposal
     verdict: Verdict
     draft_seconds: float = 0.0
+    draft_failed: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +215,18 @@ FusedStep = Callable[[Sequence[FusedRow]], list[FusedResult | RowFailed]]
 
 def fused(target: Runner, draft: Runner) -> FusedStep:
     """The pair's fused step: one call where the runners have it, else one after the other on one device thread."""
-    return target.fused_with(draft) or functools.partial(fused_step, target, draft)
+    apart, together = functools.partial(fused_step, target, draft), target.fused_with(draft)
+    return apart if together is None else functools.partial(_together_or_apart, together, apart)
+
+
+def _together_or_apart(
+    together: FusedStep, apart: FusedStep, rows: Sequence[FusedRow]
+) -> list[FusedResult | RowFailed]:
+    """A call that fails is made again in its parts: they tell whether it was the draft's fault."""
+    try:
+        return together(rows)
+    except Exception:
+        return apart(rows)
 
 
 def sound(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
@@ -243,7 +258,7 @@ def sized(result: FusedResult | RowFailed, rows: int, width: int, draft_seconds:
     """With how large the step was that the rows shared, and what all their drafts took."""
     if isinstance(result, RowFailed):
         return result
-    return FusedResult(result.proposal, replace(result.verdict, rows=rows, width=width), draft_seconds)
+    return replace(result, verdict=replace(result.verdict, rows=rows, width=width), draft_seconds=draft_seconds)
 
 
 def verify_sized(target: Runner, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
@@ -253,11 +268,15 @@ def verify_sized(target: Runner, rows: Sequence[VerifyRow]) -> list[Verdict | Ro
 
 
 def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:
-    """The draft model's for the rows that have none yet."""
+    """The draft model's for the rows that have none yet. Whatever it fails with, no row fails for it."""
     found: list[Proposal | RowFailed] = [Proposal(row.given) for row in rows]
     asking = [i for i, row in enumerate(rows) if not row.given and row.propose.k]
     if asking:
-        for i, proposal in zip(asking, draft.propose([rows[i].propose for i in asking]), strict=True):
+        try:
+            proposals = draft.propose([rows[i].propose for i in asking])
+        except Exception as error:
+            proposals = [RowFailed(f"{type(error).__name__}: {error}")] * len(asking)
+        for i, proposal in zip(asking, proposals, strict=True):
             found[i] = proposal
     return found
 
@@ -268,7 +287,7 @@ def _fused_result(
     if isinstance(verdict, RowFailed):
         return verdict
     if isinstance(proposal, RowFailed):
-        return FusedResult(Proposal(()), verdict, draft_seconds)
+        return FusedResult(Proposal(()), verdict, draft_seconds, str(proposal))
     return FusedResult(proposal.known(vocab_size), verdict, draft_seconds)
 
 

@@ -6,6 +6,7 @@ stale or missing cache entry shows as wrong tokens. Token ids are bytes, then be
 
 from __future__ import annotations
 
+import functools
 import time
 import zlib
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from models.runner import (
     Runner,
     StepShapes,
     VerifyRow,
+    sound,
 )
 from models.startup import Startup
 from speculation.rules import guess, judge
@@ -36,11 +38,15 @@ END = 257
 
 @dataclass(frozen=True, slots=True)
 class ToyConfig:
-    """`salt` makes another model; a draft with the target's salt agrees but for about `miss` of its tokens."""
+    """`salt` makes another model; a draft with the target's salt agrees but for about `miss` of its tokens.
+
+    After `fails` steps its device is gone (0: never).
+    """
 
     salt: int = 0
     miss: float = 0.0
     step_seconds: float = 0.0
+    fails: int = 0
 
 
 def toy_logits(tokens: Sequence[int], config: ToyConfig) -> NDArray[np.float32]:
@@ -59,6 +65,7 @@ class ToyRunner:
     def __init__(self, limits: Limits, config: ToyConfig | None = None) -> None:
         self.config = config or ToyConfig()
         self.limits = limits
+        self._steps = 0
         self._cache = np.full((limits.slots, limits.max_length + limits.max_draft + limits.chunk), -1, dtype=np.int64)
 
     @property
@@ -93,15 +100,12 @@ class ToyRunner:
         self._write(row.slot, row.position, (row.last_token, *row.draft))
         if any(token < 0 for token in self._cache[row.slot, : row.position]):
             return RowFailed("a position before the row's was never written")
-        return judge(
-            row.draft,
-            row.distributions,
-            lambda i: self._logits(row.slot, row.position + i),
-            row.sampling,
-            row.rule,
-            row.position + 1,
-            row.margins,
-        )
+        logits = functools.partial(self._after, row)
+        start = row.position + 1
+        return sound(lambda: judge(row.draft, row.distributions, logits, row.sampling, row.rule, start, row.margins))
+
+    def _after(self, row: VerifyRow, i: int) -> NDArray[np.float32]:
+        return self._logits(row.slot, row.position + i)
 
     def _propose(self, row: ProposeRow) -> Proposal:
         self._write(row.slot, row.position + 1 - len(row.tail), row.tail)
@@ -123,6 +127,9 @@ class ToyRunner:
         self._cache[slot, start : start + len(tokens)] = tokens
 
     def _work(self) -> None:
+        self._steps += 1
+        if 0 < self.config.fails < self._steps:
+            raise RuntimeError(f"toy device gone after {self.config.fails} steps")
         if self.config.step_seconds:
             time.sleep(self.config.step_seconds)
 

@@ -32,7 +32,7 @@ class DraftWorkerService(draft_worker_pb2_grpc.DraftWorkerServicer):
     ) -> AsyncGenerator[pb.DraftWorkerGenerateResponse, None]:
         if self._generate is None:
             raise NotOffered("this DraftWorker only proposes: it was started without a TargetVerifier to verify with")
-        async with contextlib.aclosing(self._generate.stream(request)) as replies:
+        async with contextlib.aclosing(self._generate.stream(request, context.time_remaining())) as replies:
             async for reply in replies:
                 yield reply
 

@@ -14,21 +14,41 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from clients.errors import TandemError
+from clients.request_context import current
 from models.batcher import DeviceLost
 from models.runner import RowFailed
 from models.slots import NoFreeSlot
-from services.sessions import SessionConflict, SessionNotFound
+from services.sessions import SessionConflict, SessionExpired, SessionNotFound
 from speculation.pipeline import OutOfStep
 from speculation.types import InvalidField, TooLong
+from tandem.v1 import generation_pb2
 
 log = logging.getLogger("tandem.rpc")
 
 DOMAIN = "tandem.v1"
 RETRY_SECONDS = 0.1
+MOST_PARTIAL = 1024
+"""Token ids in a status, at most: trailing metadata has to stay below 8 KiB."""
 
 
 class Mismatch(ValueError):
     """Draft and target do not speak of the same token ids."""
+
+
+class OtherModel(ValueError):
+    """The client expects another target than this one."""
+
+
+class QueueFull(NoFreeSlot):
+    """As many requests wait as may."""
+
+
+class Interrupted(Exception):
+    """A generation that failed on the way: why, and the tokens that it had committed, and sent, before."""
+
+    def __init__(self, cause: Exception, produced: tuple[int, ...]) -> None:
+        super().__init__(str(cause))
+        self.cause, self.produced = cause, produced
 
 
 class NotAccepting(RuntimeError):
@@ -43,9 +63,12 @@ class NotOffered(RuntimeError):
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (InvalidField, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
     (TooLong, code_pb2.OUT_OF_RANGE, "SEQUENCE_TOO_LONG"),
+    (QueueFull, code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     (NoFreeSlot, code_pb2.RESOURCE_EXHAUSTED, "NO_SLOT"),
+    (SessionExpired, code_pb2.NOT_FOUND, "SESSION_EXPIRED"),
     (SessionNotFound, code_pb2.NOT_FOUND, "SESSION_NOT_FOUND"),
     (SessionConflict, code_pb2.ALREADY_EXISTS, "SESSION_CONFLICT"),
+    (OtherModel, code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
     (Mismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
@@ -56,33 +79,55 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
 
 
 def to_status(error: Exception) -> status_pb2.Status:
-    """google.rpc.Status with ErrorInfo, and BadRequest or RetryInfo where they apply."""
-    if isinstance(error, TandemError):
-        return status_pb2.Status(code=code_pb2.Code.Value(error.code), message=error.message)
+    """google.rpc.Status with ErrorInfo, and BadRequest, RetryInfo or PartialGeneration where they apply."""
+    if isinstance(error, Interrupted):
+        status = to_status(error.cause)
+        status.details.append(_packed(_partial(error.produced)))
+        return status
+    if isinstance(error, TandemError):  # of another server, handed on
+        details = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)] if error.reason else []
+        details += [_retry(error.retry_seconds)] if error.retry_seconds else []
+        code = code_pb2.Code.Value(error.code)
+        return status_pb2.Status(code=code, message=error.message, details=map(_packed, details))
     for kind, code, reason in _TABLE:
         if isinstance(error, kind):
-            return status_pb2.Status(code=code, message=str(error), details=_details(error, reason))
+            return status_pb2.Status(code=code, message=str(error), details=map(_packed, _details(error, reason)))
     log.error("unexpected error", exc_info=error)
     return status_pb2.Status(code=code_pb2.INTERNAL, message=f"internal error: {type(error).__name__}")
 
 
-def _details(error: Exception, reason: str) -> list[any_pb2.Any]:
+def _details(error: Exception, reason: str) -> list[Any]:
     messages: list[Any] = [error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)]
     if isinstance(error, InvalidField):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
         messages.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, NoFreeSlot):
-        retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromMilliseconds(int(RETRY_SECONDS * 1000))
-        messages.append(retry)
-    packed = [any_pb2.Any() for _ in messages]
-    for any_message, message in zip(packed, messages, strict=True):
-        any_message.Pack(message)
-    return packed
+        messages.append(_retry(RETRY_SECONDS))
+    return messages
+
+
+def _retry(seconds: float) -> error_details_pb2.RetryInfo:
+    retry = error_details_pb2.RetryInfo()
+    retry.retry_delay.FromMilliseconds(int(seconds * 1000))
+    return retry
+
+
+def _partial(produced: tuple[int, ...]) -> generation_pb2.PartialGeneration:
+    return generation_pb2.PartialGeneration(output_tokens=len(produced), token_ids=produced[-MOST_PARTIAL:])
+
+
+def _packed(message: Any) -> any_pb2.Any:
+    any_message = any_pb2.Any()
+    any_message.Pack(message)
+    return any_message
 
 
 async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
-    await context.abort_with_status(rpc_status.to_status(to_status(error)))
+    """With the id of the request, so that whoever reads the error can quote it."""
+    status, request = to_status(error), current()
+    if request:
+        status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
+    await context.abort_with_status(rpc_status.to_status(status))
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

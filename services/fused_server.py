@@ -28,6 +28,6 @@ class FusedSpeculativeServerService(fused_speculative_server_pb2_grpc.FusedSpecu
     async def Generate(
         self, request: pb.FusedSpeculativeServerGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.FusedSpeculativeServerGenerateResponse, None]:
-        async with contextlib.aclosing(self._generate.stream(request)) as replies:
+        async with contextlib.aclosing(self._generate.stream(request, context.time_remaining())) as replies:
             async for reply in replies:
                 yield reply

@@ -19,6 +19,8 @@ class Holding(Protocol):
 
 Held = TypeVar("Held", bound=Holding)
 Reply = TypeVar("Reply")
+_AFTER_SECONDS = 0.002  # a lease that ends just now has not run out
+
 Free = Callable[[Session[Held, Reply]], Awaitable[None]]
 
 
@@ -37,11 +39,11 @@ async def using(
             yield
             session.held.opened = True
     finally:
-        session.in_use -= 1
         here = table.find(session.session_id) is session
         if here and session.held.opened:
-            table.touch(session.session_id)
-        elif not session.in_use:
+            table.touch(session.session_id)  # while it is in use it has not run out, however long this took
+        session.in_use -= 1
+        if not session.in_use and not (here and session.held.opened):
             if here:
                 table.drop(session.session_id)
             await free(session)
@@ -55,9 +57,14 @@ async def drop(table: SessionTable[Held, Reply], session_id: str, free: Free[Hel
     return session is not None
 
 
+async def expire(table: SessionTable[Held, Reply], free: Free[Held, Reply]) -> None:
+    """Frees the sessions whose lease has run out, now: before a server says that it is full."""
+    for session in table.expire():
+        await free(session)
+
+
 async def expire_forever(table: SessionTable[Held, Reply], free: Free[Held, Reply]) -> None:
-    """Frees sessions whose lease ran out. Runs until cancelled."""
+    """Frees every session as its lease runs out. Runs until cancelled."""
     while True:
-        await asyncio.sleep(min(1.0, table.lease_seconds / 4))
-        for session in table.expire():
-            await free(session)
+        await asyncio.sleep(table.seconds_to_expiry() + _AFTER_SECONDS)
+        await expire(table, free)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from clients.distributed import connect_distributed
+from clients.failover import Persistence
 from clients.profile import Profile
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import PROPOSE_SECONDS
-from models.assembly import Loaded, ModelConfig, close, fused_generator, load, load_pair, plain_generator
+from models.assembly import (
+    Loaded,
+    ModelConfig,
+    close,
+    drafter_health,
+    fused_generator,
+    load,
+    load_pair,
+    plain_generator,
+)
 from models.batcher import Batcher
-from models.drafting import drafting_info, load_drafting
+from models.drafting import Drafting, drafting_info, load_drafting
 from models.follower import run_follower
 from models.generator import Generator
+from models.slots import MOST_WAITING
 from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
+from services.observability import Observability, ObservabilityConfig
 from services.proposals import Proposals
 from services.server import Hosted, ServeConfig, serve
 from services.target_verifier import TargetVerifierService
@@ -39,6 +52,7 @@ class RoleConfig:
 
     `draft_address`: the DraftWorker that a target asks for drafts, each within `draft_seconds`. `target_address` None:
     a DraftWorker that knows no target, and only proposes. `pipeline`: whether a DraftWorker's rounds overlap.
+    `reconnect_seconds`: how long its requests try to go on while no target answers. `queue`: requests that may wait.
     """
 
     serve: ServeConfig
@@ -50,21 +64,28 @@ class RoleConfig:
     lease_seconds: float = 60.0
     profile: bool = False
     pipeline: Pipeline = Pipeline.AUTO
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    reconnect_seconds: float = 60.0
+    queue: int = MOST_WAITING
 
     def __post_init__(self) -> None:
+        if not 0 <= self.queue <= MOST_WAITING:
+            raise ValueError(f"queue: {self.queue} is outside 0 to {MOST_WAITING}")
         if not self.draft_seconds > 0:
             raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
 
 
-async def run_target(config: RoleConfig) -> None:
+async def run_target(config: RoleConfig) -> int:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     if config.models.ranks.follows:
         return await run_follower(config.models, drafts=False)
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
+    seen = Observability(config.observability, "target")
 
     async def build() -> Hosted:
         loaded = await load(config.models, batcher, config.serve.startup)
         closing: list[Callable[[], Awaitable[None]]] = [partial(close, loaded, batcher)]
+        health = None
         if config.draft_address is None:
             generator = plain_generator(loaded)
         else:
@@ -72,47 +93,61 @@ async def run_target(config: RoleConfig) -> None:
                 loaded, config.models.default_k, config.draft_address, config.draft_seconds
             )
             closing.insert(0, client.close)
+            health = client.health
         generator = _started(generator, config)
         _log_target(loaded, generator.info)
+        seen.loaded(generator.info)
         reply = target_verifier_pb2.TargetVerifierGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        generate = GenerateMethod(seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch)
         service = TargetVerifierService(loaded.engine, generator.info, generate, lifecycle, config.lease_seconds)
+        seen.look_at(lifecycle, batcher, {"target": loaded.engine.slots}, {"verify": service.sessions}, health)
         return Hosted(
             "TargetVerifier",
             partial(add_TargetVerifierServicer_to_server, service),
             background=[service.expire_forever],
             busy=lambda: len(service.sessions),
+            ready=partial(seen.ready, config.serve.startup),
             close=partial(_close, closing),
+            lost=loaded.engine.lost,
         )
 
-    await serve(config.serve, lifecycle, build)
+    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
+    return code
 
 
-async def run_fused(config: RoleConfig) -> None:
+async def run_fused(config: RoleConfig) -> int:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     if config.models.ranks.follows:
         return await run_follower(config.models, drafts=True)
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
+    seen = Observability(config.observability, "fused_target")
 
     async def build() -> Hosted:
         target, draft = await load_pair(config.models, batcher, config.serve.startup)
-        generator = fused_generator(target, draft, config.models.default_k, config.models.draft)
+        health = drafter_health(draft)
+        generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health)
         generator = _started(generator, config)
         _log_target(target, generator.info)
+        seen.loaded(generator.info)
         reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
-        generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+        generate = GenerateMethod(seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch)
         service = FusedSpeculativeServerService(generator.info, generate)
+        seen.look_at(lifecycle, batcher, {"target": target.engine.slots}, drafter=health if draft else None)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
-        return Hosted("FusedSpeculativeServer", register, close=partial(close, target, batcher))
+        ready, ended = partial(seen.ready, config.serve.startup), partial(close, target, batcher)
+        lost = target.engine.lost
+        return Hosted("FusedSpeculativeServer", register, ready=ready, close=ended, lost=lost)
 
-    await serve(config.serve, lifecycle, build)
+    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
+    return code
 
 
-async def run_draft_worker(config: RoleConfig) -> None:
+async def run_draft_worker(config: RoleConfig) -> int:
     """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
+    seen = Observability(config.observability, "draft_worker")
 
     async def build() -> Hosted:
         drafting = await load_drafting(config.models, batcher, config.serve.startup)
@@ -120,27 +155,48 @@ async def run_draft_worker(config: RoleConfig) -> None:
         if config.target_address is None:
             info = _stamped(drafting_info(drafting, config.models), config)
             log.info("proposes with %s for targets that ask; knows none itself", info.draft_name)
+            seen.loaded(info)
         else:
             generator, client = await connect_distributed(
-                drafting, config.models, config.target_address, config.connect_seconds, config.pipeline
+                drafting,
+                config.models,
+                config.target_address,
+                config.connect_seconds,
+                config.pipeline,
+                Persistence(config.reconnect_seconds),
             )
             closing.insert(0, client.close)
             generator = _started(generator, config)
             info = generator.info
             log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
+            seen.loaded(info)
             reply = draft_worker_pb2.DraftWorkerGenerateResponse
-            generate = GenerateMethod(generator, reply, lifecycle, profile.observe)
+            generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue, seen.watch)
         proposals = Proposals(drafting, info, lifecycle, config.lease_seconds)
+        slots = {"draft": drafting.draft.engine.slots} if drafting.draft else {}
+        health = drafting.health if drafting.draft else None
+        seen.look_at(lifecycle, batcher, slots, {"propose": proposals.sessions}, health)
         return Hosted(
             "DraftWorker",
             partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
             background=[proposals.expire_forever],
             busy=lambda: len(proposals.sessions),
+            ready=partial(seen.ready, config.serve.startup),
             close=partial(_close, closing),
+            lost=_only_model(drafting),
         )
 
-    await serve(config.serve, lifecycle, build)
+    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
+    return code
+
+
+def _only_model(drafting: Drafting) -> asyncio.Event:
+    """Set where its device is lost. Its running requests go on undrafted; the worker is of no use without it."""
+    if drafting.draft is None:
+        return asyncio.Event()
+    drafting.draft.engine.vital = True
+    return drafting.draft.engine.lost
 
 
 async def _close(closing: Sequence[Callable[[], Awaitable[None]]]) -> None:

@@ -16,6 +16,11 @@ class Lifecycle:
         self.accepting = True
         self._running = 0
 
+    @property
+    def running(self) -> int:
+        """Pieces of work under way."""
+        return self._running
+
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
         """One piece of new work. Raises NotAccepting while the server drains."""

@@ -13,7 +13,7 @@ from services import holding
 from services.errors import Mismatch
 from services.lifecycle import Lifecycle
 from services.sessions import MAX_SESSION_ID, Session, SessionConflict, SessionTable
-from speculation.drafters import Drafter
+from speculation.drafters import Drafter, teach
 from speculation.types import DraftLimit, InvalidField, ModelInfo, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
@@ -45,7 +45,8 @@ class Proposals:
         if session is None:
             if request.known_length:
                 return pb.ProposeResponse(unknown=True)
-            session = self._admit(request)
+            await holding.expire(self.sessions, _free)
+            session = self.sessions.find(request.session_id) or self._admit(request)
         async with holding.using(self.sessions, session, _free):
             reply = await self._round(session, request)
         reply.server_seconds = time.perf_counter() - arrived
@@ -82,6 +83,7 @@ class Proposals:
             await held.drafter.close()  # what an opening that was cancelled may hold
             await held.drafter.open(tokens, session.sampling)
             held.ready = True
+        teach(held.drafter, tokens, ())
         told = request.HasField("model_speculation_length")
         held.limit.model = request.model_speculation_length if told else None
         draft = await held.drafter.propose(tokens, request.speculation_length)

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,42 +50,67 @@ class ServeConfig:
 
 @dataclass(slots=True)
 class Hosted:
-    """What a role serves: the service's name, how to register it, and what runs beside it."""
+    """What a role serves: the service's name, how to register it, and what runs beside it.
+
+    `ready` is called once it listens, and adds to the ready file.
+    """
 
     service: str
     register: Callable[[grpc.aio.Server], None]
     background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     busy: Callable[[], int] = lambda: 0
+    ready: Callable[[], Mapping[str, object]] = dict
     close: Callable[[], Awaitable[None]] | None = None
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set where the model's device failed: nothing of it can be trusted, and the process ends to be started again."""
 
 
 class AddressInUse(ValueError):
     """The port cannot be bound."""
 
 
-async def serve(config: ServeConfig, lifecycle: Lifecycle, build: Callable[[], Awaitable[Hosted]]) -> None:
-    """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=_OPTIONS)
+async def serve(
+    config: ServeConfig,
+    lifecycle: Lifecycle,
+    build: Callable[[], Awaitable[Hosted]],
+    outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+) -> int:
+    """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once.
+
+    `outermost` interceptors see every call first, and its status last. The exit code: 0, or 1 where the model's device
+    was lost.
+    """
+    server = grpc.aio.server(interceptors=[*outermost, ErrorInterceptor()], options=_OPTIONS)
     port = _bind(server, config)
     stopping = _stop_signals()
     building = asyncio.create_task(_as_task(build()))
     await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if not building.done():
-        return
+        return 0
     hosted = building.result()
     with config.startup.stage("listening"):
         health = await _listen(server, hosted.service, hosted.register)
     tasks = [asyncio.create_task(_as_task(work())) for work in hosted.background]
     _announce(config, port, hosted)
-    await stopping.wait()
+    await _first(stopping, hosted.lost)
+    lifecycle.accepting = False
     await _set_health(health, f"tandem.v1.{hosted.service}", health_pb2.HealthCheckResponse.NOT_SERVING)
-    await _shut_down(server, lifecycle, hosted, config.drain_seconds, stopping)
+    await _shut_down(server, lifecycle, hosted, config.drain_seconds)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     if hosted.close:
         await hosted.close()
     log.info("stopped")
+    return int(hosted.lost.is_set())
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Waits for one of them."""
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
 
 
 async def _as_task(work: Awaitable[Any]) -> Any:
@@ -141,19 +166,22 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
         log.info("start-up: %s", note)
     log.info("start-up: %s", config.startup.line())
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
+    more = hosted.ready()
     if config.ready_file:
         ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
         ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}
+        ready |= more
         partial = Path(f"{config.ready_file}.partial")
         partial.write_text(json.dumps(ready))
         partial.replace(config.ready_file)
 
 
-async def _shut_down(
-    server: grpc.aio.Server, lifecycle: Lifecycle, hosted: Hosted, seconds: float, stopping: asyncio.Event
-) -> None:
-    """New work is refused at once; what runs may finish within `seconds`."""
-    log.info("stopping: running requests may finish within %.0f s", seconds)
+async def _shut_down(server: grpc.aio.Server, lifecycle: Lifecycle, hosted: Hosted, seconds: float) -> None:
+    """New work is refused at once; what runs may finish within `seconds`. Sessions of a device that is lost cannot."""
+    if hosted.lost.is_set():
+        log.error("the model's device is lost, with every session: stopping, to be started again")
+    else:
+        log.info("stopping: running requests may finish within %.0f s", seconds)
     with contextlib.suppress(asyncio.CancelledError):
-        await lifecycle.drain(seconds, hosted.busy)
+        await lifecycle.drain(seconds, lambda: 0 if hosted.lost.is_set() else hosted.busy())
     await server.stop(grace=0.5)

@@ -14,13 +14,19 @@ from typing import Generic, TypeVar
 from speculation.types import Rule, SamplingParams
 
 MAX_SESSION_ID = 128
+REMEMBERED = 1024
+"""Ids of expired sessions that are told apart from ids that never were."""
 
 Held = TypeVar("Held")
 Reply = TypeVar("Reply")
 
 
 class SessionNotFound(LookupError):
-    """No such session, or its lease has run out."""
+    """No such session: it was never opened, or it was closed."""
+
+
+class SessionExpired(SessionNotFound):
+    """Its lease ran out."""
 
 
 class SessionConflict(ValueError):
@@ -64,7 +70,11 @@ class Session(Generic[Held, Reply]):
         self.tokens += tokens
 
     def resume(self, prefix: list[int], sampling: SamplingParams, rule: Rule = Rule.AGREEMENT) -> None:
-        """Goes on from `prefix`, which must agree with the tokens as far as both reach. Raises SessionConflict."""
+        """Goes on from `prefix`, which must agree with the tokens as far as both reach. Raises SessionConflict.
+
+        A prefix that lacks only the last round is of a client that lost its reply: the round stays committed, and its
+        reply is there to be asked for again. Any other prefix is taken as all that is committed.
+        """
         common = min(len(prefix), len(self.tokens))
         if prefix[:common] != self.tokens[:common]:
             raise SessionConflict(f"session {self.session_id} is open with another prefix")
@@ -72,6 +82,8 @@ class Session(Generic[Held, Reply]):
             raise SessionConflict(f"session {self.session_id} is open with other sampling parameters")
         if rule is not self.rule:
             raise SessionConflict(f"session {self.session_id} is open under the rule of {self.rule.value}")
+        if len(prefix) == self.recorded_base and len(prefix) < len(self.tokens):
+            return
         if prefix != self.tokens:
             self.tokens = list(prefix)
             self.recorded_base, self.recorded = -1, None
@@ -85,6 +97,9 @@ class SessionTable(Generic[Held, Reply]):
             raise ValueError(f"lease_seconds: {lease_seconds} is not above 0")
         self._clock, self.lease_seconds = clock, lease_seconds
         self._sessions: dict[str, Session[Held, Reply]] = {}
+        self.opened = self.closed = self.expired = 0  # ever
+        self.on_end: Callable[[Session[Held, Reply], str], None] | None = None  # told "closed" or "expired"
+        self._expired: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -112,23 +127,55 @@ class SessionTable(Generic[Held, Reply]):
             session_id, held, sampling, list(tokens), max_total_tokens, expires, rule=rule
         )
         self._sessions[session_id] = session
+        self.opened += 1
+        self._expired.pop(session_id, None)
         return session
 
     def touch(self, session_id: str, expected: Session[Held, Reply] | None = None) -> Session[Held, Reply]:
-        """The session (`expected` and no later one of that id), its lease renewed. Raises SessionNotFound."""
+        """The session (`expected` and no later one of that id), its lease renewed.
+
+        Raises SessionNotFound, or SessionExpired, also where nobody has collected it yet: what ran out stays out.
+        """
         session = self._sessions.get(session_id)
         if session is None or session is not (expected or session):
-            raise SessionNotFound(f"no session {session_id}: never opened, closed, or its lease ran out")
-        session.expires = self._clock() + self.lease_seconds
+            if session is None and session_id in self._expired:
+                raise SessionExpired(f"no session {session_id}: its lease ran out")
+            raise SessionNotFound(f"no session {session_id}: never opened, or closed")
+        now = self._clock()
+        if self._out(session, now):
+            raise SessionExpired(f"no session {session_id}: its lease ran out")
+        session.expires = now + self.lease_seconds
         return session
 
     def drop(self, session_id: str) -> Session[Held, Reply] | None:
-        return self._sessions.pop(session_id, None)
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.closed += 1
+            self._tell_end(session, "closed")
+        return session
 
     def expire(self) -> list[Session[Held, Reply]]:
         """Removes and returns the sessions whose lease ran out while nobody used them."""
         now = self._clock()
-        gone = [s for s in self if s.expires < now and not s.in_use]
+        gone = [s for s in self if self._out(s, now)]
         for session in gone:
             del self._sessions[session.session_id]
+            self.expired += 1
+            self._tell_end(session, "expired")
+            self._expired[session.session_id] = None
+        while len(self._expired) > REMEMBERED:
+            del self._expired[next(iter(self._expired))]
         return gone
+
+    def _tell_end(self, session: Session[Held, Reply], how: str) -> None:
+        if self.on_end:
+            self.on_end(session, how)
+
+    def seconds_to_expiry(self) -> float:
+        """Until a lease may run out: no session that is here, or comes meanwhile, expires earlier."""
+        now = self._clock()
+        return min((max(0.0, s.expires - now) for s in self if not s.in_use), default=self.lease_seconds)
+
+    @staticmethod
+    def _out(session: Session[Held, Reply], now: float) -> bool:
+        return session.expires < now and not session.in_use

@@ -15,7 +15,7 @@ from clients import wire
 from models.engine import Engine, TargetSequence
 from models.generator import check_tokens
 from services import holding
-from services.errors import Mismatch
+from services.errors import Mismatch, OtherModel
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.sessions import MAX_SESSION_ID, Fence, Session, SessionTable
@@ -56,7 +56,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def Generate(
         self, request: pb.TargetVerifierGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.TargetVerifierGenerateResponse, None]:
-        async with contextlib.aclosing(self._generate.stream(request)) as replies:
+        async with contextlib.aclosing(self._generate.stream(request, context.time_remaining())) as replies:
             async for reply in replies:
                 yield reply
 
@@ -67,12 +67,18 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         session = self.sessions.find(request.session_id)
         if session is None:
             self._lifecycle.check()
-            held = Held(TargetSequence(self._engine, self._engine.slots.take()))
-            total = self._max_total(request)
-            session = self.sessions.admit(request.session_id, held, sampling, list(request.prefix), total, rule)
+            await holding.expire(self.sessions, self._free)
+            session = self.sessions.find(request.session_id) or self._admit(request, sampling, rule)
         async with self._using(session):
             session.resume(list(request.prefix), sampling, rule)
             return await self._fill(session)
+
+    def _admit(
+        self, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
+    ) -> Session[Held, pb.VerifyResponse]:
+        total = self._max_total(request)
+        held = Held(TargetSequence(self._engine, self._engine.slots.take()))
+        return self.sessions.admit(request.session_id, held, sampling, list(request.prefix), total, rule)
 
     async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
         return await self._verify(request, time.perf_counter())
@@ -174,6 +180,10 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 f"the client's tokenizer {request.tokenizer_sha256[:12]} is not the target's "
                 f"{self._info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
             )
+        for name in ("weights_revision", "dtype", "vocab_size"):
+            expected, ours = getattr(request, name), getattr(self._info, name)
+            if expected and expected != ours:
+                raise OtherModel(f"{name}: the client expects {expected}, and this is {ours}: another target")
         total = self._max_total(request)
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")

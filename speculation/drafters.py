@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from speculation.types import Draft, Proposer, SamplingParams
 
@@ -28,6 +28,20 @@ class Guesser(Drafter, Protocol):
         """One token, or none: drawn with the noise of the target's own draw, whatever the rule."""
 
 
+@runtime_checkable
+class Learner(Protocol):
+    """A drafter that learns from what was committed."""
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """All of `tokens`, the prompt first, is committed now."""
+
+
+def teach(drafter: Drafter | None, tokens: Sequence[int], committed: Sequence[int]) -> None:
+    """Tells a drafter that learns that `committed` was committed after `tokens`."""
+    if isinstance(drafter, Learner):
+        drafter.learn([*tokens, *committed])
+
+
 class NgramDrafter:
     """Prompt lookup: what followed the longest earlier occurrence of the last tokens (Saxena 2023). No weights.
 
@@ -47,10 +61,14 @@ class NgramDrafter:
         self._forget()
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
-        self._index(tokens)
-        start = self._find(tokens)
-        copied = tuple(_copy(tokens, start, k)) if start is not None else ()
+        _, copied = self.match(tokens, k)
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
+
+    def match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
+        """How many last tokens stood somewhere before (0: none), and the `k` that followed them there."""
+        self._index(tokens)
+        size, start = self._find(tokens)
+        return size, tuple(_copy(tokens, start, k)) if size else ()
 
     async def guess(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
@@ -83,39 +101,12 @@ class NgramDrafter:
                 else:
                     self._follower[gram] = before
 
-    def _find(self, tokens: Sequence[int]) -> int | None:
+    def _find(self, tokens: Sequence[int]) -> tuple[int, int]:
         for n in self._sizes:
             at = self._follower.get(tuple(tokens[-n:])) if n <= len(tokens) else None
             if at is not None:
-                return at
-        return None
-
-
-class HybridDrafter:
-    """Prompt lookup where the text repeats itself, the model everywhere else.
-
-    A copy costs nothing and is right more often than a small model, if what matched is long enough: so the lookup
-    comes first, with `shortest` well above 1, and a round that it answers costs no draft step at all.
-    """
-
-    def __init__(self, lookup: NgramDrafter, model: Guesser) -> None:
-        self._lookup, self._model = lookup, model
-
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        await self._lookup.open(prompt, sampling)
-        await self._model.open(prompt, sampling)
-
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
-        copied = await self._lookup.propose(tokens, k)
-        return copied if copied.token_ids else await self._model.propose(tokens, k)
-
-    async def guess(self, tokens: Sequence[int]) -> Draft:
-        copied = await self._lookup.guess(tokens)
-        return copied if copied.token_ids else await self._model.guess(tokens)
-
-    async def close(self) -> None:
-        await self._lookup.close()
-        await self._model.close()
+                return n, at
+        return 0, 0
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from speculation.drafters import Drafter
-from speculation.types import Draft, SamplingParams
+from speculation.drafters import Drafter, Guesser, Learner
+from speculation.types import Draft, SamplingParams, SpeculationStats
 
 log = logging.getLogger("tandem.drafter")
 
@@ -80,13 +80,14 @@ class DrafterHealth:
 
     def __init__(self, name: str, backoff: Backoff | None = None) -> None:
         self.name, self.backoff = name, backoff or Backoff()
-        self.undrafted = 0
+        self.undrafted = self.failures = 0
 
     @property
     def up(self) -> bool:
         return self.backoff.up
 
     def failed(self, error: Exception, trial: bool = False) -> None:
+        self.failures += 1
         if self.backoff.failed(trial):
             reason = " ".join(f"{error}".split()) or type(error).__name__
             log.warning(
@@ -107,12 +108,21 @@ class DrafterHealth:
 class FallibleDrafter:
     """Another drafter's proposals for one request, or none for as long as it fails. Raises nothing.
 
-    How long a call may take is the other drafter's to bound.
+    How long a call may take is the other drafter's to bound. `refusals`: exceptions that are about this request alone.
+    Rounds that went undrafted are counted into `stats`.
     """
 
-    def __init__(self, drafter: Drafter, health: DrafterHealth, refusals: Backoff | None = None) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        health: DrafterHealth,
+        backoff: Backoff | None = None,
+        stats: SpeculationStats | None = None,
+        refusals: tuple[type[Exception], ...] = (DrafterRefused,),
+    ) -> None:
         self._drafter, self._health = drafter, health
-        self._refusals = refusals or Backoff()  # of this request alone
+        self._stats = stats if stats is not None else SpeculationStats()
+        self._refusals, self._backoff = refusals, backoff or Backoff()  # of this request alone
         self._sampling = SamplingParams()
         self._opened = False
         self._trial: asyncio.Task[Draft | None] | None = None
@@ -120,19 +130,17 @@ class FallibleDrafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
         if self._health.up:
-            await self._attempt(prompt, 0)
+            await self._attempt(prompt, _nothing)
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
-        draft = None
-        if self._trial and not self._trial.done():
-            pass  # one call at a time
-        elif self._health.up and self._refusals.up:
-            draft = await self._attempt(tokens, k)
-        elif self._trial_is_due():
-            # Beside the rounds: it brings the drafter up to date, its proposal comes too late for any.
-            self._trial = asyncio.create_task(self._attempt(list(tokens), k, trial=True), name="drafter trial")
+        draft = await self._asked(tokens, (lambda known: self._drafter.propose(known, k)) if k else _nothing)
         self._health.undrafted += draft is None
+        self._stats.undrafted_rounds += draft is None
         return draft or Draft()
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        if isinstance(self._drafter, Learner):
+            self._drafter.learn(tokens)
 
     async def close(self) -> None:
         if self._trial:
@@ -140,24 +148,58 @@ class FallibleDrafter:
             await asyncio.gather(self._trial, return_exceptions=True)
         await self._drafter.close()
 
-    def _trial_is_due(self) -> bool:
-        return (self._health.up or self._health.backoff.due()) and (self._refusals.up or self._refusals.due())
+    async def _asked(self, tokens: Sequence[int], call: _Call) -> Draft | None:
+        if self._trial and not self._trial.done():
+            return None  # one call at a time
+        if self._health.up and self._backoff.up:
+            return await self._attempt(tokens, call)
+        if self._trial_is_due():
+            # Beside the rounds: it brings the drafter up to date, its proposal comes too late for any.
+            self._trial = asyncio.create_task(self._attempt(list(tokens), call, trial=True), name="drafter trial")
+        return None
 
-    async def _attempt(self, tokens: Sequence[int], k: int, trial: bool = False) -> Draft | None:
+    def _trial_is_due(self) -> bool:
+        return (self._health.up or self._health.backoff.due()) and (self._backoff.up or self._backoff.due())
+
+    async def _attempt(self, tokens: Sequence[int], call: _Call, trial: bool = False) -> Draft | None:
         try:
             if not self._opened:
                 await self._drafter.close()  # what an opening that failed may hold
                 await self._drafter.open(tokens, self._sampling)
                 self._opened = True
-            draft = await self._drafter.propose(tokens, k) if k else Draft()
-        except DrafterRefused as error:
+            draft = await call(tokens)
+        except self._refusals as error:
             self._health.succeeded()  # it answers
-            if self._refusals.failed(trial):
+            if self._backoff.failed(trial):
                 log.debug("drafter %s refused a request: %s", self._health.name, error)
             return None
         except Exception as error:  # whatever it is: a drafter never ends a request
             self._health.failed(error, trial)
             return None
-        self._refusals.succeeded()
+        self._backoff.succeeded()
         self._health.succeeded()
         return draft
+
+
+class FallibleGuesser(FallibleDrafter):
+    """Likewise for a drafter that guesses; a guess that fails is none."""
+
+    def __init__(
+        self,
+        drafter: Guesser,
+        health: DrafterHealth,
+        stats: SpeculationStats | None = None,
+        refusals: tuple[type[Exception], ...] = (DrafterRefused,),
+    ) -> None:
+        super().__init__(drafter, health, None, stats, refusals)
+        self._guesser = drafter
+
+    async def guess(self, tokens: Sequence[int]) -> Draft:
+        return await self._asked(tokens, self._guesser.guess) or Draft()
+
+
+_Call = Callable[[Sequence[int]], Awaitable[Draft]]
+
+
+async def _nothing(tokens: Sequence[int]) -> Draft:
+    return Draft()

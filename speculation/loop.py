@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from speculation.drafters import Drafter
+from speculation.drafters import Drafter, teach
 from speculation.length import LengthPolicy
 from speculation.stopping import Stopping
 from speculation.types import Chunk, Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
@@ -55,7 +55,9 @@ class DraftThenVerify:
 
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
         draft = await self.drafter.propose(tokens, k) if self.drafter and k else Draft()
-        return draft, await self.verifier.verify(tokens, draft.token_ids, draft.distributions)
+        verdict = await self.verifier.verify(tokens, draft.token_ids, draft.distributions)
+        teach(self.drafter, tokens, verdict.token_ids)
+        return draft, verdict
 
     async def close(self) -> None:
         try:

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from speculation.depth import Depth
-from speculation.drafters import Guesser
+from speculation.drafters import Guesser, teach
 from speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 
 MOST_IN_FLIGHT = 8
 ATTEMPTS = 3
-"""Times that one round is sent again, to a session that was opened again, before the request fails."""
+"""Times that one round may be stale at a session that was brought in step before, until the request fails."""
 
 
 class RoundsLost(Exception):
@@ -58,8 +58,11 @@ class FlightVerifier(Protocol):
     def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
         """A round that extends `base_length` tokens ending in `last_token`. The answer may be RoundsLost."""
 
-    async def resume(self, tokens: Sequence[int]) -> None:
-        """After RoundsLost or a stale answer that should not have been: goes on from `tokens`, all committed."""
+    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
+        """After RoundsLost (or OutOfStep) with this `cause`: goes on from `tokens`, all committed.
+
+        Raises where it has tried enough.
+        """
 
     async def close(self) -> None:
         """Frees the slot. May be called at any time, and again."""
@@ -104,11 +107,12 @@ class PipelinedRounds:
         self._k = k
         if not self._flights:
             await self._landed_or_first(tokens)
-        for _ in range(ATTEMPTS):
+        stale = 0
+        while True:
             try:
                 answer = await self._first_answer()
             except RoundsLost as lost:
-                error: Exception = lost.cause
+                error = lost.cause
             else:
                 if answer.verdict is not None:
                     return await self._committed(
@@ -116,12 +120,14 @@ class PipelinedRounds:
                     )
                 held = answer.committed_length
                 error = OutOfStep(f"round at {len(tokens)} is stale: the verifier holds {held} tokens")
+                stale += 1
+                if stale == ATTEMPTS:
+                    raise error
             again = self._flights.popleft()
             await self._forget_ahead()
-            await self.verifier.resume(tokens)
+            await self.verifier.resume(tokens, error)
             self._path = list(tokens)
             self._send(again.draft, ahead=False)
-        raise error
 
     async def close(self) -> None:
         try:
@@ -200,6 +206,7 @@ class PipelinedRounds:
         self._dry = False
         if not goes_on:
             await self._forget_ahead()
+        teach(self.drafter, tokens, verdict.token_ids)
         return flight.draft, verdict
 
     def _account(self, flight: _Flight, verdict: Verdict, network_seconds: float) -> None:

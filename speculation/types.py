@@ -100,7 +100,10 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One continuation to produce. Exactly one of `text` and `token_ids` is given; limits of None are the server's."""
+    """One continuation to produce. Exactly one of `text` and `token_ids` is given; limits of None are the server's.
+
+    `deadline` (seconds of time.monotonic) is of this process, and never sent: no waiting goes on beyond it.
+    """
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -114,6 +117,7 @@ class GenerationRequest:
     ignore_end_of_sequence: bool = False
     report_margins: bool = False
     rule: Rule = Rule.AGREEMENT
+    deadline: float | None = None
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.token_ids is None):
@@ -218,6 +222,7 @@ class SpeculationStats:
     stale_drafts: int = 0
     sent_by_depth: list[int] = field(default_factory=list)
     guessed_rounds: int = 0
+    undrafted_rounds: int = 0
 
     @property
     def wasted_drafts(self) -> int:

@@ -20,6 +20,7 @@ import grpc
 
 from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
 from clients.distributed import connect_distributed
+from clients.failover import Persistence
 from clients.generation import GenerationClient
 from clients.remote import VerifierClient
 from clients.remote_draft import open_remote_draft
@@ -111,6 +112,7 @@ class Site:
     verifier: TargetVerifierService | None = None
     proposals: Proposals | None = None
     worker: DraftWorkerService | None = None
+    fused: FusedSpeculativeServerService | None = None
 
     def client(self) -> GenerationClient:
         return GenerationClient.connect(self.address, self.service)
@@ -158,14 +160,14 @@ async def fused_site(
     """A FusedSpeculativeServer; without a draft runner, n-gram lookup drafts. `k` None: lengths adapt."""
     batcher, lifecycle = Batcher("test-fused"), Lifecycle()
     engine = Engine(target or toy(), batcher)
-    drafting = Loaded(Engine(draft, batcher), ToyTokenizer()) if draft else None
+    drafting = Loaded(Engine(draft, batcher, vital=False), ToyTokenizer()) if draft else None
     choice = DraftChoice(kind if draft else "ngram")
     generator = fused_generator(Loaded(engine, ToyTokenizer()), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
     service = FusedSpeculativeServerService(generator.info, GenerateMethod(generator, reply, lifecycle, None))
     try:
         async with listening(partial(add_FusedSpeculativeServerServicer_to_server, service)) as address:
-            yield Site(FUSED, address, generator, engine, lifecycle)
+            yield Site(FUSED, address, generator, engine, lifecycle, fused=service)
     finally:
         await batcher.close()
 
@@ -194,11 +196,13 @@ async def distributed(
     max_length: int = 160,
     pipeline: Pipeline = Pipeline.OFF,
     k: int | None = 3,
+    reconnect_seconds: float = 10.0,
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
     config = draft_config(draft, slots, max_length, k)
     async with drafting(config) as drafts:
-        generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline)
+        persistence = Persistence(reconnect_seconds)
+        generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline, persistence)
         try:
             yield generator, client
         finally:
@@ -214,6 +218,7 @@ async def worker_site(
     lease_seconds: float = 60.0,
     config: ModelConfig | None = None,
     port: int = 0,
+    reconnect_seconds: float = 10.0,
 ) -> AsyncIterator[Site]:
     """A DraftWorker; without a target it only proposes."""
     lifecycle, config = Lifecycle(), config or draft_config(draft, slots, max_length)
@@ -221,7 +226,8 @@ async def worker_site(
         drafts = await stack.enter_async_context(drafting(config))
         generator, generate, info = None, None, drafting_info(drafts, config)
         if target_address is not None:
-            generator, client = await connect_distributed(drafts, config, target_address, 10.0)
+            persistence = Persistence(reconnect_seconds)
+            generator, client = await connect_distributed(drafts, config, target_address, 10.0, persistence=persistence)
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info

@@ -17,12 +17,13 @@ LAUNCHERS = ("main", "compare_architectures", "configuration")
 # A package, and which of the others it may import.
 MAY_IMPORT = {
     "speculation": set(),
-    "models": {"speculation"},
+    "models": {"speculation", "planning"},  # planning: whether a device's software is here
     "clients": {"speculation", "models", "tandem"},
     "services": {"speculation", "models", "tandem", "clients"},  # the DraftWorker calls a verifier
     "comparison": {"speculation", "clients", "reporting"},
     "acceptance": {"speculation", "models", "comparison"},
     "draft_training": {"speculation", "models", "acceptance", "comparison"},
+    "planning": set(),  # pure: config.json files, package metadata and small tools; anyone may ask it
     "reporting": set(),  # reads a parsed comparison.json and nothing else
 }
 OURS = {*MAY_IMPORT, *LAUNCHERS, "tandem", "proto", "benchmarks", "tests"}

@@ -106,8 +106,16 @@ class GenerateCompletion(_message.Message):
     stats: SpeculationStats
     def __init__(self, finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ...) -> None: ...
 
+class PartialGeneration(_message.Message):
+    __slots__ = ("output_tokens", "token_ids")
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    output_tokens: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, output_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts", "drafted_by", "accepted_by", "stale_rounds", "stale_drafts", "sent_by_depth", "guessed_rounds", "rounds_by_length")
+    __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts", "drafted_by", "accepted_by", "stale_rounds", "stale_drafts", "sent_by_depth", "guessed_rounds", "rounds_by_length", "undrafted_rounds")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +150,7 @@ class SpeculationStats(_message.Message):
     SENT_BY_DEPTH_FIELD_NUMBER: _ClassVar[int]
     GUESSED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_BY_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    UNDRAFTED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     drafted: int
     accepted: int
@@ -162,7 +171,8 @@ class SpeculationStats(_message.Message):
     sent_by_depth: _containers.RepeatedScalarFieldContainer[int]
     guessed_rounds: int
     rounds_by_length: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., network_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., wasted_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, int]] = ..., accepted_by: _Optional[_Mapping[str, int]] = ..., stale_rounds: _Optional[int] = ..., stale_drafts: _Optional[int] = ..., sent_by_depth: _Optional[_Iterable[int]] = ..., guessed_rounds: _Optional[int] = ..., rounds_by_length: _Optional[_Iterable[int]] = ...) -> None: ...
+    undrafted_rounds: int
+    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., network_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., wasted_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, int]] = ..., accepted_by: _Optional[_Mapping[str, int]] = ..., stale_rounds: _Optional[int] = ..., stale_drafts: _Optional[int] = ..., sent_by_depth: _Optional[_Iterable[int]] = ..., guessed_rounds: _Optional[int] = ..., rounds_by_length: _Optional[_Iterable[int]] = ..., undrafted_rounds: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "max_sequence_length", "max_speculation_length", "kv_slots", "dtype", "device", "backend", "draft_name", "default_speculation_length", "plain_width", "bit_exact", "startup_seconds", "end_of_sequence_ids", "adaptive_speculation_length")

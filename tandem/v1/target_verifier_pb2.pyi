@@ -31,7 +31,7 @@ class TargetVerifierGenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("session_id", "prefix", "prompt_length", "sampling", "rule", "tokenizer_sha256", "max_total_tokens")
+    __slots__ = ("session_id", "prefix", "prompt_length", "sampling", "rule", "tokenizer_sha256", "max_total_tokens", "weights_revision", "dtype", "vocab_size")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,9 @@ class OpenSessionRequest(_message.Message):
     RULE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
     MAX_TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prefix: _containers.RepeatedScalarFieldContainer[int]
     prompt_length: int
@@ -46,7 +49,10 @@ class OpenSessionRequest(_message.Message):
     rule: _generation_pb2.VerificationRule
     tokenizer_sha256: str
     max_total_tokens: int
-    def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ...) -> None: ...
+    weights_revision: str
+    dtype: str
+    vocab_size: int
+    def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., weights_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("committed_length", "reused_length", "lease_seconds", "queue_seconds", "prefill_seconds", "max_speculation_length", "rule")

@@ -14,10 +14,12 @@ import pytest
 
 from clients.channel import TARGET
 from clients.errors import TandemError, from_rpc
+from clients.failover import Persistence
 from clients.generation import GenerationClient
 from clients.remote import Deadlines, RemoteVerifier, VerifierClient
 from models.toy import ToyConfig
 from speculation.types import SpeculationStats
+from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 from tests.support import (
     GREEDY,
@@ -41,7 +43,7 @@ PROMPT = list(b"the prompt")
 async def verifier(
     address: str, deadlines: Deadlines | None = None, margins: bool = False
 ) -> AsyncIterator[tuple[RemoteVerifier, SpeculationStats]]:
-    client, stats = VerifierClient(address, "toy", deadlines), SpeculationStats()
+    client, stats = VerifierClient(address, "toy", deadlines, Persistence(0.3)), SpeculationStats()
     try:
         yield RemoteVerifier(client, stats, margins), stats
     finally:
@@ -145,12 +147,29 @@ def test_a_target_that_forgets_its_sessions_is_given_them_again() -> None:
     run(test())
 
 
-def test_a_stale_reply_is_an_error_that_names_both_lengths() -> None:
+def test_a_session_that_fell_back_is_brought_in_step_again() -> None:
+    """As where an OpenSession arrives twice, the second time late: the client's tokens are those committed."""
+
     async def test() -> None:
         async with target_site() as site, verifier(site.address) as (remote, _):
             await remote.open(PROMPT, GREEDY)
-            with pytest.raises(TandemError, match=r"13 is stale: .* 10 tokens") as caught:
-                await remote.verify([*PROMPT, 1, 2, 3], [])
+            truth = list(oracle(PROMPT, GREEDY, 6))
+            verdict = await remote.verify([*PROMPT, *truth[:3]], [])
+            assert verdict.token_ids == (truth[3],)
+            assert [session.tokens for session in site.verifier.sessions] == [PROMPT + truth[:4]]
+
+    run(test())
+
+
+def test_a_verifier_that_stays_out_of_step_is_an_error_that_names_both_lengths() -> None:
+    async def stale(inner: Any, request: Any, context: Any) -> Any:
+        return pb.VerifyResponse(stale=True, committed_length=4)
+
+    async def test() -> None:
+        async with target_site() as site, faulty_site(site, stale) as address, verifier(address) as (remote, _):
+            await remote.open(PROMPT, GREEDY)
+            with pytest.raises(TandemError, match=r"10 is stale: .* 4 tokens") as caught:
+                await remote.verify(PROMPT, [])
             assert caught.value.code == "ABORTED"
 
     run(test())

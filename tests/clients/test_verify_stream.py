@@ -214,7 +214,10 @@ def test_a_target_that_fails_every_stream_fails_the_request_in_the_end(depth: Ca
 
     async def test() -> None:
         async with target_site() as site:
-            async with streaming_site(site, failing) as address, pipelined(address) as (generator, _):
+            async with (
+                streaming_site(site, failing) as address,
+                pipelined(address, reconnect_seconds=0.3) as (generator, _),
+            ):
                 with pytest.raises(TandemError, match="UNAVAILABLE: always gone"):
                     await answer(generator.generate, ids(PROMPT, 40))
             assert site.free == 4
@@ -256,7 +259,7 @@ def test_a_server_without_streams_gets_one_round_at_a_time_and_one_line_is_logge
                     got = await answer(generator.generate, ids(PROMPT, 30, sampling=sampling))
                     assert got.token_ids == oracle(PROMPT, sampling, 30)
                 assert got.completion.stats.max_in_flight == 1
-                assert not client.streams
+                assert client.peer.streams is False
             assert site.free == 4
 
     with caplog.at_level(logging.WARNING, "tandem.verifier"):
@@ -304,7 +307,10 @@ def test_a_round_that_is_not_answered_in_time_is_an_error(depth: Callable[[int],
 
     async def test() -> None:
         async with target_site() as site:
-            async with streaming_site(site, silent) as address, pipelined(address) as (generator, client):
+            async with (
+                streaming_site(site, silent) as address,
+                pipelined(address, reconnect_seconds=0.3) as (generator, client),
+            ):
                 client.deadlines = Deadlines(verify=0.1)
                 with pytest.raises(TandemError, match=r"DEADLINE_EXCEEDED: .* within 0\.1 s"):
                     await answer(generator.generate, ids(PROMPT, 40))

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from models.batcher import Batcher
-from models.engine import Engine, FusedPair, FusedRounds, KVSequence, LocalVerifier, ModelDrafter
+from models.engine import Engine, KVSequence, LocalVerifier, ModelDrafter
+from models.fused_rounds import FusedPair, FusedRounds
 from models.runner import PrefillRow
 from models.toy import ToyConfig, ToyRunner
-from speculation.drafters import NgramDrafter
+from speculation.trust import Trust, TrustedLookup
 from speculation.types import Draft, Proposer
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
@@ -223,11 +224,11 @@ def test_fused_rounds_of_changing_length_are_exact(k_of_round: list[int]) -> Non
     run(test())
 
 
-class Prompter(NgramDrafter):
+class Prompter(TrustedLookup):
     """A lookup that finds the next `right` true tokens and a wrong one, where the script says so."""
 
     def __init__(self, script: Sequence[int | None], sampling: Any) -> None:
-        super().__init__()
+        super().__init__(Trust())
         self.script, self.sampling = iter(script), sampling
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:

@@ -12,13 +12,16 @@ from transformers import AutoModelForCausalLM
 
 from models.batcher import Batcher
 from models.certify import certify
-from models.engine import Engine, FusedPair, FusedRounds, LocalVerifier, ModelDrafter
+from models.engine import Engine, LocalVerifier, ModelDrafter
+from models.fused_rounds import FusedPair, FusedRounds
 from models.runner import ProposeRow, VerifyRow
-from speculation.drafters import HybridDrafter, NgramDrafter
+from speculation.drafters import NgramDrafter
 from speculation.draws import draw
+from speculation.hybrid import HybridDrafter
 from speculation.length import FixedLength
 from speculation.loop import DraftThenVerify, Rounds, speculate
 from speculation.stopping import Stopping, StopRules
+from speculation.trust import Trust, TrustedLookup
 from speculation.types import SamplingParams, SpeculationStats
 from tests.models import real
 from tests.speculation.laws import chi_square_p_value
@@ -131,11 +134,11 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
             lambda: DraftThenVerify(LocalVerifier(engine), NgramDrafter()),
             lambda: DraftThenVerify(LocalVerifier(engine), ModelDrafter(drafting, 49152)),
             lambda: DraftThenVerify(
-                LocalVerifier(engine), HybridDrafter(NgramDrafter(shortest=2), ModelDrafter(drafting, 49152))
+                LocalVerifier(engine), HybridDrafter(TrustedLookup(Trust()), ModelDrafter(drafting, 49152))
             ),
         ]
         pair = FusedPair(engine, drafting)
-        fused = [lambda: FusedRounds(pair), lambda: FusedRounds(pair, lookup=NgramDrafter(shortest=2))]
+        fused = [lambda: FusedRounds(pair), lambda: FusedRounds(pair, lookup=TrustedLookup(Trust()))]
         outputs: list[list[int]] = []
         accepted = 0.0
         for group in (kinds, fused):  # FusedRounds gives slots of its draft out by the target's number

@@ -304,7 +304,8 @@ def test_a_full_server_refuses_at_open_with_a_retry_delay() -> None:
             assert refused.retry == pytest.approx(0.1)
             assert "1" in refused.message
             assert (await target.Verify(pb.VerifyRequest(session_id="s", base_length=3, last_token=3))).token_ids
-            assert (await target.OpenSession(opening())).reused_length == 2
+            again = await target.OpenSession(opening())  # whose client has not seen the round's reply
+            assert (again.reused_length, again.committed_length) == (3, 4)
 
     run(test())
 
@@ -415,20 +416,25 @@ def test_a_poisoned_session_stays_apart_from_its_neighbours() -> None:
     run(test())
 
 
-def test_a_broken_step_makes_its_rows_unavailable_and_later_requests_are_served() -> None:
+def test_a_broken_step_ends_every_session_of_the_engine_as_unavailable() -> None:
+    """G12: who was in the step, who waits for a slot, who comes later: nothing of the device is trusted any more."""
+
     async def test() -> None:
         runner = slow(Breaking)
-        async with target_site(runner) as site, raw_stub(site.address) as target, site.client() as client:
+        async with target_site(runner) as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
             runner.broken = True
             generation = wire.generation_to_wire(ids(b"abc"))
-            refused = await asyncio.gather(
-                *(refusal(target.Generate(pb.TargetVerifierGenerateRequest(generation=generation))) for _ in range(3))
-            )
+            asked = pb.TargetVerifierGenerateRequest(generation=generation)
+            refused = await asyncio.gather(*(refusal(target.Generate(asked)) for _ in range(6)))
             assert {(r.code, r.reason) for r in refused} == {("UNAVAILABLE", "ENGINE_LOST")}
-            assert "device out of memory" in refused[0].message
+            assert all("device out of memory" in r.message for r in refused)
             runner.broken = False
-            assert (await answer(client.generate, ids(b"abc", 8))).token_ids == oracle(b"abc", GREEDY, 8)
-            await until(lambda: site.free == 4)
+            assert site.engine.lost.is_set()
+            round_ = pb.VerifyRequest(session_id="s", base_length=3, last_token=3)
+            for call in (target.Verify(round_), target.OpenSession(opening(session_id="new")), target.Generate(asked)):
+                late = await refusal(call)
+                assert (late.code, late.reason) == ("UNAVAILABLE", "ENGINE_LOST")
 
     run(test())
 
@@ -442,7 +448,11 @@ def test_what_nobody_expected_is_internal_and_tells_no_secrets() -> None:
 
 def test_a_draft_worker_hands_on_what_its_target_refused() -> None:
     async def test() -> None:
-        async with target_site() as target, worker_site(target.address) as worker, worker.client() as client:
+        async with (
+            target_site() as target,
+            worker_site(target.address, reconnect_seconds=0.3) as worker,
+            worker.client() as client,
+        ):
             target.lifecycle.accepting = False
             with pytest.raises(TandemError, match="stopping") as caught:
                 await answer(client.generate, ids(b"abc"))

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.sessions import Fence, Session, SessionConflict, SessionNotFound, SessionTable
+from services.sessions import (
+    REMEMBERED,
+    Fence,
+    Session,
+    SessionConflict,
+    SessionExpired,
+    SessionNotFound,
+    SessionTable,
+)
 from speculation.types import SamplingParams
 
 GREEDY = SamplingParams()
@@ -62,7 +70,17 @@ def test_resuming_at_the_committed_tokens_keeps_the_record() -> None:
     assert session.fence(3, 3) is Fence.REPLAY
 
 
-@pytest.mark.parametrize("prefix", [[1], [1, 2, 3], [1, 2, 3, 4, 5, 6]])
+def test_a_prefix_that_lacks_only_the_last_round_leaves_it_committed_and_its_reply_to_be_had() -> None:
+    """G2, G4: of a client that lost the reply; first commit wins."""
+    session = admit(table()[0])
+    session.commit((4, 5), "first")
+    session.resume([1, 2, 3], GREEDY)
+    assert session.tokens == [1, 2, 3, 4, 5]
+    assert session.fence(3, 3) is Fence.REPLAY
+    assert session.recorded == "first"
+
+
+@pytest.mark.parametrize("prefix", [[1], [1, 2], [1, 2, 3, 4, 5, 6]])
 def test_a_shorter_or_longer_agreeing_prefix_rebuilds_and_forgets_the_record(prefix: list[int]) -> None:
     session = admit(table()[0])
     session.commit((4,), "first")
@@ -108,6 +126,51 @@ def test_a_lease_runs_out_only_after_its_time_and_every_use_renews_it() -> None:
     for name in ("idle", "used"):
         with pytest.raises(SessionNotFound, match=name):
             sessions.touch(name)
+
+
+def test_what_ran_out_stays_out_and_is_told_apart_from_what_never_was() -> None:
+    """G5: also in the moment before anybody collected it."""
+    sessions, clock = table(lease=10.0)
+    admit(sessions)
+    clock.now += 10.001
+    with pytest.raises(SessionExpired, match="its lease ran out"):
+        sessions.touch("a")
+    assert [s.session_id for s in sessions.expire()] == ["a"]
+    with pytest.raises(SessionExpired):
+        sessions.touch("a")
+    with pytest.raises(SessionNotFound, match="never opened") as caught:
+        sessions.touch("b")
+    assert not isinstance(caught.value, SessionExpired)
+    admit(sessions)
+    assert sessions.touch("a").tokens == [1, 2, 3]
+
+
+def test_only_so_many_expired_ids_are_remembered() -> None:
+    sessions, clock = table(lease=10.0)
+    for i in range(REMEMBERED + 3):
+        admit(sessions, f"s{i}")
+    clock.now += 11
+    assert len(sessions.expire()) == REMEMBERED + 3
+    for name, remembered in (("s0", False), ("s2", False), ("s3", True)):
+        with pytest.raises(SessionNotFound) as caught:
+            sessions.touch(name)
+        assert isinstance(caught.value, SessionExpired) == remembered
+
+
+def test_it_says_how_long_nothing_can_run_out() -> None:
+    sessions, clock = table(lease=10.0)
+    assert sessions.seconds_to_expiry() == 10.0
+    admit(sessions, "first")
+    clock.now += 4
+    second = admit(sessions, "second")
+    assert sessions.seconds_to_expiry() == 6.0
+    sessions.drop("first")
+    assert sessions.seconds_to_expiry() == 10.0
+    second.in_use = 1
+    clock.now += 40
+    assert sessions.seconds_to_expiry() == 10.0
+    second.in_use = 0
+    assert sessions.seconds_to_expiry() == 0.0
 
 
 def test_a_session_in_use_never_expires() -> None:

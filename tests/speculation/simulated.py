@@ -155,8 +155,10 @@ class SimulatedTarget:
         self.tokens += committed
         return Verdict(tuple(committed), len(committed) - 1, 0.0, self.verify_seconds)
 
-    async def resume(self, tokens: Sequence[int]) -> None:
+    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
         self.resumed += 1
+        if self.refuses and self.resumed == 3:
+            raise cause
         self.tokens = list(tokens)
 
     async def close(self) -> None:

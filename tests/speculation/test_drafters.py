@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.drafters import HybridDrafter, NgramDrafter
+from speculation.drafters import NgramDrafter
 from speculation.types import Draft, Proposer, SamplingParams
 from tests.speculation import laws
 
@@ -113,37 +113,6 @@ def test_a_new_request_knows_nothing_of_the_last_one():
 def test_sizes_that_make_no_sense_are_refused(longest, shortest):
     with pytest.raises(ValueError, match=f"not {shortest} and {longest}"):
         NgramDrafter(longest, shortest)
-
-
-class Model:
-    """A draft model that always says the same, and notes what it is asked."""
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self.calls.append("open")
-
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
-        self.calls.append(list(tokens))
-        return Draft((9,) * k, compute_seconds=0.5, proposed_by=(Proposer.MODEL,) * k)
-
-    async def close(self) -> None:
-        self.calls.append("close")
-
-
-def test_the_hybrid_asks_its_model_only_where_nothing_can_be_copied():
-    async def test() -> None:
-        model = Model()
-        drafter = HybridDrafter(NgramDrafter(shortest=3), model)
-        await drafter.open([1, 2, 3], SamplingParams())
-        copied = await drafter.propose([1, 2, 3, 4, 5, 1, 2, 3], 2)
-        assert copied == Draft((4, 5), proposed_by=(Proposer.NGRAM, Proposer.NGRAM))
-        assert (await drafter.propose([1, 2, 3, 4, 5, 1, 2, 3, 8, 2, 3], 3)).token_ids == (9, 9, 9)
-        await drafter.close()
-        assert model.calls == ["open", [1, 2, 3, 4, 5, 1, 2, 3, 8, 2, 3], "close"]
-
-    asyncio.run(test())
 
 
 def test_every_draft_token_has_one_proposer():

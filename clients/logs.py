@@ -1,0 +1,60 @@
+"""Log lines, as text or as JSON, each with the id of the request that it is about. Neither prompts nor tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from clients.request_context import current
+
+FORMATS = ("text", "json")
+
+
+def set_up(log_format: str, debug: bool = False) -> None:
+    """Writes what this process logs to stderr. Raises ValueError."""
+    if log_format not in FORMATS:
+        raise ValueError(f"log_format: {log_format!r} is not one of {', '.join(FORMATS)}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler])
+
+
+class TextFormatter(logging.Formatter):
+    """time level logger: message [request id]"""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        request_id = _request_id(record)
+        line = super().formatMessage(record)
+        return f"{line} [{request_id}]" if request_id else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line. `fields` of a record (logging's `extra`) become members of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        request_id = _request_id(record)
+        if request_id:
+            line["request_id"] = request_id
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _request_id(record: logging.LogRecord) -> str | None:
+    """The record's own, where it says one; else that of the request it was logged in. Formatted where it was logged."""
+    said: str | None = getattr(record, "request_id", None)
+    request = current()
+    return said or (request.id if request else None)

@@ -1,0 +1,92 @@
+"""AWS instances with Neuron chips: chips, cores, memory.
+
+Sources: AWS Neuron documentation, pages trn1-arch, inf2-arch, trn2-arch, trn3-arch, logical-neuroncore-config, and for
+the tensor-parallel degrees the NxD Inference features guide. AWS publishes no sizes of Trn3: these are its two kinds of
+server, and `FAMILY:CHIPS` names anything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """A family's chip. `lnc`: logical core configurations, the default first. `degrees`: what the runtime supports."""
+
+    family: str
+    physical_cores: int
+    memory_bytes: int
+    lnc: tuple[int, ...]
+    degrees: tuple[int, ...]
+    torchneuron: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """So many chips under one name."""
+
+    name: str
+    chip: Chip
+    chips: int
+
+    def lnc(self, asked: int | None) -> int:
+        """Physical cores per logical core. Raises ValueError for what the chip does not do."""
+        choices = self.chip.lnc
+        if asked is not None and asked not in choices:
+            raise ValueError(f"lnc: {asked} is not one of {', '.join(map(str, choices))} on {self.name}")
+        return asked or choices[0]
+
+    def cores(self, lnc: int) -> int:
+        return self.chips * self.chip.physical_cores // lnc
+
+    def core_bytes(self, lnc: int) -> int:
+        """Memory of one logical core: an equal share of its chip's. (With LNC 1, two cores share a bank.)"""
+        return self.chip.memory_bytes * lnc // self.chip.physical_cores
+
+
+_POWERS = (1, 2, 4, 8, 16, 32, 64)
+_TRN1 = Chip("trn1", 2, 32 * GIB, (1,), (1, 2, 8, 16, 32), torchneuron=False)
+_INF2 = Chip("inf2", 2, 32 * GIB, (1,), (1, 2, 4, 8, 24), torchneuron=False)
+_TRN2 = Chip("trn2", 8, 96 * GIB, (2, 1), _POWERS, torchneuron=True)
+_TRN3 = Chip("trn3", 8, 144 * GIB, (2, 1), _POWERS, torchneuron=True)
+FAMILIES = {chip.family: chip for chip in (_TRN1, _INF2, _TRN2, _TRN3)}
+
+INSTANCES = {
+    name: Instance(name, chip, chips)
+    for name, chip, chips in (
+        ("trn1.2xlarge", _TRN1, 1),
+        ("trn1.32xlarge", _TRN1, 16),
+        ("trn1n.32xlarge", _TRN1, 16),
+        ("inf2.xlarge", _INF2, 1),
+        ("inf2.8xlarge", _INF2, 1),
+        ("inf2.24xlarge", _INF2, 6),
+        ("inf2.48xlarge", _INF2, 12),
+        ("trn2.3xlarge", _TRN2, 1),
+        ("trn2.48xlarge", _TRN2, 16),
+        ("trn2u.48xlarge", _TRN2, 16),
+        ("trn3-gen1", _TRN3, 16),
+        ("trn3-gen2", _TRN3, 4),
+    )
+}
+
+
+def instance_named(name: str) -> Instance:
+    """A known instance, or FAMILY:CHIPS such as trn3:4. Raises ValueError with the list."""
+    known = INSTANCES.get(name)
+    if known is not None:
+        return known
+    family, colon, chips = name.partition(":")
+    if colon and family in FAMILIES and chips.isdecimal() and 0 < int(chips) <= 144:
+        return Instance(name, FAMILIES[family], int(chips))
+    raise ValueError(
+        f"instance: {name!r} is not one of {', '.join(INSTANCES)},"
+        f" nor FAMILY:CHIPS with a family of {', '.join(FAMILIES)} (as in trn3:4)"
+    )
+
+
+def family_of(name: str | None) -> str | None:
+    """The family that an instance type belongs to: trn1n.32xlarge is a trn1, trn3pd98.3xlarge a trn3."""
+    return next((family for family in FAMILIES if name and name.lower().startswith(family)), None)

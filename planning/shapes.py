@@ -1,0 +1,155 @@
+"""A decoder's dimensions from its config.json, and how many parameters follow. No weights are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One kind of matrix in every layer. `split`: what tensor parallelism divides it by (q or kv heads, or columns)."""
+
+    name: str
+    inputs: int
+    outputs: int
+    split: str
+    bias: bool = False
+
+    @property
+    def parameters(self) -> int:
+        return self.inputs * self.outputs + (self.outputs if self.bias else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The dimensions of a dense Llama-like decoder. `converted`: its checkpoint's own quantisation, if it has one."""
+
+    name: str
+    model_type: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    longest: int
+    tied: bool
+    bias: bool
+    converted: Converted | None = None
+
+    def linears(self) -> tuple[Linear, ...]:
+        q, kv, h, i = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden, self.intermediate
+        return (
+            Linear("self_attn.q_proj", h, q, "q", self.bias),
+            Linear("self_attn.k_proj", h, kv, "kv", self.bias),
+            Linear("self_attn.v_proj", h, kv, "kv", self.bias),
+            Linear("self_attn.o_proj", q, h, "q", self.bias and self.model_type == "llama"),
+            Linear("mlp.gate_proj", h, i, "columns"),
+            Linear("mlp.up_proj", h, i, "columns"),
+            Linear("mlp.down_proj", i, h, "columns"),
+        )
+
+    @property
+    def norm_parameters(self) -> int:
+        """Of all layers and the last one; Qwen3 also normalises queries and keys."""
+        each = 2 * self.hidden + (2 * self.head_dim if self.model_type == "qwen3" else 0)
+        return self.layers * each + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """As published: a tied output matrix counts once."""
+        each = sum(linear.parameters for linear in self.linears())
+        tables = self.vocabulary * self.hidden * (1 if self.tied else 2)
+        return self.layers * each + self.norm_parameters + tables
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a checkpoint's quantization_config says: one byte a weight, but for modules whose names contain these."""
+
+    method: str
+    except_for: tuple[str, ...]
+
+    def covers(self, module: str) -> bool:
+        return not any(part in module for part in self.except_for)
+
+
+def read_shape(folder: str, field: str) -> Shape:
+    """The shape of the model in `folder`; `field` names the flag in errors. Raises ValueError, one line."""
+    path = Path(folder)
+    path = path if path.name == "config.json" else path / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ValueError(f"{field}: {path} is not there; a plan reads a model folder's config.json") from None
+    except ValueError as error:
+        raise ValueError(f"{field}: {path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{field}: {path} is not a model's configuration")
+    try:
+        return shape_of(config, path.parent.name)
+    except ValueError as error:
+        raise ValueError(f"{field}: {path}: {error}") from None
+
+
+def shape_of(config: Mapping[str, Any], name: str) -> Shape:
+    """Raises ValueError naming the missing or unfitting key."""
+    kind = config.get("model_type")
+    if kind not in DENSE:
+        raise ValueError(
+            f"model_type: {kind!r} is not one of {', '.join(DENSE)}, the dense decoders that a plan counts"
+        )
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    kv_heads = _count(config, "num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ValueError(f"num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}")
+    return Shape(
+        name=name,
+        model_type=kind,
+        hidden=hidden,
+        intermediate=_count(config, "intermediate_size"),
+        layers=_count(config, "num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=_count(config, "head_dim", hidden // heads),
+        vocabulary=_count(config, "vocab_size"),
+        longest=_count(config, "max_position_embeddings"),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        bias=bool(config.get("attention_bias", False)) or kind == "qwen2",
+        converted=_converted(config.get("quantization_config")),
+    )
+
+
+def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if value is None:
+        raise ValueError(f"{key}: is missing")
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key}: {value!r} is not a positive whole number")
+    return value
+
+
+def _converted(config: object) -> Converted | None:
+    """Only methods of eight bits are counted; another one is refused rather than guessed."""
+    if config is None:
+        return None
+    if not isinstance(config, dict) or config.get("quant_method") not in ("fbgemm_fp8", "fp8"):
+        method = config.get("quant_method") if isinstance(config, dict) else config
+        raise ValueError(f"quantization_config.quant_method: {method!r} is not fbgemm_fp8 or fp8")
+    return Converted(config["quant_method"], tuple(_names(config)))
+
+
+def _names(config: Mapping[str, Any]) -> Iterator[str]:
+    for name in config.get("modules_to_not_convert") or ():
+        if not isinstance(name, str):
+            raise ValueError(f"quantization_config.modules_to_not_convert: {name!r} is not a name")
+        yield name

@@ -1,0 +1,269 @@
+"""What fits, against the cases that AWS documents; and the command's errors and output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import main
+from planning.instances import INSTANCES, instance_named
+from planning.memory import GRAPH_BYTES, core_of
+from planning.placement import Placement, parts_of, process_of
+from planning.plan import Plan, make_plan
+from tests.planning.support import model, planned
+
+SEED_405B = dict(
+    batch=1,
+    length=12800,
+    drafts=6,
+    backend="nxdi",
+    context_buckets="1024,2048,4096,10240,12288",
+    decode_buckets="12800",
+)
+
+
+def fitting(plan: Plan) -> list[int]:
+    return [degree.degree for degree, process in plan.degrees if process is not None and process.core.fits]
+
+
+def placement(plan: Plan, architecture: str) -> Placement:
+    return next(p for p in plan.placements if p.architecture == architecture)
+
+
+# --- the documented cases ---
+
+
+def test_llama_8b_takes_16_gb_and_fits_on_both_cores_of_a_trn1_2xlarge():
+    plan = planned("trn1.2xlarge", "Llama-3.1-8B", batch=1, length=128)
+    alone = {degree.degree: process for degree, process in plan.degrees}
+    assert round(alone[1].core.weights / 1e9) == 16
+    assert fitting(plan) == [2]
+    assert plan.placements[0].fits and plan.placements[0].processes[0].cores == 2
+
+
+def test_the_seeds_pair_fits_fused_on_a_trn1_2xlarge_and_not_apart():
+    plan = planned("trn1.2xlarge", "Llama-3.1-8B", "Llama-3.2-1B", batch=2, length=128, drafts=4)
+    assert placement(plan, "fused").processes[0].degrees == (2, 2)
+    assert not placement(plan, "distributed").fits
+    assert any("the draft needs cores elsewhere" in remark for remark in plan.remarks)
+
+
+def test_in_int8_the_pair_fits_apart_too_on_the_same_two_cores():
+    plan = planned("trn1.2xlarge", "Llama-3.1-8B", "Llama-3.2-1B", batch=2, length=128, drafts=4, quantization="int8")
+    target, draft = placement(plan, "distributed").processes
+    assert (target.cores, draft.cores, placement(plan, "distributed").idle) == (1, 1, 0)
+    assert 8e9 < target.core.weights < 9.2e9  # the tables stay in two bytes
+    assert placement(plan, "fused").cores == 2
+
+
+def test_llama_70b_needs_16_cores_of_a_trn1_32xlarge():
+    plan = planned("trn1.32xlarge", "Llama-3.1-70B", batch=1, length=4096)
+    assert fitting(plan) == [16, 32]
+    (alone,) = plan.placements
+    assert alone.cores == 16
+    together = 16 * (alone.processes[0].core.weights + alone.processes[0].core.kv)
+    assert together == pytest.approx(148e9, rel=0.02)  # "about 148GB", on 256 GB of 16 cores
+
+
+def test_llama_405b_in_bfloat16_needs_all_64_cores_of_a_trn2_48xlarge():
+    plan = planned("trn2.48xlarge", "Llama-3.1-405B", **SEED_405B)
+    assert fitting(plan) == [64]
+    plan = planned("trn2.48xlarge", "Llama-3.1-405B", "Llama-3.2-1B", **SEED_405B)
+    assert placement(plan, "fused").processes[0].degrees == (64, 64)
+    assert "Llama-3.2-1B's 32 heads are padded to 64" in placement(plan, "fused").processes[0].remarks
+    assert not placement(plan, "distributed").fits
+
+
+def test_llama_405b_in_fp8_leaves_room_for_a_draft_apart():
+    plan = planned("trn2.48xlarge", "Llama-3.1-405B-FP8", "Llama-3.2-1B", **SEED_405B, degree=64)
+    together = placement(plan, "fused").processes[0]
+    assert together.cores == 64 and together.core.fits
+    assert together.graphs == 6  # five context buckets, one decode bucket
+    apart = placement(plan, "distributed")
+    assert apart.cores == 64 and [p.cores for p in apart.processes] == [32, 1] and apart.idle == 31
+
+
+@pytest.mark.parametrize("degree", [32, 64])
+@pytest.mark.parametrize("draft", ["Qwen3-0.6B", "Qwen3-1.7B"])
+def test_qwen3_32b_fits_with_either_draft_at_32_and_64(degree: int, draft: str):
+    plan = planned("trn2.48xlarge", "Qwen3-32B", draft, backend="nxdi", batch=4, length=6400, drafts=6, degree=degree)
+    assert placement(plan, "fused").processes[0].degrees == (degree, degree)
+    apart = placement(plan, "distributed")
+    assert apart.cores == degree and apart.processes[0].cores == degree // 2
+
+
+def test_on_torchneuron_qwen3_32b_goes_no_further_than_its_kv_heads():
+    plan = planned("trn2.48xlarge", "Qwen3-32B", "Qwen3-1.7B", batch=4, length=1024)
+    assert fitting(plan) == [4, 8]
+    assert any("--backend nxdi" in remark for remark in plan.remarks)
+    assert placement(plan, "fused").processes[0].degrees == (8, 1)  # the draft whole on every core
+    with pytest.raises(ValueError, match="tp_degree: 32 on TorchNeuron: 8 KV heads are not divisible by 32"):
+        planned("trn2.48xlarge", "Qwen3-32B", degree=32)
+
+
+# --- a fair comparison, and limits that hold ---
+
+
+@pytest.mark.parametrize(
+    ("instance", "target", "draft"),
+    [
+        ("trn1.32xlarge", "Llama-3.1-8B", "Llama-3.2-1B"),
+        ("trn1.32xlarge", "Llama-3.1-70B", "Llama-3.2-1B"),
+        ("inf2.24xlarge", "Llama-3.1-8B", "Llama-3.2-1B"),
+        ("trn2.3xlarge", "Llama-3.1-8B", "Llama-3.2-1B"),
+        ("trn3-gen2", "Qwen3-32B", "Qwen3-0.6B"),
+    ],
+)
+def test_both_placements_are_given_the_same_cores(instance: str, target: str, draft: str):
+    plan = planned(instance, target, draft, batch=2, length=2048)
+    together, apart = plan.placements
+    assert together.fits and apart.fits
+    assert together.cores == apart.cores <= INSTANCES[instance].cores(plan.pair.lnc)
+    assert sum(p.cores for p in apart.processes) + apart.idle == apart.cores
+    assert all(p.core.fits for p in (*together.processes, *apart.processes))
+
+
+@pytest.mark.parametrize("backend", ["torch", "nxdi"])
+def test_the_largest_loads_fit_and_the_next_ones_do_not(backend: str):
+    plan = planned("trn2.3xlarge", "Llama-3.1-8B", "Llama-3.2-1B", backend=backend, batch=2, length=4096)
+    process, pair = plan.placements[0].processes[0], plan.pair
+
+    parts, _ = parts_of(pair, process.role, process.cores)
+    where = pair.route, process.graphs, pair.capacity
+    for rows, longest in process.loads:
+        assert core_of(parts, pair.load.resized(rows, longest), *where).fits
+        if longest < 131072:
+            assert not core_of(parts, pair.load.resized(rows, longest + 128), *where).fits
+    assert core_of(parts, pair.load.resized(process.most_rows, 4096), *where).fits
+    assert not core_of(parts, pair.load.resized(process.most_rows + 1, 4096), *where).fits
+
+
+def test_more_cores_or_shorter_sequences_never_need_more_memory():
+    plan = planned("trn2.48xlarge", "Qwen3-32B", backend="nxdi", batch=8, length=8192)
+    sums = [process.core.total for _, process in plan.degrees if process]
+    assert sums == sorted(sums, reverse=True)
+    shorter = planned("trn2.48xlarge", "Qwen3-32B", backend="nxdi", batch=8, length=4096)
+    assert shorter.degrees[-1][1].core.total < plan.degrees[-1][1].core.total
+
+
+def test_logical_cores_of_one_physical_core_have_half_the_memory():
+    one, two = (planned("trn2.3xlarge", "Llama-3.1-8B", lnc=lnc) for lnc in (1, 2))
+    assert (one.pair.instance.cores(1), two.pair.instance.cores(2)) == (8, 4)
+    assert 2 * one.pair.capacity == two.pair.capacity == 24 * 2**30
+    assert any("share one memory bank" in remark for remark in one.remarks)
+
+
+def test_graphs_are_counted_by_buckets_and_by_batches():
+    pair = ("trn2.3xlarge", "Llama-3.1-8B", "Llama-3.2-1B")
+    plain = planned(*pair, backend="nxdi", length=1024)
+    assert process_of(plain.pair, "target", 2).graphs == 2  # one length each, as NxD Inference's own default
+    nxdi = planned(*pair, backend="nxdi", length=1024, context_buckets="auto", decode_buckets="auto")
+    assert nxdi.pair.load.context_buckets == nxdi.pair.load.decode_buckets == (128, 256, 512, 1024)
+    assert process_of(nxdi.pair, "fused", 4).graphs == process_of(nxdi.pair, "draft", 1).graphs == 8
+    ours = planned(*pair, length=1024, batch=4)
+    assert [process_of(ours.pair, role, 1).graphs for role in ("target", "draft", "fused")] == [3, 9, 14]
+    single = planned(*pair, length=1024, batch=1)
+    assert process_of(single.pair, "fused", 1).graphs == 8
+    assert process_of(single.pair, "fused", 1).core.graphs == 8 * GRAPH_BYTES
+    asked = planned(*pair, length=1024, batch=8, drafts=5, row_buckets=(1, 4), draft_buckets=(2,))
+    assert [process_of(asked.pair, role, 1).graphs for role in ("target", "draft", "fused")] == [4, 19, 29]
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"lnc": 2, "instance": "trn1.2xlarge"}, "lnc: 2 is not one of 1 on trn1.2xlarge"),
+        ({"cores": 65}, "core_count: 65 is outside 1 to 64"),
+        ({"degree": 6}, "tp_degree: 6 is not one of 1, 2, 4, 8, 16, 32, 64"),
+        ({"degree": 16, "cores": 8}, "tp_degree: 16 is not one of 1, 2, 4, 8"),
+        ({"length": 131073}, "sequence_length: 131073 is above Llama-3.1-8B's max_position_embeddings 131072"),
+        ({"context_buckets": "128"}, "context_buckets: is NxD Inference's"),
+        ({"decode_buckets": "512"}, "decode_buckets: is NxD Inference's"),
+        ({"row_buckets": (8,)}, "batch_buckets: 8 is outside 1 to 4"),
+        ({"draft_buckets": (0,)}, "draft_buckets: 0 is outside 1 to 5"),
+        (
+            {"backend": "nxdi", "decode_buckets": "256"},
+            "decode_buckets: the largest, 256, is below",
+        ),
+        ({"backend": "nxdi", "decode_buckets": "512,256"}, "decode_buckets: 512,256 does not ascend"),
+        ({"backend": "nxdi", "decode_buckets": "1024"}, "decode_buckets: 1024 is above sequence_length 512"),
+        ({"backend": "nxdi", "decode_buckets": "many"}, "decode_buckets: 'many' is neither a list of lengths"),
+        ({"backend": "nxdi", "context_buckets": "6,512"}, "context_buckets: 6 equals a verification's width"),
+        ({"quantization": "int4"}, "quantization: 'int4' is not one of auto, none, int8, f8e4m3, f8e5m2"),
+        ({"quantization": "int8"}, "quantization: int8 is NxD Inference's; add --backend nxdi"),
+        ({"backend": "toy"}, "backend: 'toy' cannot be planned for"),
+        ({"dtype": "int8"}, "dtype: 'int8' is not one of"),
+        ({"batch": 0}, "batch: 0 is below 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(settings: dict[str, object], says: str):
+    settings = {"instance": "trn2.48xlarge", "target": "Llama-3.1-8B", **settings}
+    with pytest.raises(ValueError) as raised:
+        planned(**settings)  # type: ignore[arg-type]
+    assert says in str(raised.value)
+
+
+def test_an_unknown_instance_is_answered_with_the_list():
+    with pytest.raises(ValueError) as raised:
+        instance_named("trn4.48xlarge")
+    assert all(name in str(raised.value) for name in INSTANCES)
+    assert instance_named("trn3:36").chips == 36
+
+
+# --- the command ---
+
+
+def run(*arguments: str) -> int:
+    return main.main(["--role", "plan", *arguments])
+
+
+def test_the_command_prints_a_plan_and_says_that_it_is_one(capsys: pytest.CaptureFixture[str]):
+    pair = ["--target_model", model("Llama-3.1-8B"), "--draft_model", model("Llama-3.2-1B")]
+    assert run(*pair, "--instance", "trn1.2xlarge", "--sequence_length", "128", "--batch", "2") == 0
+    out = capsys.readouterr().out
+    assert "not a measurement" in out and "fused, 2 cores:" in out and "distributed, 2 cores: does not fit" in out
+    assert max(len(line) for line in out.splitlines() if line.startswith("  ")) <= 120
+
+
+def test_the_json_says_the_same(capsys: pytest.CaptureFixture[str]):
+    pair = ["--target-model", model("Qwen3-32B"), "--draft-model", model("Qwen3-0.6B"), "--backend", "nxdi"]
+    assert run(*pair, "--instance", "trn2.48xlarge", "--tp-degree", "32", "--speculation-length", "6", "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["kind"] == "plan, not a measurement"
+    assert answer["instance"]["cores"] == 64 and answer["load"]["speculation_length"] == 6
+    together, apart = answer["placements"]
+    assert together["processes"][0]["tp_degrees"] == [32, 32] and together["fits"]
+    assert apart["cores"] == together["cores"] == 32
+    bytes_of = together["processes"][0]["bytes_per_core"]
+    assert bytes_of["total"] == sum(bytes_of[part] for part in ("weights", "kv", "buffers", "graphs"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "instance: give --instance, one of trn1.2xlarge"),
+        (("--instance", "trn1.2xlarge"), "target_model: give --target_model DIR"),
+        (("--instance", "p5.48xlarge", "--target_model", "DIR"), "instance: 'p5.48xlarge' is not one of"),
+        (("--instance", "trn1.2xlarge", "--target_model", "/nowhere"), "/nowhere/config.json is not there"),
+    ],
+)
+def test_a_refusal_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+):
+    assert run(*arguments) == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
+def test_planning_reads_nothing_but_the_configurations(tmp_path: Path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(Path(model("Llama-3.1-8B"), "config.json").read_text())
+    (folder / "model.safetensors").write_text("not weights at all")
+    args = main.parser().parse_args(["--role", "plan", "--instance", "trn2.3xlarge", "--model", str(folder)])
+    assert fitting(make_plan(main.plan_config(args))) == [1, 2, 4]

@@ -1,0 +1,172 @@
+"""Calls followed to their status: what observers are told, and that none of them can harm a call."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from clients.channel import open_channel
+from clients.request_context import current
+from models.slots import NoFreeSlot
+from services.calls import Call, CallInterceptor, CallObserver
+from services.errors import ErrorInterceptor
+from speculation.types import InvalidField
+from tandem.v1 import target_verifier_pb2 as pb
+from tandem.v1.target_verifier_pb2_grpc import (
+    TargetVerifierServicer,
+    TargetVerifierStub,
+    add_TargetVerifierServicer_to_server,
+)
+from tests.support import run, until
+
+
+class Service(TargetVerifierServicer):
+    """Does what a session's id says."""
+
+    async def CloseSession(self, request: pb.CloseSessionRequest, context: Any) -> pb.CloseSessionResponse:
+        if request.session_id == "full":
+            raise NoFreeSlot("all 4 KV slots are taken")
+        if request.session_id == "invalid":
+            raise InvalidField("prefix", "token id 4242 is outside the vocabulary of 258")
+        if request.session_id == "broken":
+            raise RuntimeError("secret")
+        if request.session_id == "slow":
+            await asyncio.sleep(30)
+        return pb.CloseSessionResponse(closed=True)
+
+    async def VerifyStream(self, requests: Any, context: Any) -> AsyncIterator[pb.VerifyResponse]:
+        async for request in requests:
+            yield pb.VerifyResponse(committed_length=request.base_length)
+
+
+class Told(CallObserver):
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.pairs: list[tuple[int, int]] = []
+        self.sizes: list[tuple[str, int]] = []
+
+    def received(self, call: Call, size: int) -> None:
+        self.sizes.append(("in", size))
+
+    def sent(self, call: Call, size: int) -> None:
+        self.sizes.append(("out", size))
+
+    def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
+        if call.method.endswith("VerifyStream"):
+            self.pairs.append((request.base_length, reply.committed_length))
+            assert 0 <= seconds < 30
+
+    def ended(self, call: Call) -> None:
+        self.calls.append(call)
+        request = current()
+        assert request and request.id == call.request_id
+
+
+class Harmful(CallObserver):
+    """Raises whenever it is told anything."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError("an observer's own fault")
+
+
+@contextlib.asynccontextmanager
+async def serving(*observers: CallObserver) -> AsyncIterator[TargetVerifierStub]:
+    server = grpc.aio.server(interceptors=[CallInterceptor(observers), ErrorInterceptor()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    add_TargetVerifierServicer_to_server(Service(), server)
+    await server.start()
+    try:
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            yield TargetVerifierStub(channel)
+    finally:
+        await server.stop(None)
+
+
+def close(session_id: str) -> pb.CloseSessionRequest:
+    return pb.CloseSessionRequest(session_id=session_id)
+
+
+@pytest.mark.parametrize(
+    "asked, code, reason, message",
+    [
+        ("fine", "OK", "", ""),
+        ("full", "RESOURCE_EXHAUSTED", "NO_SLOT", "all 4 KV slots are taken"),
+        ("invalid", "INVALID_ARGUMENT", "INVALID_FIELD", ""),
+        ("broken", "INTERNAL", "", "internal error: RuntimeError"),
+    ],
+)
+def test_an_observer_is_told_the_status_and_its_reason_but_nothing_that_quotes_the_request(
+    asked: str, code: str, reason: str, message: str
+) -> None:
+    async def ask() -> Call:
+        told = Told()
+        async with serving(told) as stub:
+            with contextlib.suppress(grpc.RpcError):
+                await stub.CloseSession(close(asked))
+            await until(lambda: len(told.calls) == 1)
+        return told.calls[0]
+
+    call = run(ask())
+    assert (call.method, call.code, call.reason, call.message) == ("TargetVerifier/CloseSession", code, reason, message)
+
+
+def test_a_deadline_and_a_caller_that_leaves_are_told_apart() -> None:
+    async def ask() -> list[str]:
+        told = Told()
+        async with serving(told) as stub:
+            with pytest.raises(grpc.RpcError):
+                await stub.CloseSession(close("slow"), timeout=0.05)
+            await until(lambda: len(told.calls) == 1)
+            left = stub.CloseSession(close("slow"), timeout=25)
+            await until(lambda: len(told.sizes) >= 2)
+            left.cancel()
+            await until(lambda: len(told.calls) == 2)
+        return [call.code for call in told.calls]
+
+    assert run(ask()) == ["DEADLINE_EXCEEDED", "CANCELLED"]
+
+
+def test_each_reply_of_a_stream_is_told_with_the_request_that_it_answers_and_every_byte_is_counted() -> None:
+    rounds = [pb.VerifyRequest(base_length=n) for n in (5, 500, 50_000)]
+
+    async def ask() -> Told:
+        told = Told()
+        async with serving(told) as stub:
+            replies = [reply async for reply in stub.VerifyStream(iter(rounds))]
+            assert len(replies) == 3
+            assert sum(size for way, size in told.sizes if way == "in") == sum(r.ByteSize() for r in rounds)
+            assert sum(size for way, size in told.sizes if way == "out") == sum(r.ByteSize() for r in replies)
+        return told
+
+    told = run(ask())
+    assert told.pairs == [(5, 5), (500, 500), (50_000, 50_000)]
+    assert [call.code for call in told.calls] == ["OK"]
+
+
+def test_an_observer_that_fails_harms_neither_the_call_nor_the_other_observers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def ask() -> int:
+        told = Told()
+        async with serving(Harmful(), told) as stub:
+            assert (await stub.CloseSession(close("fine"))).closed
+            assert len([r async for r in stub.VerifyStream(iter([pb.VerifyRequest(base_length=1)]))]) == 1
+        return len(told.calls)
+
+    assert run(ask()) == 2
+    assert "an observer failed" in caplog.text
+
+
+def test_every_call_has_a_request_of_its_own() -> None:
+    async def ask() -> set[str]:
+        told = Told()
+        async with serving(told) as stub:
+            await asyncio.gather(*(stub.CloseSession(close("fine")) for _ in range(20)))
+        return {call.request_id for call in told.calls}
+
+    assert len(run(ask())) == 20

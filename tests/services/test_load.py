@@ -1,0 +1,155 @@
+"""G6, G7 under load: bounded queues that say when to come back, deadlines that reach the loop, readers that do not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clients import wire
+from clients.channel import MESSAGES
+from clients.errors import TandemError
+from models.assembly import Loaded, plain_generator
+from models.toy import ToyConfig, ToyRunner, ToyText, ToyTokenizer
+from services.errors import MOST_PARTIAL, Interrupted, QueueFull, to_status
+from services.generation import GenerateMethod
+from tandem.v1 import generation_pb2
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.services.test_concurrency import LONG, SERVICES, all_free, serving
+from tests.services.test_errors import opening, refusal
+from tests.support import GREEDY, Site, answer, ids, oracle, raw_stub, run, target_site, toy, until
+
+
+def bounded(site: Site, queue: int) -> None:
+    """As --queue does, for the service that listens here."""
+    service = site.worker or site.verifier or site.fused
+    assert service is not None
+    service._generate._queue = queue
+
+
+@pytest.mark.parametrize("architecture", SERVICES)
+def test_a_full_queue_refuses_with_a_delay_and_a_client_that_is_told_so_comes_back(architecture: str) -> None:
+    """G6: RESOURCE_EXHAUSTED with RetryInfo; nobody who was let in is refused."""
+
+    async def test() -> None:
+        async with serving(architecture, slots=1, step=0.01) as sites, sites[0].client() as client:
+            bounded(sites[0], 2)
+            first = [asyncio.create_task(answer(client.generate, ids([65 + i], 12))) for i in range(3)]
+            await until(lambda: sites[0].lifecycle._running == 3)
+            with pytest.raises(TandemError, match="3 requests are under way: 1 slots and a queue of 2") as caught:
+                await answer(client.generate, ids(b"x", 3))
+            refused = caught.value
+            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+            assert refused.retry_seconds == pytest.approx(0.1)
+            late = await answer(lambda request: client.generate(request, patience=30.0), ids(b"x", 3))
+            assert late.token_ids == oracle(b"x", GREEDY, 3)
+            assert [a.token_ids for a in await asyncio.gather(*first)] == [
+                oracle([65 + i], GREEDY, 12) for i in range(3)
+            ]
+
+    run(test())
+
+
+@pytest.mark.parametrize("architecture", SERVICES)
+def test_a_request_whose_deadline_passes_frees_its_slot_within_one_step(architecture: str) -> None:
+    """G7: while it runs, and while it waits for a slot; the client keeps what it was sent."""
+
+    async def test() -> None:
+        async with serving(architecture, slots=1, step=0.03) as sites, sites[0].client() as client:
+            running = asyncio.create_task(answer(lambda r: client.generate(r, timeout=0.4), LONG))
+            await until(lambda: sites[-1].free == 0)
+            waiting = asyncio.create_task(answer(lambda r: client.generate(r, timeout=0.2), LONG))
+            for task in (waiting, running):
+                with pytest.raises(TandemError) as caught:
+                    await task
+                assert caught.value.code == "DEADLINE_EXCEEDED"
+            truth = oracle(b"a long one", GREEDY, 120, past_the_end=True)
+            assert caught.value.produced == truth[: len(caught.value.produced)] and caught.value.produced
+            steps = [site.engine.batcher.steps for site in sites]
+            await until(lambda: all_free(sites, 1), 1.0)
+            assert all(site.engine.batcher.steps - before <= 2 for site, before in zip(sites, steps, strict=True))
+            assert (await answer(client.generate, ids(b"x", 3))).token_ids == oracle(b"x", GREEDY, 3)
+
+    run(test())
+
+
+class Wordy(ToyTokenizer):
+    """A hundred kilobytes of text a token: no transport's window holds a whole answer."""
+
+    def stream(self) -> Any:
+        class Words(ToyText):
+            def push(self, token: int) -> str:
+                return "w" * 100_000
+
+        return Words()
+
+
+def test_a_reader_that_never_reads_blocks_nobody_and_holds_no_slot() -> None:
+    """G7: what it has not read waits in the server, bounded by one sequence; its slot goes to others."""
+
+    async def test() -> None:
+        async with target_site(toy(ToyConfig(step_seconds=0.002), slots=1, max_length=512)) as site:
+            assert site.verifier is not None and site.engine is not None
+            generator = plain_generator(Loaded(site.engine, Wordy()))
+            site.verifier._generate = GenerateMethod(generator, pb.TargetVerifierGenerateResponse, site.lifecycle, None)
+            message = MESSAGES[site.service].TargetVerifierGenerateRequest(
+                generation=wire.generation_to_wire(ids(b"abc", 400, ignore_end_of_sequence=True))
+            )
+            async with raw_stub(site.address) as target:
+                stuck = target.Generate(message)
+                await stuck.read()
+                async with site.client() as client:
+                    for i in range(3):
+                        got = await answer(client.generate, ids([65 + i], 6))
+                        assert got.token_ids == oracle([65 + i], GREEDY, 6)
+                assert site.free == 1 and site.lifecycle._running == 1  # all of it is there, and waits
+                stuck.cancel()
+                await until(lambda: site.lifecycle._running == 0)
+
+    run(test())
+
+
+class NotANumber(ToyRunner):
+    """Logits are NaN wherever token 88 was seen."""
+
+    def _logits(self, slot: int, position: int) -> Any:
+        logits = super()._logits(slot, position)
+        return np.full_like(logits, np.nan) if 88 in self._cache[slot, : position + 1] else logits
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_logits_that_are_no_numbers_end_their_session_alone(temperature: float) -> None:
+    """G7: neighbours in the same step go on, and the slot serves the next."""
+
+    async def test() -> None:
+        runner = toy(ToyConfig(step_seconds=0.005), slots=3, kind=NotANumber)
+        async with target_site(runner) as site, site.client() as client, raw_stub(site.address) as target:
+            good = [asyncio.create_task(answer(client.generate, ids([65 + i], 20))) for i in range(2)]
+            await until(lambda: site.free == 1)
+            sampling = pb.OpenSessionRequest().sampling
+            sampling.temperature = temperature
+            await target.OpenSession(opening(prefix=[1, 88, 3], sampling=sampling))
+            bad = await refusal(target.Verify(pb.VerifyRequest(session_id="s", base_length=3, last_token=3)))
+            assert (bad.code, bad.reason) == ("INTERNAL", "ROW_FAILED")
+            await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
+            assert [a.token_ids for a in await asyncio.gather(*good)] == [
+                oracle([65 + i], GREEDY, 20) for i in range(2)
+            ]
+            many = await asyncio.gather(*(answer(client.generate, ids([75 + i], 6)) for i in range(3)))
+            assert [a.token_ids for a in many] == [oracle([75 + i], GREEDY, 6) for i in range(3)]
+            assert not site.engine.lost.is_set() and site.free == 3
+
+    run(test())
+
+
+def test_a_status_carries_the_tokens_so_far_and_stays_small() -> None:
+    status = to_status(Interrupted(QueueFull("full"), tuple(range(100_000, 105_000))))
+    partial = generation_pb2.PartialGeneration()
+    (found,) = [detail for detail in status.details if detail.Unpack(partial)]
+    assert partial.output_tokens == 5000
+    assert list(partial.token_ids) == list(range(105_000 - MOST_PARTIAL, 105_000))
+    assert status.ByteSize() * 4 / 3 < 8000 and found
+    handed_on = to_status(TandemError("RESOURCE_EXHAUSTED", "full", 0.25, "NO_SLOT"))
+    assert len(handed_on.details) == 2

@@ -1,0 +1,65 @@
+"""docs/observability.md and the dashboard name the metrics that exist, and the page names all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+from main import parser
+from models.batcher import Batcher
+from models.slots import SlotPool
+from services.lifecycle import Lifecycle
+from services.metrics import Metrics
+from services.sessions import SessionTable
+from speculation.fallible import DrafterHealth
+from tests.support import REPOSITORY, run
+
+NAME = r"(?:vllm|tandem):[a-z0-9_]+"
+PAGE = (REPOSITORY / "docs" / "observability.md").read_text(encoding="utf-8")
+
+
+def exported() -> dict[str, str]:
+    """Names of a server that has everything, as they are written in a query, and their types."""
+    metrics, table, slots = Metrics("target", "toy", 5, {}), SessionTable(time.monotonic, 1.0), SlotPool(1)
+    batcher = Batcher("test")
+    metrics.watch_steps(batcher)
+    metrics.watch_requests(Lifecycle(), [table], [slots])
+    metrics.watch_slots("target", slots)
+    metrics.watch_sessions("verify", table)
+    metrics.watch_drafter(DrafterHealth("of a test"))
+    metrics.started({"total": 1.0})
+    run(batcher.close())
+    families = list(metrics.registry.collect())
+    return {f"{f.name}_total" if f.type == "counter" else f.name: f.type for f in families}
+
+
+def queried(text: str) -> set[str]:
+    return {re.sub(r"_(bucket|sum|count)$", "", name) for name in re.findall(NAME, text)}
+
+
+def test_the_page_has_a_row_for_every_metric_and_for_no_other() -> None:
+    rows = [line.split("|") for line in PAGE.splitlines() if re.match(rf"\| `{NAME}", line)]
+    named = {name: row[2].split(",")[0].strip().removesuffix("s") for row in rows for name in re.findall(NAME, row[1])}
+    assert named == exported()
+
+
+def test_every_metric_that_the_page_asks_for_exists() -> None:
+    blocks = "\n".join(re.findall(r"```text\n(.*?)```", PAGE, flags=re.DOTALL))
+    asked = {name for name in queried(blocks) if not name.endswith("_created")}
+    assert len(asked) > 8 and asked <= set(exported())
+
+
+def test_every_metric_of_the_dashboard_exists() -> None:
+    board = json.loads((REPOSITORY / "deploy" / "grafana" / "tandem.json").read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    names = queried("\n".join([*expressions, board["templating"]["list"][1]["query"]["query"]]))
+    assert len(expressions) > 30 and names <= set(exported())
+    # Every speculation metric of vLLM's is shown, and every state of ours.
+    assert {name for name, kind in exported().items() if kind == "gauge"} <= names
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+def test_every_flag_that_the_page_names_exists() -> None:
+    known = {option for action in parser()._actions for option in action.option_strings}
+    assert set(re.findall(r"--[a-z_]+", PAGE)) <= known

@@ -1,0 +1,268 @@
+"""A draft client whose verifier goes away goes on, there or elsewhere: the same tokens, none twice, none lost (G1, G5).
+
+And where none answers any more: an error, in time, that carries the tokens so far.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clients.errors import TandemError
+from models.toy import ToyConfig
+from speculation.depth import Pipeline
+from speculation.types import Chunk
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    ServerProcess,
+    answer,
+    distributed,
+    ids,
+    launch,
+    oracle,
+    run,
+    server_process,
+    target_site,
+    toy,
+    worker_site,
+)
+
+PROMPT = list(b"abcabcabcab")
+BOTH = pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON], ids=["unary", "stream"])
+LONG = ids(PROMPT, 90, sampling=SAMPLED, ignore_end_of_sequence=True)
+TRUTH = oracle(PROMPT, SAMPLED, 90, past_the_end=True)
+
+
+@contextlib.contextmanager
+def started_again(server: ServerProcess, *arguments: str) -> Any:
+    """The same role on the same port, once more, after kill -9."""
+    server.process.wait()
+    again = ServerProcess(
+        server.folder, "--backend", "toy", "--port", str(server.port), *arguments, ready_file="again.json"
+    )
+    try:
+        yield again
+    finally:
+        os.kill(again.process.pid, signal.SIGKILL)
+        again.process.wait()
+
+
+async def through(generator: Any, at: int, then: Any) -> tuple[int, ...]:
+    """All tokens of LONG; `then()` is called once, after `at` of them."""
+    seen: list[int] = []
+    async with contextlib.aclosing(generator.generate(LONG)) as events:
+        async for event in events:
+            if isinstance(event, Chunk):
+                seen += event.token_ids
+                if then and len(seen) >= at:
+                    then()
+                    then = None
+    return tuple(seen)
+
+
+@BOTH
+def test_a_verifier_killed_and_started_again_on_its_port_costs_no_token(tmp_path: Path, pipeline: Pipeline) -> None:
+    """G1, G4: kill -9 in the middle; the session is rebuilt from its prefix."""
+    role = ("--role", "target", "--model", "step=0.004")
+
+    async def test(server: ServerProcess, stack: contextlib.ExitStack) -> None:
+        def kill() -> None:
+            os.kill(server.process.pid, signal.SIGKILL)
+            stack.enter_context(started_again(server, *role))
+
+        async with distributed(server.wait_ready(), "miss=0.3", pipeline=pipeline, reconnect_seconds=30) as (g, _):
+            assert await through(g, 20, kill) == TRUTH
+
+    with server_process(tmp_path, *role) as server, contextlib.ExitStack() as stack:
+        run(test(server, stack))
+
+
+@BOTH
+def test_of_two_verifiers_the_other_takes_over(
+    tmp_path: Path, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G1, G4, G12: clients re-open elsewhere."""
+
+    async def test(first: ServerProcess) -> None:
+        async with target_site(toy(max_length=512)) as second:
+            addresses = f"{first.wait_ready()},{second.address}"
+            async with distributed(addresses, "miss=0.3", pipeline=pipeline) as (generator, client):
+                client.roster.current = first.wait_ready()  # whichever answered first
+                kill = lambda: os.kill(first.process.pid, signal.SIGKILL)  # noqa: E731
+                assert await through(generator, 20, kill) == TRUTH
+                assert client.address == second.address
+                assert (await answer(generator.generate, ids(PROMPT, 9))).token_ids == oracle(PROMPT, GREEDY, 9)
+            assert second.free == 4
+
+    with (
+        caplog.at_level(logging.INFO, "tandem.verifier"),
+        server_process(tmp_path, "--role", "target", "--model", "step=0.004") as first,
+    ):
+        run(test(first))
+    said = [record.getMessage() for record in caplog.records]
+    assert len([line for line in said if "does not answer" in line]) == 1
+    assert len([line for line in said if "answers, after" in line]) == 1
+
+
+@BOTH
+def test_a_verifier_that_runs_another_model_does_not_take_over_and_the_reason_is_said(
+    tmp_path: Path, pipeline: Pipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    """G8, and G1 above all: no token of another model."""
+
+    async def test(first: ServerProcess) -> None:
+        async with target_site(toy(ToyConfig(salt=1), max_length=512)) as other:
+            address = first.wait_ready()
+            async with distributed(
+                f"{address},{other.address}", "miss=0.3", pipeline=pipeline, reconnect_seconds=1.0
+            ) as (generator, client):
+                client.roster.current = address
+                info = await client.peers[address].info(5.0)
+                client.expected, client.peers[other.address].suspect = info, True
+                seen: list[int] = []
+                with pytest.raises(TandemError, match="given up after") as caught:
+                    async for event in generator.generate(LONG):
+                        seen += getattr(event, "token_ids", ())
+                        if first.process.poll() is None and len(seen) >= 20:
+                            os.kill(first.process.pid, signal.SIGKILL)
+                            first.process.wait()
+                assert tuple(seen) == TRUTH[: len(seen)] and len(seen) >= 20
+                assert caught.value.code == "UNAVAILABLE"
+                assert caught.value.produced == tuple(seen)
+            assert len(other.verifier.sessions) == 0 and other.engine.batcher.steps == 0
+
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.004") as first:
+        run(test(first))
+    assert "is not asked: the TargetVerifier at" in caplog.text
+    assert "weights_revision is 'toy:1', and this client began with 'toy:0'" in caplog.text
+
+
+def test_a_verifier_started_again_with_another_model_is_refused_at_open(tmp_path: Path) -> None:
+    """G8: same port, other weights: the client asks again what runs there."""
+
+    async def test(server: ServerProcess, stack: contextlib.ExitStack) -> None:
+        def kill() -> None:
+            os.kill(server.process.pid, signal.SIGKILL)
+            stack.enter_context(started_again(server, "--role", "target", "--model", "salt=1")).wait_ready()
+
+        async with distributed(server.wait_ready(), "miss=0.3", reconnect_seconds=30) as (generator, _):
+            with pytest.raises(TandemError, match="weights_revision") as caught:
+                await through(generator, 20, kill)
+            assert caught.value.code == "FAILED_PRECONDITION"
+            assert caught.value.produced == TRUTH[: len(caught.value.produced)] and caught.value.produced
+
+    with (
+        server_process(tmp_path, "--role", "target", "--model", "step=0.004") as server,
+        contextlib.ExitStack() as stack,
+    ):
+        run(test(server, stack))
+
+
+@BOTH
+def test_a_session_that_expires_between_rounds_is_opened_again(pipeline: Pipeline) -> None:
+    """G5: it costs a prefill, never a token."""
+
+    async def test() -> None:
+        async with (
+            target_site(lease_seconds=0.05) as site,
+            distributed(site.address, "miss=0.3", pipeline=pipeline) as (generator, _),
+        ):
+            seen: list[int] = []
+            opened = 0
+            async for event in generator.generate(LONG):
+                seen += getattr(event, "token_ids", ())
+                if len(seen) // 30 > opened:
+                    opened += 1
+                    while len(site.verifier.sessions):
+                        await asyncio.sleep(0.01)  # the reader is slow, the lease is short
+            assert tuple(seen) == TRUTH and opened == 3
+            assert site.free == 4
+
+    run(test())
+
+
+@BOTH
+def test_while_none_answers_it_tries_again_and_then_ends_with_the_tokens_so_far(
+    tmp_path: Path, pipeline: Pipeline
+) -> None:
+    """Through a DraftWorker too: its error's details carry them to the client."""
+
+    async def test(server: ServerProcess) -> None:
+        async with (
+            worker_site(server.wait_ready(), "miss=0.3", reconnect_seconds=0.5) as worker,
+            distributed(server.wait_ready(), "miss=0.3", pipeline=pipeline, reconnect_seconds=0.5) as (generator, _),
+            worker.client() as client,
+        ):
+            seen: dict[str, list[int]] = {"loop": [], "service": []}
+
+            async def ask(name: str, generate: Any) -> TandemError:
+                with pytest.raises(TandemError, match=r"given up after \d+ attempts") as caught:
+                    async for event in generate(LONG):
+                        seen[name] += getattr(event, "token_ids", ())
+                return caught.value
+
+            asking = [
+                asyncio.create_task(ask("loop", generator.generate)),
+                asyncio.create_task(ask("service", client.generate)),
+            ]
+            while min(map(len, seen.values())) < 20:
+                await asyncio.sleep(0.002)
+            os.kill(server.process.pid, signal.SIGKILL)
+            for name, error in zip(seen, await asyncio.gather(*asking), strict=True):
+                assert error.code == "UNAVAILABLE"
+                assert error.produced == tuple(seen[name]) == TRUTH[: len(seen[name])]
+
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.01") as server:
+        run(test(server))
+
+
+def test_a_deadline_ends_the_trying_before_it_passes(tmp_path: Path) -> None:
+    """The request's own: the error says so in time, and carries what there is."""
+
+    async def test(server: ServerProcess) -> None:
+        async with distributed(server.wait_ready(), "miss=0.3", reconnect_seconds=60) as (generator, _):
+            began, seen = time.monotonic(), list[int]()
+            with pytest.raises(TandemError, match="given up") as caught:
+                async for event in generator.generate(replace(LONG, deadline=began + 2.0)):
+                    seen += getattr(event, "token_ids", ())
+                    if server.process.poll() is None and len(seen) > 5:
+                        os.kill(server.process.pid, signal.SIGKILL)
+                        server.process.wait()
+            assert time.monotonic() < began + 2.0
+            assert caught.value.produced == tuple(seen)
+
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.004") as server:
+        run(test(server))
+
+
+def test_the_terminal_says_how_many_tokens_there_were(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--role", "target", "--model", "fails=12", "--batch", "1") as server:
+        asked = launch(
+            tmp_path, "--role", "client", "--port", str(server.port), "--prompt", "x", "--ignore_eos", timeout=30
+        )
+        assert asked.returncode == 1
+        assert "failed after 12 tokens: UNAVAILABLE: RuntimeError: toy device gone after 12 steps" in asked.stderr
+        assert server.process.wait(10) == 1
+
+
+def test_the_draft_role_moves_to_the_verifier_that_is_there(tmp_path: Path) -> None:
+    """Neither the first of the list, which is dead, nor anything but a line on stderr is in its way."""
+    with server_process(tmp_path, "--role", "target") as server:
+        hosts = f"127.0.0.1:1,{server.wait_ready()}"
+        arguments = ("--role", "draft", "--backend", "toy", "--draft", "ngram", "--target_host", hosts)
+        done = launch(tmp_path, *arguments, "--prompt", "abc", "--max_new_tokens", "12", "--ignore_eos")
+        assert done.returncode == 0, done.stderr
+        text = bytes(t for t in oracle(b"abc", GREEDY, 12, past_the_end=True) if t < 256).decode("latin-1")
+        assert done.stdout.rstrip("\n") == text.rstrip("\n")
+    refused = launch(tmp_path, "--role", "client", "--target_host", "a:1,b:2", "--prompt", "x")
+    assert refused.returncode == 2 and "asks one server" in refused.stderr

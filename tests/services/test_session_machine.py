@@ -1,0 +1,213 @@
+"""The session table as a state machine against a model that keeps the whole history. The clock is ours.
+
+The model says what a session holds (its rounds, each with base and reply) and when its lease ends; after every step the
+table must agree. What a target would commit after so many tokens is arithmetic, as with any seeded draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from services.sessions import Fence, Session, SessionConflict, SessionExpired, SessionNotFound, SessionTable
+from speculation.types import SamplingParams
+
+GREEDY, SEEDED = SamplingParams(), SamplingParams(temperature=1.0, seed=7)
+LEASE = 10.0
+NAMES = st.sampled_from(["a", "b", "c"])
+
+
+def said(length: int) -> int:
+    """The target's token at a position, whoever asks and how often."""
+    return (length * 7 + 3) % 101
+
+
+def truth(length: int) -> list[int]:
+    return [said(n) for n in range(length)]
+
+
+@dataclass
+class Expected:
+    """What the model knows of one open session."""
+
+    length: int
+    expires: float
+    users: int = 0
+    last: tuple[int, str] | None = None  # base and reply of the last round
+    replies: dict[int, str] = field(default_factory=dict)
+
+
+class Sessions(RuleBasedStateMachine):
+    """Clients open, verify, repeat, guess wrong, resume, leave, and wait too long, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.table: SessionTable[str, str] = SessionTable(lambda: self.now, LEASE)
+        self.model: dict[str, Expected] = {}
+        self.gone: set[str] = set()  # ran out, and collected
+        self.computed = 0
+        self.slots = 0  # held by sessions; whoever removes one gives its slot back
+
+    # --- what clients do ---
+
+    @rule(name=NAMES, length=st.integers(1, 4))
+    def open(self, name: str, length: int) -> None:
+        """G4: the same call opens and resumes; a prefix of the truth never conflicts."""
+        session = self.table.find(name)
+        if session is None:
+            self.table.admit(name, f"slot of {name}", GREEDY, truth(length), 1000)
+            self.slots += 1
+            self.model[name] = Expected(length, self.now + LEASE)
+            self.gone.discard(name)
+            return
+        self._resume(name, session, length)
+
+    @rule(name=NAMES, back=st.integers(0, 3), beyond=st.integers(0, 2))
+    def resume(self, name: str, back: int, beyond: int) -> None:
+        """G4: with less than is committed, with all of it, or with more that another server committed."""
+        session = self.table.find(name)
+        if session is not None:
+            self._resume(name, session, max(1, self.model[name].length - back) + beyond)
+
+    def _resume(self, name: str, session: Session[str, str], length: int) -> None:
+        known = self.model[name]
+        session.in_use += 1  # as services/holding.py does: a session that is found and used has not run out
+        self.table.touch(name, session)
+        known.expires = self.now + LEASE
+        session.resume(truth(length), GREEDY)
+        session.in_use -= 1
+        lost_reply = known.last is not None and length == known.last[0]
+        if length != known.length and not lost_reply:
+            known.length, known.last = length, None
+
+    @rule(name=NAMES, sampled=st.booleans())
+    def conflict(self, name: str, sampled: bool) -> None:
+        """G4: same id and another prefix, or other sampling: refused, and nothing changes."""
+        session = self.table.find(name)
+        if session is None:
+            return
+        other = truth(2) if sampled else [said(0) + 1]
+        with pytest.raises(SessionConflict):
+            session.resume(other, SEEDED if sampled else GREEDY)
+        with pytest.raises(SessionConflict):
+            self.table.admit(name, "another slot", GREEDY, other, 1000)
+
+    @rule(name=NAMES, back=st.integers(0, 4), count=st.integers(1, 4), wrong=st.booleans(), lost=st.booleans())
+    def verify(self, name: str, back: int, count: int, wrong: bool, lost: bool) -> None:
+        """G2: at the committed length apply, at the last base the recorded reply, all else stale. `lost`: cancelled in
+        the middle of its step, so that it was computed and not committed."""
+        known = self.model.get(name)
+        try:
+            session = self.table.touch(name)
+        except SessionNotFound as error:
+            assert known is None or known.expires < self.now
+            assert isinstance(error, SessionExpired) == (known is not None or name in self.gone)  # G5
+            return
+        assert known is not None and (known.expires >= self.now or known.users)
+        known.expires = self.now + LEASE
+        base = known.length - back if back < 4 else known.length + 1
+        last_token = said(base - 1) + wrong
+        fence = session.fence(base, last_token)
+        if wrong or base < 1 or base > known.length:
+            assert fence is Fence.STALE
+        elif base == known.length:
+            assert fence is Fence.APPLY
+            self.computed += 1
+            if not lost:
+                reply = f"round {self.computed}"
+                session.commit(tuple(said(base + i) for i in range(count)), reply)
+                known.length, known.last = base + count, (base, reply)
+        elif known.last and base == known.last[0]:
+            assert fence is Fence.REPLAY
+            assert session.recorded == known.last[1]  # G2: first commit wins
+        else:
+            assert fence is Fence.STALE
+
+    @rule(name=NAMES)
+    def close(self, name: str) -> None:
+        """G7: freed once, by whoever removed it; again is no error."""
+        session = self.table.drop(name)
+        assert (session is None) == (name not in self.model)
+        if session is not None:
+            self.slots -= 1
+            del self.model[name]
+            assert self.table.drop(name) is None
+
+    # --- what the server does meanwhile ---
+
+    @rule(name=NAMES)
+    def begin_a_step(self, name: str) -> None:
+        """A round, or a prefill, that takes its time."""
+        session = self.table.find(name)
+        if session is not None and not session.in_use and session.expires >= self.now:
+            session.in_use, self.model[name].users = 1, 1
+
+    @rule(name=NAMES)
+    def end_a_step(self, name: str) -> None:
+        session = self.table.find(name)
+        if session is not None and session.in_use:
+            self.table.touch(name, session)
+            session.in_use, self.model[name].users = 0, 0
+            self.model[name].expires = self.now + LEASE
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, LEASE, LEASE + 0.001]))
+    def wait(self, seconds: float) -> None:
+        """G5: nobody runs out earlier than the table says."""
+        quiet, before = self.table.seconds_to_expiry(), self._out()
+        self.now += min(seconds, quiet)
+        assert self._out() == before
+        self.now += max(0.0, seconds - quiet)
+
+    def _out(self) -> set[str]:
+        return {name for name, known in self.model.items() if known.expires < self.now and not known.users}
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def expire(self) -> None:
+        """G5: exactly those whose lease ran out while nobody used them, each once."""
+        out = self._out()
+        gone = self.table.expire()
+        assert {s.session_id for s in gone} == out and len(gone) == len(out)
+        assert self.table.expire() == []
+        for name in out:
+            del self.model[name]
+        self.gone |= out
+        self.slots -= len(gone)
+
+    # --- what always holds ---
+
+    @invariant()
+    def tokens_are_the_targets_own(self) -> None:
+        """G1, G2: whatever was repeated, lost, late or guessed, what is committed is one clean run."""
+        for session in self.table:
+            assert session.tokens == truth(self.model[session.session_id].length)
+
+    @invariant()
+    def the_record_is_the_last_rounds(self) -> None:
+        """G2, G3: and its reply is there for as long as it is the last."""
+        for session in self.table:
+            last = self.model[session.session_id].last
+            assert (session.recorded_base, session.recorded) == (last or (-1, None))
+
+    @invariant()
+    def every_session_holds_one_slot(self) -> None:
+        """G6: no slot is lost or lent twice."""
+        assert len(self.table) == len(self.model) == self.slots
+        assert {s.session_id for s in self.table} == set(self.model)
+
+    @invariant()
+    def leases_are_as_granted(self) -> None:
+        """G5."""
+        for session in self.table:
+            assert session.expires == self.model[session.session_id].expires
+
+
+TestSessions = Sessions.TestCase
+TestSessions.settings = settings(
+    derandomize=True, database=None, deadline=None, max_examples=150, stateful_step_count=40
+)

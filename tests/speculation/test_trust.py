@@ -1,0 +1,181 @@
+"""When a copy is believed rather than the model, and what that is learned from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speculation.drafters import NgramDrafter
+from speculation.hybrid import HybridDrafter
+from speculation.loop import DraftThenVerify
+from speculation.trust import LONG, MODEL, Trust, TrustedLookup
+from speculation.types import Draft, Proposer, SamplingParams, Verdict
+
+GREEDY = SamplingParams()
+
+
+class Model:
+    """A draft model that always says the same, or what the text will say if it `knows` it; notes what it is asked."""
+
+    def __init__(self, knows: Sequence[int] | None = None) -> None:
+        self.knows = knows
+        self.calls: list[object] = []
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self.calls.append("open")
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        self.calls.append(list(tokens))
+        said = tuple(self.knows[len(tokens) : len(tokens) + k]) if self.knows else (900,) * k
+        return Draft(said, compute_seconds=0.5, proposed_by=(Proposer.MODEL,) * len(said))
+
+    async def guess(self, tokens: Sequence[int]) -> Draft:
+        return await self.propose(tokens, 1)
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+
+class Known:
+    """A target that is known to say `text`."""
+
+    def __init__(self, text: Sequence[int]) -> None:
+        self.text = text
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None: ...
+
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[object] = ()
+    ) -> Verdict:
+        accepted = 0
+        while accepted < len(draft) and draft[accepted] == self.text[len(tokens) + accepted]:
+            accepted += 1
+        end = len(tokens) + accepted + 1
+        return Verdict(tuple(self.text[len(tokens) : end]), accepted)
+
+    async def close(self) -> None: ...
+
+
+def proposers(text: Sequence[int], prompt: int, trust: Trust, model: Model, k: int = 3) -> list[Proposer | None]:
+    """Who drafted, round by round, over all of `text`."""
+
+    async def run() -> list[Proposer | None]:
+        rounds = DraftThenVerify(Known([*text, *[0] * (k + 1)]), HybridDrafter(TrustedLookup(trust), model))
+        tokens, found = list(text[:prompt]), []
+        await rounds.open(tokens, GREEDY)
+        while len(tokens) < len(text):
+            draft, verdict = await rounds.round(tokens, k)
+            found.append(draft.proposed_by[0] if draft.proposed_by else None)
+            tokens += verdict.token_ids
+        await rounds.close()
+        return found
+
+    return asyncio.run(run())
+
+
+def followed_by_chance(length: int) -> list[int]:
+    """Every second token is 1, and what follows it is new each time: short matches that are never right."""
+    return [1 if i % 2 == 0 else 100 + i for i in range(length)]
+
+
+def test_a_long_match_is_copied_and_the_model_left_alone() -> None:
+    model = Model()
+    text = [*range(10, 20), *range(10, 20)]
+    assert Proposer.NGRAM in proposers(text, 15, Trust(), model)
+    assert model.calls == ["open", "close"]
+
+
+def test_a_short_match_gives_way_to_the_model_at_first() -> None:
+    async def run() -> Draft:
+        drafter = HybridDrafter(TrustedLookup(Trust()), Model())
+        await drafter.open([1, 2, 3, 9, 1, 2, 3], GREEDY)
+        return await drafter.propose([1, 2, 3, 9, 1, 2, 3], 2)
+
+    assert asyncio.run(run()).token_ids == (900, 900)
+
+
+def test_short_matches_that_are_right_come_to_be_believed_before_a_model_that_is_wrong() -> None:
+    """A line of a table: a mark that is always followed by the same two tokens, between tokens never seen before."""
+    text = [token for i in range(40) for token in (500 + i, 7, 8, 9)]
+    trust = Trust()
+    first = proposers(text, 8, trust, Model())
+    assert first[0] is Proposer.MODEL
+    assert first[-6:].count(Proposer.NGRAM) >= 3
+    assert trust.rates(1, 2)[0] > Trust().rates(1, 2)[0], "the process does not remember"
+    assert trust.rates(MODEL, 2)[0] < Trust().rates(MODEL, 2)[0]
+
+
+def test_short_matches_that_are_wrong_are_left_to_a_model_that_is_right() -> None:
+    text = followed_by_chance(120)
+    found = proposers(text, 10, Trust(), Model(knows=[*text, *[0] * 8]))
+    assert found[0] is Proposer.MODEL
+    assert Proposer.NGRAM not in found[-10:]
+
+
+def test_a_good_model_is_asked_where_long_matches_go_on_differently() -> None:
+    """Sentences of five tokens that recur, each time followed by something else."""
+    text = [token for i in range(30) for token in (1, 2, 3, 4, 5, 6, 600 + i, 700 + i)]
+    model = Model(knows=[*text, *[0] * 8])
+    found = proposers(text, 24, Trust(), model)
+    assert found[-5:].count(Proposer.MODEL) >= 3
+
+
+def test_copies_are_judged_where_the_model_was_asked() -> None:
+    """Nothing is copied in this request, and yet the next one knows that copies are right."""
+    trust = Trust()
+    before = trust.rates(2, 2)
+    lookup = TrustedLookup(trust)
+
+    async def run() -> None:
+        await lookup.open([1, 2, 3], GREEDY)
+        lookup.learn([1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4])
+
+    asyncio.run(run())
+    assert trust.rates(LONG, 2)[0] > 0.84
+    assert trust.rates(2, 2)[0] > before[0]
+
+
+def test_the_model_is_judged_by_what_it_drafted_even_if_that_is_known_later() -> None:
+    trust = Trust()
+    lookup = TrustedLookup(trust)
+    before = trust.rates(MODEL, 3)
+
+    async def run() -> None:
+        await lookup.open([1], GREEDY)
+        lookup.modelled([1], [2, 3, 4])
+        lookup.learn([1, 2, 3])
+        assert trust.rates(MODEL, 3) == before, "judged before it is known whether the third is right"
+        lookup.learn([1, 2, 3, 4])
+
+    asyncio.run(run())
+    assert all(now > then for now, then in zip(trust.rates(MODEL, 3), before, strict=True))
+
+
+def test_a_draft_behind_a_guess_that_was_wrong_says_nothing_about_the_model() -> None:
+    trust = Trust()
+    lookup = TrustedLookup(trust)
+    before = trust.rates(MODEL, 2)
+
+    async def run() -> None:
+        await lookup.open([1], GREEDY)
+        lookup.modelled([1, 50], [51, 52])  # 50 was guessed, and 2 was committed
+        lookup.learn([1, 2, 51, 52, 53])
+
+    asyncio.run(run())
+    assert trust.rates(MODEL, 2) == before
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 5), st.integers(1, 10))
+def test_whatever_it_proposes_is_the_plain_lookups_copy(tokens: list[int], k: int, learned: int) -> None:
+    async def run() -> None:
+        lookup, plain = TrustedLookup(Trust()), NgramDrafter(8)
+        await lookup.open(tokens[:1], GREEDY)
+        lookup.learn(tokens[:learned])
+        found, copy = await lookup.propose(tokens, k), await plain.propose(tokens, k)
+        assert found.token_ids in ((), copy.token_ids)
+
+    asyncio.run(run())

@@ -1,0 +1,45 @@
+"""G1 to G12 (docs/sessions.md): each is cited by a test that proves it, and the page names each."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CITED = re.compile(r"\bG(\d+)\b(?: to G(\d+)\b)?")
+
+
+def numbers(text: str) -> set[int]:
+    """Guarantees that a text names; "G2 to G5" is four of them."""
+    found: set[int] = set()
+    for first, last in CITED.findall(text):
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def citations() -> dict[int, list[str]]:
+    """Tests by the guarantees that their own name or docstring cites; a module's docstring cites for none of them."""
+    found: dict[int, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+                for number in numbers(f"{node.name} {ast.get_docstring(node) or ''}"):
+                    found.setdefault(number, []).append(f"{path.relative_to(ROOT)}::{node.name}")
+    return found
+
+
+@pytest.mark.parametrize("number", range(1, 13))
+def test_every_guarantee_is_cited_by_a_test(number: int) -> None:
+    assert citations().get(number), f"no test cites G{number} in its name or docstring"
+
+
+def test_no_test_cites_a_guarantee_that_was_never_given() -> None:
+    assert set(citations()) <= set(range(1, 13))
+
+
+def test_the_page_on_sessions_says_what_each_guarantee_is() -> None:
+    rows = re.findall(r"^\| G(\d+) \|", (ROOT / "docs" / "sessions.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [int(row) for row in rows] == list(range(1, 13))
