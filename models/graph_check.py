@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from models.graphs import BUCKETS_AT_MOST
+
 aten = torch.ops.aten
 
 # Each has a lowering: those of TorchNeuron's sources that are known, seen to lower to StableHLO by torch-mlir too.
@@ -100,7 +102,8 @@ def checked(step: nn.Module, arguments: Sequence[Any]) -> Captured:
     """The graph of `step` for arguments like these, held against the module's own code. Raises GraphRejected."""
     backend, ours, theirs = StrictBackend(), copy.deepcopy(arguments), copy.deepcopy(arguments)
     run = torch.compile(step, fullgraph=True, dynamic=False, backend=backend)
-    with torch.no_grad():
+    # Each bucket is another graph of one step's code, and dynamo counts them together.
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=BUCKETS_AT_MOST):
         try:
             results = run(*ours)
         except Exception as error:  # dynamo wraps what its backend raises, and has many errors of its own

@@ -97,6 +97,7 @@ def load_runner(
     platform, ranks = chosen(execution.device), execution.tp_degree if verifies else 1
     order = ways(execution.compile, platform, ranks)
     platform.prepare(execution.compiled, execution.cores)
+    log.info("%s is loaded on %s", checkpoint.name, platform.describe())
     dtype = choose_dtype(execution.dtype, platform.name)
     checkpoint = unpacked(checkpoint)
     with startup.stage("loading"):

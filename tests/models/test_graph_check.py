@@ -34,9 +34,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
     [
         ("llama", torch.float32, (2,), ("sample", "fused")),  # fused: propose and verify; prefill's are verify's parts
         *(
-            pytest.param(family, dtype, (1, 2), ("",), marks=pytest.mark.slow)
+            pytest.param(family, dtype, batches, ("",), marks=[pytest.mark.slow, pytest.mark.timeout(400)])
             for family in ("llama", "qwen2", "qwen3")
-            for dtype in (torch.float32, torch.bfloat16)
+            for dtype, batches in ((torch.float32, (1, 2)), (torch.bfloat16, (2,)))
         ),
     ],
     ids=lambda value: str(value).removeprefix("torch."),

@@ -119,3 +119,13 @@ def test_the_cpu_is_described() -> None:
     CPU.synchronize()
     assert CPU.describe().startswith("cpu, ") and CPU.memory() > 2**28
     assert chosen("auto") is (CUDA if torch.cuda.is_available() else CPU)
+
+
+def test_the_commands_of_its_page_are_understood() -> None:
+    page = (Path(main.__file__).parent / "docs" / "trainium-torchneuron.md").read_text(encoding="utf-8")
+    lines = [line.split("main.py ", 1)[1] for line in page.splitlines() if line.startswith(("python main", "torchrun"))]
+    assert len(lines) == 6
+    for line in lines:
+        args = main.parser().parse_args(line.split())
+        if args.tp_degree == 1:
+            main.model_config(args, args.target_model or args.model)
