@@ -18,6 +18,7 @@ from comparison.config import BACKENDS, DRAFTERS, DTYPES, PIPELINES, ComparisonC
 from comparison.link_settings import LINK_KINDS
 from comparison.reading import read_comparison
 from comparison.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
+from configuration import credentials
 from reporting.write import write_report
 from speculation.types import Rule, SamplingParams
 
@@ -116,6 +117,16 @@ def _add_server_flags(parser: Parser) -> None:
     parser.flag(
         "--connect", action="append", default=[], metavar="ARCH=HOST:PORT", help="use a running server; may be repeated"
     )
+    for name, metavar, text in (
+        ("ca", "FILE", "connected servers speak TLS; their certificates are signed by one of these"),
+        ("client-cert", "FILE", "our certificate, for connected servers with mTLS"),
+        ("client-key", "FILE", "its private key"),
+        ("server-name", "NAME", "the name in their certificates, where not their host"),
+    ):
+        parser.flag(f"--tls-{name}", metavar=metavar, help=text)
+    parser.flag("--token-file", metavar="FILE", help="a file with the token that connected servers ask for")
+    parser.flag("--token-env", metavar="NAME", help="or the environment variable that holds it")
+    parser.flag("--insecure", action="store_true", help="send the token in clear text to other machines too")
     parser.flag("--model", "--target-model", dest="model", metavar="MODEL", help="target (default: the embedded one)")
     parser.flag("--draft-model", metavar="MODEL", help="draft model")
     parser.flag("--draft", default="auto", metavar="|".join(DRAFTERS), help="drafter (default: auto)")
@@ -142,6 +153,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         output_dir=arguments.output_dir or Path("results") / datetime.now().strftime("%Y%m%d-%H%M%S"),
         architectures=split_list(arguments.architectures),
         connect=parse_connect(arguments.connect),
+        credentials=credentials(arguments),
         num_runs=arguments.num_runs,
         max_new_tokens=arguments.max_new_tokens,
         speculation_length=speculation_length(arguments.speculation_length),
@@ -235,7 +247,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from clients.generation import GenerationClient  # grpc and rich come only now
     from comparison.driver import run_comparison
 
-    return run_comparison(config, GenerationClient.connect)
+    def connect(address: str, service: str) -> GenerationClient:
+        theirs = address in config.connect.values()
+        return GenerationClient.connect(address, service, config.credentials if theirs else None)
+
+    return run_comparison(config, connect)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from acceptance.measure import AcceptConfig
+    from clients.credentials import Credentials
     from clients.terminal import ClientConfig
     from comparison.advice import AdviceConfig
     from models.assembly import ModelConfig
     from models.compile_ahead import CompileConfig
+    from models.nxdi.settings import NxdiSettings
     from planning.plan import PlanConfig
     from services.launch import RoleConfig
+    from services.security import Security
     from speculation.depth import Pipeline
 
 STARTED = time.monotonic()
@@ -28,7 +31,8 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     from models.buckets import AskedBuckets
     from models.loading import Execution, Shape
 
-    if args.tp_degree != 1 and args.role not in SHARED:
+    nxdi = args.backend == "nxdi"  # which shares a model among cores itself
+    if args.tp_degree != 1 and not nxdi and args.role not in SHARED:
         raise ValueError(f"tp_degree: {args.tp_degree} is for the roles {', '.join(SHARED)}; others run on one core")
     k = speculation_length(args.speculation_length)
     most = args.max_speculation_length
@@ -45,7 +49,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
             not args.fast,
             args.compiled_dir,
             args.cores,
-            args.tp_degree,
+            1 if nxdi else args.tp_degree,
         ),
         shape=Shape(
             args.batch,
@@ -58,6 +62,20 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         draft=DraftChoice(args.draft, args.draft_model),
         backend=args.backend,
         default_k=k,
+        nxdi=nxdi_settings(args),
+    )
+
+
+def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
+    """What only --backend nxdi is told."""
+    from models.nxdi.settings import NxdiSettings, read_neuron_config
+
+    return NxdiSettings(
+        tp_degree=args.tp_degree,
+        neuron_config=read_neuron_config(args.neuron_config),
+        draft_neuron_config=read_neuron_config(args.draft_neuron_config, "draft_neuron_config"),
+        compiled_dir=args.compiled_dir,
+        eagle=args.eagle,
     )
 
 
@@ -89,7 +107,9 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     startup = Startup(STARTED)
     startup.add("importing", startup.total())
     return RoleConfig(
-        serve=ServeConfig(args.host, args.port, args.ready_file, args.drain_seconds, startup),
+        serve=ServeConfig(
+            args.host, args.port, args.ready_file, args.drain_seconds, startup, security(args), args.health_port
+        ),
         models=model_config(args, model),
         target_address=None if args.propose_only else addresses_of(args.target_host, args.target_port),
         draft_address=draft_address(args.draft_host),
@@ -101,6 +121,39 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         observability=ObservabilityConfig(args.metrics_port, args.metrics_host, args.otlp_endpoint),
         reconnect_seconds=args.reconnect_seconds,
         queue=args.queue,
+        credentials=credentials(args),
+    )
+
+
+def security(args: argparse.Namespace) -> Security:
+    """Who may reach a server, how, and with how much."""
+    from services.limits import Limits
+    from services.security import Security
+    from services.tls import tls_config
+    from services.tokens import AcceptedTokens
+
+    return Security(
+        tls=tls_config(args.tls_cert, args.tls_key, args.tls_client_ca),
+        tokens=AcceptedTokens(args.accept_tokens) if args.accept_tokens else None,
+        insecure=args.insecure,
+        limits=Limits(args.max_sessions_per_identity, args.max_requests_per_identity, args.max_prompt_bytes),
+        max_message_bytes=args.max_message_bytes,
+        log_prompts=args.log_prompts,
+    )
+
+
+def credentials(args: argparse.Namespace) -> Credentials:
+    """What calls show, and whom they trust; compare_architectures.py has the same flags."""
+    from clients.credentials import Credentials
+
+    return Credentials(
+        ca=args.tls_ca,
+        cert=args.tls_client_cert,
+        key=args.tls_client_key,
+        server_name=args.tls_server_name,
+        token_file=args.token_file,
+        token_env=args.token_env,
+        insecure=args.insecure,
     )
 
 
@@ -138,6 +191,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         timeout=args.timeout,
         reconnect_seconds=args.reconnect_seconds,
         otlp_endpoint=args.otlp_endpoint,
+        credentials=credentials(args),
     )
 
 

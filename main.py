@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--role", required=True, choices=list(ROLES), metavar="ROLE", help="what to run, see below")
     _model_flags(p)
     _network_flags(p)
+    _security_flags(p)
     _request_flags(p)
     _plan_flags(p)
     _seeing_flags(p)
@@ -53,7 +54,7 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
     _flag(models, "target_model", help="the target, where a role has two models")
     _flag(models, "draft_model", help="the draft model")
     _flag(models, "draft", default="auto", help=DRAFT_HELP)
-    _flag(models, "backend", default="torch", help="torch, or toy (deterministic arithmetic, for tests)")
+    _flag(models, "backend", default="torch", help="torch, nxdi (NxD Inference, on Neuron), or toy (for tests)")
     _flag(models, "device", default="auto", help="auto, cpu, cuda or neuron (Trn2, Trn3)")
     _flag(models, "dtype", default="auto", help="auto, float32, bfloat16 or float16")
     _flag(models, "threads", type=int, help="CPU threads of a model (default: torch's choice)")
@@ -76,13 +77,22 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
         help="draft tokens per round; auto (default): as many as pay, by measurement. Clients: auto is the server's",
     )
     _flag(models, "max_speculation_length", type=int, help="a server's most (default: its speculation_length, auto: 5)")
-    _flag(models, "tp_degree", type=int, default=1, help="processes that share a target, started by torchrun")
+    _flag(
+        models,
+        "tp_degree",
+        type=int,
+        default=1,
+        help="cores that share a target (torch: one process each, by torchrun)",
+    )
     _flag(models, "cores", help="cores of the device that this process uses, such as 0-3 (default: all)")
-    _flag(models, "compiled_dir", help="folder of compiled steps; may be shared (default: in ~/.cache/tandem)")
+    _flag(models, "compiled_dir", help="folder of compiled models; may be shared (default: in ~/.cache/tandem)")
     _flag(models, "compile_for", help="compile: target, draft and fused, those that are wanted (default: all)")
     _flag(models, "batch_buckets", help="rows to compile steps for, such as 1,4 (default: what suits the device)")
     _flag(models, "draft_buckets", help="draft tokens to compile steps for, such as 2,5 (default: as batch_buckets)")
     _flag(models, "prefill_chunk", type=int, default=64, help="tokens of a prompt per step (default 64)")
+    _flag(models, "neuron_config", metavar="JSON", help="nxdi: NeuronConfig's fields, as JSON or a file of it")
+    _flag(models, "draft_neuron_config", metavar="JSON", help="nxdi, fused_target: fields that differ for the draft")
+    _flag(models, "eagle", action="store_true", help="nxdi, fused_target: the draft is an EAGLE1 head of the target")
 
 
 def _network_flags(p: argparse.ArgumentParser) -> None:
@@ -113,6 +123,7 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
         default="auto",
         help="draft, draft_worker: send rounds ahead of verdicts, on or off; auto (default): where it is faster",
     )
+    _flag(network, "health_port", type=int, help="servers: answer health checks here too, without TLS (for probes)")
     _flag(network, "ready_file", help="write address and process id here once ready")
     _flag(network, "drain_seconds", type=float, default=30.0, help="how long running requests may finish after SIGTERM")
     _flag(network, "lease_seconds", type=float, default=60.0, help="how long a session lives without a Verify")
@@ -126,6 +137,31 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
     )
     _flag(network, "queue", type=int, default=256, help="requests that may wait for a slot of a server (default 256)")
     _flag(network, "timeout", type=float, help="deadline of a request in seconds (default: none)")
+
+
+def _security_flags(p: argparse.ArgumentParser) -> None:
+    taking = p.add_argument_group("security of a server (docs/security.md)")
+    _flag(taking, "tls_cert", metavar="FILE", help="the server's certificate (PEM, with its chain); with it, TLS")
+    _flag(taking, "tls_key", metavar="FILE", help="its private key")
+    _flag(taking, "tls_client_ca", metavar="FILE", help="clients must show a certificate that one of these signed")
+    _flag(
+        taking, "accept_tokens", metavar="FILE", help="callers must show a token of this file: `identity token` lines"
+    )
+    _flag(taking, "insecure", action="store_true", help="without TLS: listen for, or send a token to, other machines")
+    _flag(taking, "max_message_bytes", type=int, default=4 * 1024 * 1024, help="of one request (default 4 MiB)")
+    _flag(taking, "max_prompt_bytes", type=int, help="of a text prompt (default: 64 per token of the sequence length)")
+    _flag(taking, "max_sessions_per_identity", type=int, help="open sessions of one caller (default: no limit)")
+    _flag(
+        taking, "max_requests_per_identity", type=int, help="Generate calls of one caller at once (default: no limit)"
+    )
+    _flag(taking, "log_prompts", action="store_true", help="log what is asked and answered; nothing of it is otherwise")
+    calling = p.add_argument_group("security of calls: of clients, and of servers that ask another")
+    _flag(calling, "tls_ca", metavar="FILE", help="call with TLS; the server's certificate is signed by one of these")
+    _flag(calling, "tls_client_cert", metavar="FILE", help="the caller's own certificate, for a server with mTLS")
+    _flag(calling, "tls_client_key", metavar="FILE", help="its private key")
+    _flag(calling, "tls_server_name", metavar="NAME", help="the name in the server's certificate, where not its host")
+    _flag(calling, "token_file", metavar="FILE", help="a file with the token that accompanies every call")
+    _flag(calling, "token_env", metavar="NAME", help="or the environment variable that holds it")
 
 
 def _seeing_flags(p: argparse.ArgumentParser) -> None:

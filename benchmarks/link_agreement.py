@@ -92,7 +92,7 @@ async def open_side(stack: AsyncExitStack, name: str, link: Link) -> Side:
     logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="link_agreement"))
     fleet = await stack.enter_async_context(Fleet(Path(logs)))
     command = [*link.command_prefix, sys.executable, str(MAIN), "--role", "target", "--backend", "toy"]
-    server = await fleet.start("toy", [*command, "--host", link.host, "--port", "0"])
+    server = await fleet.start("toy", [*command, "--host", link.host, "--port", "0", "--insecure"])
     echo = await stack.enter_async_context(Echo(link.host, link.command_prefix))
     address = await link.listen(server.address)
     client = await stack.enter_async_context(GenerationClient.connect(address, "TargetVerifier"))

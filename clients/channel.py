@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import grpc
 
+from clients.credentials import Credentials, Token, pem_of
 from tandem.v1 import (
     draft_worker_pb2,
     draft_worker_pb2_grpc,
@@ -60,9 +63,52 @@ _OPTIONS = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """An insecure channel to host:port."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
+    """A channel to host:port, in clear text unless the credentials say otherwise. Raises ValueError."""
+    shown = credentials or Credentials()
+    shown.check(address)
+    token = shown.token()
+    if shown.ca is None:
+        channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    else:
+        name = (("grpc.ssl_target_name_override", shown.server_name),) if shown.server_name else ()
+        tls = grpc.ssl_channel_credentials(pem_of(shown.ca), pem_of(shown.key), pem_of(shown.cert))
+        channel = grpc.aio.secure_channel(address, tls, options=(*_OPTIONS, *name))
+    return channel if token is None else _Authorized(channel, token)
+
+
+class _Authorized:
+    """A channel whose calls carry a token. Not by gRPC's call credentials: those need TLS, on loopback too."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: Token) -> None:
+        self._channel, self._token = channel, token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    async def __aenter__(self) -> _Authorized:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    def unary_unary(self, *method: Any, **coders: Any) -> Callable[..., Any]:
+        return self._authorized(self._channel.unary_unary(*method, **coders))
+
+    def unary_stream(self, *method: Any, **coders: Any) -> Callable[..., Any]:
+        return self._authorized(self._channel.unary_stream(*method, **coders))
+
+    def stream_stream(self, *method: Any, **coders: Any) -> Callable[..., Any]:
+        return self._authorized(self._channel.stream_stream(*method, **coders))
+
+    def _authorized(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def with_token(*request: Any, metadata: Any = None, **options: Any) -> Any:
+            shown = ("authorization", f"Bearer {self._token.current()}")
+            return call(*request, metadata=(*(metadata or ()), shown), **options)
+
+        return with_token
 
 
 def stub(channel: grpc.aio.Channel, service: str) -> Any:

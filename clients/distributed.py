@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clients.credentials import Credentials
 from clients.errors import TandemError
 from clients.failover import Persistence
 from clients.remote import RemoteVerifier, VerifierClient
@@ -23,6 +24,7 @@ async def open_distributed(
     connect_seconds: float,
     batcher: Batcher,
     pipeline: Pipeline = Pipeline.AUTO,
+    credentials: Credentials | None = None,
     persistence: Persistence | None = None,
 ) -> tuple[Generator, VerifierClient]:
     """The distributed loop as a generator, and the client to close. Raises ValueErrors of one line.
@@ -31,7 +33,9 @@ async def open_distributed(
     waited for up to `connect_seconds`. `persistence`: how long a request tries to go on when they are gone.
     """
     drafting = await load_drafting(config, batcher)
-    return await connect_distributed(drafting, config, target_address, connect_seconds, pipeline, persistence)
+    return await connect_distributed(
+        drafting, config, target_address, connect_seconds, pipeline, credentials, persistence
+    )
 
 
 async def connect_distributed(
@@ -40,10 +44,11 @@ async def connect_distributed(
     target_address: str,
     connect_seconds: float,
     pipeline: Pipeline = Pipeline.AUTO,
+    credentials: Credentials | None = None,
     persistence: Persistence | None = None,
 ) -> tuple[Generator, VerifierClient]:
     """Likewise, with what drafts loaded already."""
-    client = VerifierClient(target_address, drafting.tokenizer.sha256, persistence=persistence)
+    client = VerifierClient(target_address, drafting.tokenizer.sha256, persistence=persistence, credentials=credentials)
     try:
         target = await client.model_info(connect_seconds)
         same_tokens(drafting.tokenizer, target.tokenizer_sha256)

@@ -85,6 +85,11 @@ class Patience:
         """How long it has been trying."""
         return 0.0 if self._since is None else self._clock() - self._since
 
+    @property
+    def over(self) -> bool:
+        """The request's own deadline has passed, or as good as: what fails now says nothing about a verifier."""
+        return self._deadline is not None and self._clock() >= self._deadline - 0.05
+
     def limited(self, seconds: float) -> float:
         """A call's timeout within the request's deadline."""
         return seconds if self._deadline is None else max(0.001, min(seconds, self._deadline - self._clock()))

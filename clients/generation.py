@@ -13,6 +13,7 @@ import grpc
 
 from clients import wire
 from clients.channel import MESSAGES, open_channel, stub
+from clients.credentials import Credentials
 from clients.errors import TandemError, from_rpc
 from clients.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
 from speculation.types import Chunk, Completion, GenerationRequest, InvalidField, ModelInfo
@@ -31,9 +32,9 @@ class GenerationClient:
         self.bytes_down = 0
 
     @classmethod
-    def connect(cls, address: str, service: str) -> GenerationClient:
+    def connect(cls, address: str, service: str, credentials: Credentials | None = None) -> GenerationClient:
         """A client of `service` (TargetVerifier, FusedSpeculativeServer or DraftWorker) at host:port."""
-        return cls(open_channel(address), service)
+        return cls(open_channel(address, credentials), service)
 
     async def __aenter__(self) -> GenerationClient:
         return self

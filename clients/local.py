@@ -19,7 +19,9 @@ async def run_draft(
 ) -> int:
     """--role draft: drafts here, drives the sessions of the target itself."""
     batcher, persistence = Batcher("draft"), Persistence(config.reconnect_seconds)
-    generator, client = await open_distributed(models, config.address, connect_seconds, batcher, pipeline, persistence)
+    generator, client = await open_distributed(
+        models, config.address, connect_seconds, batcher, pipeline, config.credentials, persistence
+    )
 
     def generate(request: GenerationRequest) -> Events:
         if config.timeout is not None:

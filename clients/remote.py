@@ -18,6 +18,7 @@ import grpc
 
 from clients import wire
 from clients.channel import TARGET, open_channel, stub
+from clients.credentials import Credentials
 from clients.errors import TandemError, from_rpc
 from clients.failover import CHECK_SECONDS, LOST, Patience, Persistence, Roster, addresses_of, disagreement
 from clients.generation import GenerationClient
@@ -46,11 +47,11 @@ class Peer:
     server than before, and is asked what it runs.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address = address
         self.streams: bool | None = None
         self.suspect = True
-        self.channel = open_channel(address)
+        self.channel = open_channel(address, credentials)
         self.stub: Any = stub(self.channel, TARGET)
 
     async def info(self, seconds: float) -> ModelInfo:
@@ -74,11 +75,12 @@ class VerifierClient:
         tokenizer_sha256: str,
         deadlines: Deadlines | None = None,
         persistence: Persistence | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         self.tokenizer_sha256 = tokenizer_sha256
         self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
         self.roster = Roster(addresses_of(addresses))
-        self.peers = {address: Peer(address) for address in self.roster.addresses}
+        self.peers = {address: Peer(address, credentials) for address in self.roster.addresses}
         self.expected: ModelInfo | None = None
 
     @property
@@ -204,9 +206,10 @@ class RemoteVerifier:
         error.produced = tuple(tokens[self._prompt_length :])
         if error.code not in LOST:
             raise error
-        self.peer.suspect = True
-        if error.code != "NOT_FOUND":
-            self.client.roster.failed(self.peer.address, str(error))
+        if not self.patience.over:
+            self.peer.suspect = True
+            if error.code != "NOT_FOUND":
+                self.client.roster.failed(self.peer.address, str(error))
         wait = self.patience.wait()
         if wait is None:
             tried = f"{self.patience.attempts} attempts in {self.patience.seconds:.1f} s at {self.client.roster}"

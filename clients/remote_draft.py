@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from clients.credentials import Credentials
 from clients.errors import TandemError
 from clients.remote_drafter import DraftClient, RemoteDrafter
 from clients.traced_rounds import traced_drafter
@@ -13,14 +14,18 @@ from speculation.types import DraftLimit, GenerationRequest, SpeculationStats
 
 
 async def open_remote_draft(
-    target: Loaded, default_k: int | None, draft_address: str, draft_seconds: float
+    target: Loaded,
+    default_k: int | None,
+    draft_address: str,
+    draft_seconds: float,
+    credentials: Credentials | None = None,
 ) -> tuple[Generator, DraftClient]:
     """The target driving a DraftWorker, as a generator, and the client to close.
 
     The worker is waited for up to `draft_seconds`. One that does not answer is no reason not to serve: requests go
     undrafted, and it is tried again. One with another tokenizer is: raises ValueError.
     """
-    client = DraftClient(draft_address, target.tokenizer.sha256, draft_seconds)
+    client = DraftClient(draft_address, target.tokenizer.sha256, draft_seconds, credentials)
     name = draft_address
     try:
         name = (await client.info(draft_seconds)).draft_name

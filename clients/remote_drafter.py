@@ -13,6 +13,7 @@ import grpc
 
 from clients import wire
 from clients.channel import DRAFT, open_channel, stub
+from clients.credentials import Credentials
 from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
 from clients.request_context import outgoing
@@ -44,9 +45,15 @@ class OtherTokens(ValueError):
 class DraftClient:
     """A channel to one DraftWorker, shared by the requests of a process; `health` is what they know about it."""
 
-    def __init__(self, address: str, tokenizer_sha256: str, seconds: float = PROPOSE_SECONDS) -> None:
+    def __init__(
+        self,
+        address: str,
+        tokenizer_sha256: str,
+        seconds: float = PROPOSE_SECONDS,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address, self.tokenizer_sha256, self.seconds = address, tokenizer_sha256, seconds
-        self.channel = open_channel(address)
+        self.channel = open_channel(address, credentials)
         self.stub: Any = stub(self.channel, DRAFT)
         self.health = DrafterHealth(f"at {address}")
         self._info: ModelInfo | None = None
@@ -133,7 +140,7 @@ class RemoteDrafter:
         try:
             found = wire.distributions_from_wire(reply.distributions, reply.draft_tokens)
         except InvalidField as error:
-            raise DrafterRefused(f"the worker's {error}") from None
+            raise DrafterRefused(f"the worker's {error.field} cannot be") from None
         if any(token >= self._vocab_size for each in found for token in each.token_ids):
             raise DrafterRefused("the worker draws from tokens that the target does not have")
         return found
@@ -160,7 +167,8 @@ class RemoteDrafter:
                 raise TandemError("ABORTED", "the worker says that it does not know a session that begins")
         except TandemError as error:
             if error.code in _REFUSALS:
-                raise DrafterRefused(str(error)) from None
+                # What is said of a field may quote tokens, and a refusal ends in a log.
+                raise DrafterRefused(error.code if error.code == "INVALID_ARGUMENT" else str(error)) from None
             self._client.forget()
             raise
         self._known = len(tokens)

@@ -7,9 +7,10 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from clients.channel import DRAFT, FUSED, TARGET
+from clients.credentials import Credentials
 from clients.profile import Profile
 from clients.request_context import Request, begin, current, new_id
 from clients.tracing import Tracing, open_tracing
@@ -36,6 +37,10 @@ class ClientConfig:
     timeout: float | None = None
     otlp_endpoint: str | None = None
     reconnect_seconds: float = 60.0
+    credentials: Credentials = field(default_factory=Credentials)
+
+    def __post_init__(self) -> None:
+        self.credentials.check(self.address)
 
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
@@ -46,8 +51,8 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
         raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
     if "," in config.address:
         raise ValueError("target_host: this role asks one server; several are for --role draft and draft_worker")
-    service = service or await which_service(config.address)
-    async with GenerationClient.connect(config.address, service) as client:
+    service = service or await which_service(config.address, config.credentials)
+    async with GenerationClient.connect(config.address, service, config.credentials) as client:
 
         def generate(request: GenerationRequest) -> Events:
             return client.generate(request, config.timeout, config.reconnect_seconds)
@@ -55,13 +60,13 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
         return await run_prompts(config, generate, service)
 
 
-async def which_service(address: str) -> str:
+async def which_service(address: str, credentials: Credentials | None = None) -> str:
     """The Tandem service that answers at `address`. Raises TandemError."""
     from clients.errors import TandemError
     from clients.generation import GenerationClient
 
     for service in (TARGET, FUSED, DRAFT):
-        async with GenerationClient.connect(address, service) as client:
+        async with GenerationClient.connect(address, service, credentials) as client:
             try:
                 await client.model_info()
             except TandemError as error:

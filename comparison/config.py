@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from clients.credentials import Credentials
 from comparison.architectures import COMPARED, CONNECTABLE, DEFAULT
 from comparison.conditions import Condition, plan
 from comparison.link_settings import LINK_KINDS, LinkKind
@@ -27,13 +28,15 @@ class ComparisonConfig:
 
     The base is measured with `sampling`, the first of `rtts_ms` and the first of `rules`; see comparison/conditions.py.
     `baseline` is an earlier comparison.json. Without `rtts_ms` and `bandwidth_mbps` nothing is put between client and
-    servers. `pipeline` is of the distributed architecture's draft worker; the pipelined one's is always on.
+    servers. `credentials` are shown to connected servers. `pipeline` is of the distributed architecture's draft worker;
+    the pipelined one's is always on.
     """
 
     prompts: tuple[Prompt, ...]
     output_dir: Path
     architectures: tuple[str, ...] = tuple(a.name for a in DEFAULT)
     connect: Mapping[str, str] = field(default_factory=dict)
+    credentials: Credentials = field(default_factory=Credentials)
     num_runs: int = 1
     max_new_tokens: int = 64
     speculation_length: int | None = 3
@@ -88,6 +91,10 @@ class ComparisonConfig:
         ):
             _check_names(flag, chosen, dict.fromkeys(known))
         self._check_conditions()
+        if self.credentials != Credentials(insecure=self.credentials.insecure) and not self.connect:
+            raise ValueError("connect: certificates and tokens are for connected servers, and none is named")
+        for address in self.connect.values():
+            self.credentials.check(address)
         if not self.prompts:
             raise ValueError("prompt: there is nothing to generate from")
         if self.output_dir.exists() and not self.output_dir.is_dir():

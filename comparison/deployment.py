@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from clients.credentials import on_this_machine
 from comparison.architectures import (
     AUTOREGRESSIVE,
     DISTRIBUTED,
@@ -81,6 +82,8 @@ def server_command(
     command += ["--backend", config.backend, "--dtype", config.dtype]
     for flag, value in (("--batch", config.batch), ("--threads", config.threads)):
         command += [flag, str(value)] if value is not None else []
+    if not on_this_machine(host):  # in a network namespace, whose only other end is ours
+        command.append("--insecure")
     return [*command, *extra]
 
 
@@ -184,7 +187,7 @@ class _Deployment:
             return [await self._connected(worker)]
         host, _, port = target.reached.rpartition(":")
         where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
-        return [await self._started(worker, self._worker_command(*where))]
+        return [await self._started(worker, self._worker_command(*where, *self._shown_to(target)))]
 
     async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
         """The draft worker of `distributed`, if there is one among `found`, drafts here too: one model, one process."""
@@ -192,11 +195,15 @@ class _Deployment:
             return []
         if REMOTE_DRAFT.name in self.config.connect:
             return [await self._connected(REMOTE_DRAFT)]
-        workers = [endpoint.address for endpoint in found if endpoint.architecture == DISTRIBUTED]
-        worker = workers[0] if workers else await self._proposing()
-        drafter = await self.site.across(worker)
-        command = target_command(self.config, "--draft_host", drafter, host=self.site.host)
+        workers = [endpoint for endpoint in found if endpoint.architecture == DISTRIBUTED]
+        shown = self._shown_to(workers[0]) if workers else []
+        drafter = await self.site.across(workers[0].address if workers else await self._proposing())
+        command = target_command(self.config, "--draft_host", drafter, *shown, host=self.site.host)
         return [await self._started_across(REMOTE_DRAFT, command)]
+
+    def _shown_to(self, endpoint: Endpoint) -> list[str]:
+        """What a server that is started here shows when it calls another: only those of others ask for anything."""
+        return self.config.credentials.flags() if endpoint.log is None else []
 
     def _worker_command(self, *extra: str) -> list[str]:
         """On the client's side, where targets of the other side reach it too."""

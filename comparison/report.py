@@ -98,7 +98,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
-    settings = {f.name: getattr(config, f.name) for f in fields(config)}
+    settings = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "credentials"}
     return {
         **settings,
         "output_dir": str(config.output_dir),

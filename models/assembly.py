@@ -14,6 +14,9 @@ from models.fused_rounds import FusedPair, FusedRounds
 from models.generator import Generator
 from models.gguf_cache import unpacked
 from models.loading import CHUNK, Execution, Shape, load_runner, transformers_logging
+from models.nxdi.fused import FusedDraft
+from models.nxdi.here import require_nxdi
+from models.nxdi.settings import NxdiSettings
 from models.platforms import chosen
 from models.runner import Fuses, Limits, Runner
 from models.startup import Startup
@@ -28,7 +31,7 @@ from speculation.loop import DraftThenVerify, Rounds
 from speculation.trust import Trust, TrustedLookup
 from speculation.types import DraftLimit, GenerationRequest, ModelInfo, Rule, SpeculationStats
 
-BACKENDS = ("torch", "toy")
+BACKENDS = ("torch", "nxdi", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
 
 
@@ -64,7 +67,7 @@ class DraftChoice:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which models a role runs, on what, in which shape.
+    """Which models a role runs, on what, in which shape. `nxdi`: what only that backend is told.
 
     `default_k` draft tokens where a request does not say; None: as many as pay, by measurement.
     """
@@ -75,10 +78,13 @@ class ModelConfig:
     draft: DraftChoice = field(default_factory=DraftChoice)
     backend: str = "torch"
     default_k: int | None = 3
+    nxdi: NxdiSettings = field(default_factory=NxdiSettings)
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"backend: {self.backend!r} is not one of {', '.join(BACKENDS)}")
+        if self.nxdi.given and self.backend != "nxdi":
+            raise ValueError("neuron_config, draft_neuron_config and eagle need --backend nxdi")
         if self.backend == "torch":
             _ = self.ranks
 
@@ -141,12 +147,18 @@ async def load_pair(
 ) -> tuple[Loaded, Loaded | None]:
     """Target and draft on one device thread, and their fused step as one graph where the backend makes graphs."""
     startup = startup or Startup()
+    if config.backend == "nxdi" and config.draft_model is not None:
+        return await _load_nxdi_pair(config, config.draft_model, batcher, startup)
     target = await load(config, batcher, startup)
     link = target.runner.link if isinstance(target.runner, Leader) else None
     draft = await load_draft(config, batcher, startup=startup, link=link)
     if draft is not None and isinstance(target.runner, Fuses):
         await batcher.on_device(target.runner.fuse, draft.runner, startup)
     return target, draft
+
+
+def _unpacked(model: str | None) -> Checkpoint:
+    return unpacked(find(model))
 
 
 async def _load(
@@ -160,13 +172,37 @@ async def _load(
 ) -> Loaded:
     if config.backend == "toy":
         return Loaded(Engine(_toy(model, config.shape), batcher, vital=verifies), ToyTokenizer())
+    if config.backend == "nxdi":
+        require_nxdi()
     with startup.stage("finding weights"):
-        checkpoint = await asyncio.to_thread(unpacked, find(model))
+        checkpoint = await asyncio.to_thread(find if config.backend == "nxdi" else _unpacked, model)
     runner = await batcher.on_device(_load_warm, checkpoint, config, verifies, alone, startup)
     with startup.stage("tokenizer"):
         tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
     shared = runner if link is None else Leader(runner, link, TARGET if verifies else DRAFT)
     return Loaded(Engine(shared, batcher, vital=verifies), tokenizer)
+
+
+async def _load_nxdi_pair(
+    config: ModelConfig, draft_model: str, batcher: Batcher, startup: Startup
+) -> tuple[Loaded, Loaded]:
+    """Draft and target as one NxDI graph, seen as two engines."""
+    from models.nxdi.assembly import load_nxdi_pair, start_on_device
+
+    require_nxdi()
+    if config.draft.kind == "hybrid":
+        raise ValueError("draft: a fused nxdi graph verifies its own drafts alone, not copies; use --draft model")
+    target, draft = find(config.model), find(draft_model)
+    tokenizer = await asyncio.to_thread(load_tokenizer, target)
+    if not config.nxdi.eagle:  # a head has none
+        same_tokens(await asyncio.to_thread(load_tokenizer, draft), tokenizer.sha256)
+    with startup.stage("loading"):
+        runners = await batcher.on_device(
+            load_nxdi_pair, target, draft, config.execution, config.shape, config.nxdi, start_on_device
+        )
+        await batcher.on_device(runners[0].warm_up, startup)
+    target_engine, draft_engine = Engine(runners[0], batcher), Engine(runners[1], batcher, vital=False)
+    return Loaded(target_engine, tokenizer), Loaded(draft_engine, tokenizer)
 
 
 async def own_tokenizer(config: ModelConfig) -> Tokenizer:
@@ -182,9 +218,20 @@ def load_tokenizer(checkpoint: Checkpoint) -> HuggingFaceTokenizer:
 
 
 def _load_warm(checkpoint: Checkpoint, config: ModelConfig, verifies: bool, alone: bool, startup: Startup) -> Runner:
-    runner = load_runner(checkpoint, config.execution, config.shape, verifies, alone, startup)
+    runner = (
+        _load_nxdi(checkpoint, config, verifies, startup)
+        if config.backend == "nxdi"
+        else load_runner(checkpoint, config.execution, config.shape, verifies, alone, startup)
+    )
     runner.warm_up(startup)
     return runner
+
+
+def _load_nxdi(checkpoint: Checkpoint, config: ModelConfig, verifies: bool, startup: Startup) -> Runner:
+    from models.nxdi.assembly import load_nxdi, start_on_device
+
+    with startup.stage("loading"):
+        return load_nxdi(checkpoint, config.execution, config.shape, config.nxdi, verifies, start_on_device)
 
 
 def _toy(model: str | None, shape: Shape) -> ToyRunner:
@@ -277,6 +324,8 @@ def fused_generator(
     """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
+        if isinstance(draft.runner, FusedDraft):
+            choice = replace(choice, kind="model")  # its graph verifies nothing but its own drafts
     # One for all: rows share steps that are the same, and what is known about the draft.
     pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
 

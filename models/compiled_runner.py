@@ -109,9 +109,9 @@ class CompiledRunner(TorchRunner):
             self.model.prefilled([[row.slot, row.start, *padded(row.tokens, self.limits.chunk)]])
         return [None] * len(rows)
 
-    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+    def _verdicts(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         if not all(row.sampling.greedy and not row.margins for row in rows):
-            return super().verify(rows)
+            return super()._verdicts(rows)
         _, results = self._verified(rows)
         return [_verdict(values, self.model.buckets.width) for values in to_host(results)[: len(rows)]]
 
@@ -188,6 +188,10 @@ def _fused(graph: FusedGraph, target: Runner, draft: Runner, rows: Sequence[Fuse
     if not graph.fits(rows):
         return fused_step(target, draft, rows)
     results, width = graph.step(rows), 1 + max(row.propose.k for row in rows)
+    for row, result in zip(rows, results, strict=True):
+        if isinstance(result, RowFailed):
+            graph.target.slots.clear(row.propose.slot)
+            graph.draft.slots.clear(row.propose.slot)
     seconds = max((r.proposal.seconds for r in results if isinstance(r, FusedResult)), default=0.0)
     return [sized(result, len(rows), width, seconds) for result in results]
 

@@ -16,12 +16,22 @@ from models.runner import (
     TAIL,
     PrefillRow,
     ProposeRow,
+    RowFailed,
     Runner,
     VerifyRow,
     verify_sized,
 )
 from models.slots import SlotPool
-from speculation.types import Draft, DraftLimit, Proposer, Rule, SamplingParams, SparseDistribution, Verdict
+from speculation.types import (
+    Draft,
+    DraftLimit,
+    InvalidField,
+    Proposer,
+    Rule,
+    SamplingParams,
+    SparseDistribution,
+    Verdict,
+)
 
 
 class Engine:
@@ -51,6 +61,16 @@ class Engine:
                 self.lost.set()
                 self.slots.close(error)
             raise
+
+    def admit(self, sampling: SamplingParams) -> None:
+        """Raises InvalidField for a request that this runner cannot sample for."""
+        identity = self.runner.identity
+        if identity.greedy_only and not sampling.greedy:
+            raise InvalidField(
+                "temperature",
+                f"{sampling.temperature}: this server's {identity.backend} model keeps its logits on the device, so it "
+                "decodes greedily only: temperature 0",
+            )
 
 
 class KVSequence:
@@ -93,15 +113,29 @@ class TargetSequence(KVSequence):
         rule: Rule = Rule.AGREEMENT,
         distributions: Sequence[SparseDistribution] = (),
     ) -> Verdict:
-        """One pass over [last of tokens, draft...]; what was accepted stays held."""
+        """One pass over [last of tokens, draft...]; what was accepted stays held.
+
+        A row that fails is tried once more on a slot made new: an earlier sequence may have left what made it fail.
+        """
         position = len(tokens) - 1
-        self.keep(tokens[:position], start=max(0, position - 1))
-        await self.fill(tokens[:position])
         row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins, rule, tuple(distributions))
-        done = await self.engine.run(self.engine.verify, row)
+        self.keep(tokens[:position], start=max(0, position - 1))
+        try:
+            done = await self._filled_run(tokens[:position], row)
+        except RowFailed:
+            done = await self._filled_run(tokens[:position], row)
         verdict = done.value
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
+
+    async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> Timed[Verdict]:
+        """Raises RowFailed, and holds nothing then."""
+        await self.fill(prefix)
+        try:
+            return await self.engine.run(self.engine.verify, row)
+        except RowFailed:
+            self.held.clear()
+            raise
 
 
 class LocalVerifier:
@@ -113,6 +147,7 @@ class LocalVerifier:
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._engine.admit(sampling)
         self._sampling = sampling
         self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire())
         await self._sequence.fill(prompt[:-1])

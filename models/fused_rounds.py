@@ -48,6 +48,7 @@ class FusedRounds:
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._pair.target.admit(sampling)
         self._sampling = sampling
         slot = await self._pair.target.slots.acquire()
         self._target = KVSequence(self._pair.target, slot)
@@ -63,6 +64,17 @@ class FusedRounds:
                 self._pair.health.failed(error)
 
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+        """A row that fails is tried once more on a slot made new, undrafted (see TargetSequence.verify)."""
+        try:
+            return await self._round(tokens, k)
+        except RowFailed:
+            assert self._target and self._draft
+            self._target.held.clear()
+            self._draft.held.clear()
+            await self._target.fill(tokens[:-1])
+            return await self._round(tokens, 0)
+
+    async def _round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
         assert self._target and self._draft, "open comes first"
         copied = (await self._lookup.propose(tokens, k)).token_ids if self._lookup and k else ()
         k = self._limit.of_model(k)

@@ -133,7 +133,7 @@ class StepShapes:
     """Step shapes in use. `bit_exact`: all of them gave bit-identical logits for the same token on this device.
 
     widths: tokens per row. batches: rows. lengths: cache positions that attention reads (empty: always all).
-    chunks: tokens of a prefill step, and prefill_lengths what it reads.
+    chunks: tokens of a prefill step, and prefill_lengths what it reads. `note` says why bits could not be compared.
     """
 
     widths: tuple[int, ...]
@@ -142,6 +142,7 @@ class StepShapes:
     lengths: tuple[int, ...] = ()
     chunks: tuple[int, ...] = ()
     prefill_lengths: tuple[int, ...] = ()
+    note: str = ""
 
     def width(self, needed: int) -> int:
         return next(w for w in self.widths if w >= needed)
@@ -171,7 +172,7 @@ class StepShapes:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a runner runs, for GetModelInfo."""
+    """What a runner runs, for GetModelInfo. `greedy_only`: its logits never leave the device."""
 
     model_name: str
     weights_revision: str
@@ -179,10 +180,11 @@ class Identity:
     device: str
     backend: str
     end_of_sequence_ids: tuple[int, ...] = field(default=())
+    greedy_only: bool = False
 
 
 class RowFailed(RuntimeError):
-    """One row of a step failed; its neighbours did not."""
+    """One row of a step failed; its neighbours did not. Its slot holds nothing from then on."""
 
 
 class Runner(Protocol):

@@ -126,6 +126,11 @@ class SlotCache:
             for buffer in (layer.keys, layer.values):
                 buffer[:, write : write + length] = buffer[:, read : read + length]
 
+    def clear(self, slot: int) -> None:
+        """Makes it as new. What is masked must still be numbers: nothing times NaN is NaN."""
+        for buffer in self.buffers:
+            buffer[:, slot * self.length : (slot + 1) * self.length] = 0
+
     def plan(self, slots: list[int], positions: Tensor, length: int) -> None:
         """Points every layer at `slots` and the rows' `positions` [rows, width], to attend to the first `length`."""
         which = torch.tensor(slots, device=positions.device)

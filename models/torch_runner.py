@@ -76,6 +76,14 @@ class TorchRunner:
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        """A row that fails leaves its slot empty: what made it fail must not reach the slot's next sequence."""
+        verdicts = self._verdicts(rows)
+        for row, verdict in zip(rows, verdicts, strict=True):
+            if isinstance(verdict, RowFailed):
+                self.model.slots.clear(row.slot)
+        return verdicts
+
+    def _verdicts(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         logits = self.verify_logits(rows)
         if all(row.sampling.greedy and not row.margins for row in rows):
             return _verdicts_greedy(rows, logits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from clients.request_context import current
 from models.batcher import DeviceLost
 from models.runner import RowFailed
 from models.slots import NoFreeSlot
+from services.limits import LimitReached
 from services.sessions import SessionConflict, SessionExpired, SessionNotFound
 from speculation.pipeline import OutOfStep
 from speculation.types import InvalidField, TooLong
@@ -29,6 +31,10 @@ DOMAIN = "tandem.v1"
 RETRY_SECONDS = 0.1
 MOST_PARTIAL = 1024
 """Token ids in a status, at most: trailing metadata has to stay below 8 KiB."""
+
+
+class Unauthenticated(PermissionError):
+    """The caller does not show who it is."""
 
 
 class Mismatch(ValueError):
@@ -61,10 +67,12 @@ class NotOffered(RuntimeError):
 
 # (exception, status code, reason)
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
+    (Unauthenticated, code_pb2.UNAUTHENTICATED, "UNAUTHENTICATED"),
     (InvalidField, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
     (TooLong, code_pb2.OUT_OF_RANGE, "SEQUENCE_TOO_LONG"),
     (QueueFull, code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     (NoFreeSlot, code_pb2.RESOURCE_EXHAUSTED, "NO_SLOT"),
+    (LimitReached, code_pb2.RESOURCE_EXHAUSTED, "IDENTITY_LIMIT"),
     (SessionExpired, code_pb2.NOT_FOUND, "SESSION_EXPIRED"),
     (SessionNotFound, code_pb2.NOT_FOUND, "SESSION_NOT_FOUND"),
     (SessionConflict, code_pb2.ALREADY_EXISTS, "SESSION_CONFLICT"),
@@ -78,12 +86,18 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
-def to_status(error: Exception) -> status_pb2.Status:
+# What another server says about this one's credentials is no news about those of whoever asked.
+_OURS = {"UNAUTHENTICATED", "PERMISSION_DENIED"}
+
+
+def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
     """google.rpc.Status with ErrorInfo, and BadRequest, RetryInfo or PartialGeneration where they apply."""
     if isinstance(error, Interrupted):
-        status = to_status(error.cause)
+        status = to_status(error.cause, log_prompts)
         status.details.append(_packed(_partial(error.produced)))
         return status
+    if isinstance(error, TandemError) and error.code in _OURS:
+        return status_pb2.Status(code=code_pb2.INTERNAL, message=f"this server was refused by another: {error}")
     if isinstance(error, TandemError):  # of another server, handed on
         details = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)] if error.reason else []
         details += [_retry(error.retry_seconds)] if error.retry_seconds else []
@@ -92,8 +106,15 @@ def to_status(error: Exception) -> status_pb2.Status:
     for kind, code, reason in _TABLE:
         if isinstance(error, kind):
             return status_pb2.Status(code=code, message=str(error), details=map(_packed, _details(error, reason)))
-    log.error("unexpected error", exc_info=error)
+    if log_prompts:
+        log.error("unexpected error", exc_info=error)
+    else:  # its message may quote what was asked
+        log.error("unexpected error: %s at\n%s", type(error).__name__, _places(error))
     return status_pb2.Status(code=code_pb2.INTERNAL, message=f"internal error: {type(error).__name__}")
+
+
+def _places(error: Exception) -> str:
+    return "".join(traceback.format_tb(error.__traceback__)).rstrip()
 
 
 def _details(error: Exception, reason: str) -> list[Any]:
@@ -101,7 +122,7 @@ def _details(error: Exception, reason: str) -> list[Any]:
     if isinstance(error, InvalidField):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
         messages.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(error, NoFreeSlot):
+    if isinstance(error, (NoFreeSlot, LimitReached)):
         messages.append(_retry(RETRY_SECONDS))
     return messages
 
@@ -122,9 +143,9 @@ def _packed(message: Any) -> any_pb2.Any:
     return any_message
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
-    """With the id of the request, so that whoever reads the error can quote it."""
-    status, request = to_status(error), current()
+async def abort(context: grpc.aio.ServicerContext, error: Exception, log_prompts: bool = False) -> None:
+    """Ends the call, with the id of the request, so that whoever reads the error can quote it."""
+    status, request = to_status(error, log_prompts), current()
     if request:
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
     await context.abort_with_status(rpc_status.to_status(status))
@@ -132,6 +153,9 @@ async def _abort(context: grpc.aio.ServicerContext, error: Exception) -> None:
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Turns what a Tandem method raises into a status. Other services pass untouched."""
+
+    def __init__(self, log_prompts: bool = False) -> None:
+        self._log_prompts = log_prompts
 
     async def intercept_service(
         self,
@@ -146,25 +170,29 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             "response_serializer": handler.response_serializer,
         }
         if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(_guard_unary(handler.unary_unary), **coders)
+            return grpc.unary_unary_rpc_method_handler(_guard_unary(handler.unary_unary, self._log_prompts), **coders)
         if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(_guard_stream(handler.stream_stream), **coders)
-        return grpc.unary_stream_rpc_method_handler(_guard_stream(handler.unary_stream), **coders)
+            return grpc.stream_stream_rpc_method_handler(
+                _guard_stream(handler.stream_stream, self._log_prompts), **coders
+            )
+        return grpc.unary_stream_rpc_method_handler(_guard_stream(handler.unary_stream, self._log_prompts), **coders)
 
 
-def _guard_unary(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _guard_unary(method: Callable[..., Awaitable[Any]], log_prompts: bool) -> Callable[..., Awaitable[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
             return await method(request, context)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
-            await _abort(context, error)
+            await abort(context, error, log_prompts)
 
     return guarded
 
 
-def _guard_stream(method: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncGenerator[Any, None]]:
+def _guard_stream(
+    method: Callable[..., AsyncGenerator[Any, None]], log_prompts: bool
+) -> Callable[..., AsyncGenerator[Any, None]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
         try:
             async with contextlib.aclosing(method(request, context)) as replies:
@@ -173,6 +201,6 @@ def _guard_stream(method: Callable[..., AsyncGenerator[Any, None]]) -> Callable[
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
         except Exception as error:
-            await _abort(context, error)
+            await abort(context, error, log_prompts)
 
     return guarded

@@ -12,7 +12,9 @@ from typing import Any, Protocol
 from clients import wire
 from models.generator import Generator
 from services.errors import Interrupted, QueueFull
+from services.identity import caller
 from services.lifecycle import Lifecycle
+from services.limits import Limits, Running
 from speculation.types import Chunk, Completion, GenerationRequest, SpeculationStats
 
 Observe = Callable[[GenerationRequest, Completion, float], None]
@@ -47,17 +49,21 @@ class GenerateMethod:
         observe: Observe | None,
         queue: int | None = None,
         watch: Watch | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._generator, self._reply_type = generator, reply_type
         self._lifecycle, self._observe, self._queue, self._watch = lifecycle, observe, queue, watch
+        self._limits = limits or Limits()
+        self._running = Running(self._limits)
         self._under_way = 0
 
     async def stream(self, message: Any, seconds: float | None = None) -> AsyncGenerator[Any, None]:
         """`seconds`: until the caller's deadline. Raises Interrupted where the generation fails on the way."""
         request = wire.generation_from_wire(message.generation)
+        self._limits.check_prompt(request, self._generator.info.max_sequence_length)
         if seconds is not None:
             request = replace(request, deadline=time.monotonic() + seconds)
-        with self._lifecycle.work(), self._room():
+        with self._lifecycle.work(), self._running.one(caller()), self._room():
             events: asyncio.Queue[Chunk | Completion | BaseException] = asyncio.Queue(
                 self._generator.info.max_sequence_length + 2
             )

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from services.sessions import Session, SessionTable
+from services.sessions import Session, SessionKey, SessionTable
 
 
 class Holding(Protocol):
@@ -49,7 +49,7 @@ async def using(
             await free(session)
 
 
-async def drop(table: SessionTable[Held, Reply], session_id: str, free: Free[Held, Reply]) -> bool:
+async def drop(table: SessionTable[Held, Reply], session_id: SessionKey, free: Free[Held, Reply]) -> bool:
     """Ends a session; whether it was there. Its last user frees it, if it is in use."""
     session = table.drop(session_id)
     if session is not None and not session.in_use:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from clients.credentials import Credentials
 from clients.distributed import connect_distributed
 from clients.failover import Persistence
 from clients.profile import Profile
@@ -28,6 +29,7 @@ from models.drafting import Drafting, drafting_info, load_drafting
 from models.follower import run_follower
 from models.generator import Generator
 from models.slots import MOST_WAITING
+from services.calls import CallInterceptor
 from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
@@ -45,13 +47,18 @@ from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_ser
 
 log = logging.getLogger("tandem.server")
 
+Build = Callable[[], Awaitable[Hosted]]
+Host = Callable[[ServeConfig, Lifecycle, Build, Sequence[CallInterceptor]], Awaitable[int]]
+"""Serves what is built, to an exit code: a gRPC server of ours, or somebody else's (deploy/ray_replica.py)."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoleConfig:
     """Everything a server role needs; built and validated once.
 
     `draft_address`: the DraftWorker that a target asks for drafts, each within `draft_seconds`. `target_address` None:
-    a DraftWorker that knows no target, and only proposes. `pipeline`: whether a DraftWorker's rounds overlap.
+    a DraftWorker that knows no target, and only proposes. `credentials`: what this server shows when it calls either.
+    `pipeline`: whether a DraftWorker's rounds overlap.
     `reconnect_seconds`: how long its requests try to go on while no target answers. `queue`: requests that may wait.
     """
 
@@ -67,19 +74,24 @@ class RoleConfig:
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     reconnect_seconds: float = 60.0
     queue: int = MOST_WAITING
+    credentials: Credentials = field(default_factory=Credentials)
 
     def __post_init__(self) -> None:
+        for address in (self.target_address, self.draft_address):
+            if address is not None:
+                self.credentials.check(address)
         if not 0 <= self.queue <= MOST_WAITING:
             raise ValueError(f"queue: {self.queue} is outside 0 to {MOST_WAITING}")
         if not self.draft_seconds > 0:
             raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
 
 
-async def run_target(config: RoleConfig) -> int:
+async def run_target(config: RoleConfig, host: Host = serve) -> int:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     if config.models.ranks.follows:
         return await run_follower(config.models, drafts=False)
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
+    limits = config.serve.security.limits
     seen = Observability(config.observability, "target")
 
     async def build() -> Hosted:
@@ -90,7 +102,7 @@ async def run_target(config: RoleConfig) -> int:
             generator = plain_generator(loaded)
         else:
             generator, client = await open_remote_draft(
-                loaded, config.models.default_k, config.draft_address, config.draft_seconds
+                loaded, config.models.default_k, config.draft_address, config.draft_seconds, config.credentials
             )
             closing.insert(0, client.close)
             health = client.health
@@ -98,8 +110,12 @@ async def run_target(config: RoleConfig) -> int:
         _log_target(loaded, generator.info)
         seen.loaded(generator.info)
         reply = target_verifier_pb2.TargetVerifierGenerateResponse
-        generate = GenerateMethod(seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch)
-        service = TargetVerifierService(loaded.engine, generator.info, generate, lifecycle, config.lease_seconds)
+        generate = GenerateMethod(
+            seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch, limits
+        )
+        service = TargetVerifierService(
+            loaded.engine, generator.info, generate, lifecycle, config.lease_seconds, limits
+        )
         seen.look_at(lifecycle, batcher, {"target": loaded.engine.slots}, {"verify": service.sessions}, health)
         return Hosted(
             "TargetVerifier",
@@ -111,16 +127,17 @@ async def run_target(config: RoleConfig) -> int:
             lost=loaded.engine.lost,
         )
 
-    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
+    code = await seen.during(host(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
     return code
 
 
-async def run_fused(config: RoleConfig) -> int:
+async def run_fused(config: RoleConfig, host: Host = serve) -> int:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     if config.models.ranks.follows:
         return await run_follower(config.models, drafts=True)
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
+    limits = config.serve.security.limits
     seen = Observability(config.observability, "fused_target")
 
     async def build() -> Hosted:
@@ -131,7 +148,9 @@ async def run_fused(config: RoleConfig) -> int:
         _log_target(target, generator.info)
         seen.loaded(generator.info)
         reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
-        generate = GenerateMethod(seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch)
+        generate = GenerateMethod(
+            seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch, limits
+        )
         service = FusedSpeculativeServerService(generator.info, generate)
         seen.look_at(lifecycle, batcher, {"target": target.engine.slots}, drafter=health if draft else None)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
@@ -139,14 +158,15 @@ async def run_fused(config: RoleConfig) -> int:
         lost = target.engine.lost
         return Hosted("FusedSpeculativeServer", register, ready=ready, close=ended, lost=lost)
 
-    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
+    code = await seen.during(host(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
     return code
 
 
-async def run_draft_worker(config: RoleConfig) -> int:
+async def run_draft_worker(config: RoleConfig, host: Host = serve) -> int:
     """--role draft_worker: DraftWorker, driving the distributed loop against a TargetVerifier, and proposing."""
     lifecycle, batcher, profile = Lifecycle(), Batcher("draft"), _Profiler(config, "distributed")
+    limits = config.serve.security.limits
     seen = Observability(config.observability, "draft_worker")
 
     async def build() -> Hosted:
@@ -163,6 +183,7 @@ async def run_draft_worker(config: RoleConfig) -> int:
                 config.target_address,
                 config.connect_seconds,
                 config.pipeline,
+                config.credentials,
                 Persistence(config.reconnect_seconds),
             )
             closing.insert(0, client.close)
@@ -171,8 +192,8 @@ async def run_draft_worker(config: RoleConfig) -> int:
             log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
             seen.loaded(info)
             reply = draft_worker_pb2.DraftWorkerGenerateResponse
-            generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue, seen.watch)
-        proposals = Proposals(drafting, info, lifecycle, config.lease_seconds)
+            generate = GenerateMethod(generator, reply, lifecycle, profile.observe, config.queue, seen.watch, limits)
+        proposals = Proposals(drafting, info, lifecycle, config.lease_seconds, limits)
         slots = {"draft": drafting.draft.engine.slots} if drafting.draft else {}
         health = drafting.health if drafting.draft else None
         seen.look_at(lifecycle, batcher, slots, {"propose": proposals.sessions}, health)
@@ -186,7 +207,7 @@ async def run_draft_worker(config: RoleConfig) -> int:
             lost=_only_model(drafting),
         )
 
-    code = await seen.during(serve(config.serve, lifecycle, build, [seen.interceptor]))
+    code = await seen.during(host(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
     return code
 
@@ -224,11 +245,15 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
         info.draft_name or "whoever asks",
     )
     shapes = loaded.runner.shapes
-    if shapes.bit_exact and shapes.count > 1:
+    if shapes.note:
+        log.warning("bits: %s", shapes.note)
+    elif shapes.bit_exact and shapes.count > 1:
         log.info("bits: logits are identical in %d step shapes", shapes.count)
     elif shapes.bit_exact:
         log.info(
-            "bits: shapes differ on this device; every step uses width %d, batch %d", *shapes.widths, *shapes.batches
+            "bits: logits are identical in the one shape of all steps: width %d, batch %d",
+            *shapes.widths,
+            *shapes.batches,
         )
     elif shapes.count > 1:
         log.warning(

@@ -11,8 +11,10 @@ from models.drafting import Drafting
 from models.generator import check_tokens
 from services import holding
 from services.errors import Mismatch
+from services.identity import caller
 from services.lifecycle import Lifecycle
-from services.sessions import MAX_SESSION_ID, Session, SessionConflict, SessionTable
+from services.limits import Limits
+from services.sessions import MAX_SESSION_ID, Session, SessionConflict, SessionKey, SessionTable
 from speculation.drafters import Drafter, teach
 from speculation.types import DraftLimit, InvalidField, ModelInfo, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
@@ -32,8 +34,16 @@ class Held:
 class Proposals:
     """Answers Propose and EndProposals. A session's tokens are all that its caller said; its drafter follows them."""
 
-    def __init__(self, drafting: Drafting, info: ModelInfo, lifecycle: Lifecycle, lease_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        drafting: Drafting,
+        info: ModelInfo,
+        lifecycle: Lifecycle,
+        lease_seconds: float = 60.0,
+        limits: Limits | None = None,
+    ) -> None:
         self._drafting, self._info, self._lifecycle = drafting, info, lifecycle
+        self._limits = limits or Limits()
         self._vocab_size = min(info.vocab_size, drafting.vocab_size)
         self.sessions: SessionTable[Held, None] = SessionTable(time.monotonic, lease_seconds)
 
@@ -41,33 +51,36 @@ class Proposals:
         """Raises what services/errors.py knows; a session's first call leaves nothing behind where it fails."""
         arrived = time.perf_counter()
         self._check(request)
-        session = self.sessions.find(request.session_id)
+        key = SessionKey(caller(), request.session_id)
+        session = self.sessions.find(key)
         if session is None:
             if request.known_length:
                 return pb.ProposeResponse(unknown=True)
             await holding.expire(self.sessions, _free)
-            session = self.sessions.find(request.session_id) or self._admit(request)
+            session = self.sessions.find(key) or self._admit(key, request)
         async with holding.using(self.sessions, session, _free):
             reply = await self._round(session, request)
         reply.server_seconds = time.perf_counter() - arrived
         return reply
 
     async def end(self, request: pb.EndProposalsRequest) -> pb.EndProposalsResponse:
-        return pb.EndProposalsResponse(ended=await holding.drop(self.sessions, request.session_id, _free))
+        key = SessionKey(caller(), request.session_id)
+        return pb.EndProposalsResponse(ended=await holding.drop(self.sessions, key, _free))
 
     async def expire_forever(self) -> None:
         """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
         await holding.expire_forever(self.sessions, _free)
 
-    def _admit(self, request: pb.ProposeRequest) -> Session[Held, None]:
+    def _admit(self, key: SessionKey, request: pb.ProposeRequest) -> Session[Held, None]:
         self._lifecycle.check()
+        self._limits.check_sessions(self.sessions.owned_by(key.owner))
         if not request.HasField("sampling"):
             raise InvalidField("sampling", "missing: a session's first call must say how tokens are drawn")
         sampling = wire.sampling_from_wire(request.sampling)
         rule = wire.rule_from_wire(request.rule)
         limit = DraftLimit()
         held = Held(self._drafting.drafter(self._info.vocab_size, rule, waits=False, limit=limit), limit)
-        return self.sessions.admit(request.session_id, held, sampling, [], self._info.max_sequence_length)
+        return self.sessions.admit(key, held, sampling, [], self._info.max_sequence_length)
 
     async def _round(self, session: Session[Held, None], request: pb.ProposeRequest) -> pb.ProposeResponse:
         if request.known_length > len(session.tokens):

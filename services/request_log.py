@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.calls import Call, CallObserver
-from services.sessions import Session
+from services.identity import caller
+from services.sessions import Session, SessionKey
 from speculation.types import FinishReason
 
 log = logging.getLogger("tandem.request")
@@ -35,7 +36,7 @@ class RequestLog(CallObserver):
     def __init__(self, role: str) -> None:
         self._role = role
         self._completions: dict[int, Any] = {}
-        self._sessions: dict[str, _Tally] = {}
+        self._sessions: dict[SessionKey, _Tally] = {}
 
     def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
         method = call.method.rpartition("/")[2]
@@ -43,11 +44,11 @@ class RequestLog(CallObserver):
             if reply.HasField("completion"):
                 self._completions[id(call)] = reply.completion
         elif method == "OpenSession":
-            self._sessions.setdefault(request.session_id, _Tally(call.request_id, request.prompt_length))
+            self._sessions.setdefault(_key(request), _Tally(call.request_id, request.prompt_length))
             if len(self._sessions) > _MOST_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions)))
         elif method in ("Verify", "VerifyStream"):
-            tally = self._sessions.get(request.session_id)
+            tally = self._sessions.get(_key(request))
             if tally and not (reply.stale or reply.replayed):
                 tally.rounds += 1
                 tally.drafted += len(request.draft_tokens)
@@ -80,6 +81,11 @@ class RequestLog(CallObserver):
         fields: dict[str, Any] = {"role": self._role, "method": "session", "status": how, **counts}
         fields["seconds"] = round(time.perf_counter() - tally.started, 4)
         log.info("%s", _line(fields), extra={"fields": fields, "request_id": tally.request_id})
+
+
+def _key(request: Any) -> SessionKey:
+    """By the time a call is answered its caller is known."""
+    return SessionKey(caller(), request.session_id)
 
 
 def _finish(reason: int) -> str:

@@ -19,8 +19,9 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from models.startup import Startup
-from services.errors import ErrorInterceptor
 from services.lifecycle import Lifecycle
+from services.probes import AddressInUse, ProbePort
+from services.security import Security
 
 log = logging.getLogger("tandem.server")
 
@@ -34,7 +35,8 @@ _OPTIONS = (
 class ServeConfig:
     """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
 
-    `startup` records where the time until then goes.
+    `security`: who may reach it, and how. `health_port`: another port that answers health checks alone. `startup`
+    records where the time until then goes.
     """
 
     host: str = "127.0.0.1"
@@ -42,10 +44,15 @@ class ServeConfig:
     ready_file: str | None = None
     drain_seconds: float = 30.0
     startup: Startup = field(default_factory=Startup)
+    security: Security = field(default_factory=Security)
+    health_port: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port: {self.port} is outside 0 to 65535")
+        if self.health_port is not None and not 1 <= self.health_port <= 65535:
+            raise ValueError(f"health_port: {self.health_port} is outside 1 to 65535")
+        self.security.check_host(self.host)
 
 
 @dataclass(slots=True)
@@ -65,10 +72,6 @@ class Hosted:
     """Set where the model's device failed: nothing of it can be trusted, and the process ends to be started again."""
 
 
-class AddressInUse(ValueError):
-    """The port cannot be bound."""
-
-
 async def serve(
     config: ServeConfig,
     lifecycle: Lifecycle,
@@ -80,8 +83,10 @@ async def serve(
     `outermost` interceptors see every call first, and its status last. The exit code: 0, or 1 where the model's device
     was lost.
     """
-    server = grpc.aio.server(interceptors=[*outermost, ErrorInterceptor()], options=_OPTIONS)
-    port = _bind(server, config)
+    security = config.security
+    interceptors, options = [*outermost, *security.interceptors()], (*_OPTIONS, *security.options())
+    server = grpc.aio.server(interceptors=interceptors, options=options)
+    port, probes = _bind(server, config), ProbePort(config.host, config.health_port)
     stopping = _stop_signals()
     building = asyncio.create_task(_as_task(build()))
     await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,12 +95,14 @@ async def serve(
     hosted = building.result()
     with config.startup.stage("listening"):
         health = await _listen(server, hosted.service, hosted.register)
+        await probes.start(health)
     tasks = [asyncio.create_task(_as_task(work())) for work in hosted.background]
     _announce(config, port, hosted)
     await _first(stopping, hosted.lost)
     lifecycle.accepting = False
     await _set_health(health, f"tandem.v1.{hosted.service}", health_pb2.HealthCheckResponse.NOT_SERVING)
     await _shut_down(server, lifecycle, hosted, config.drain_seconds)
+    await probes.stop()
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -120,7 +127,7 @@ async def _as_task(work: Awaitable[Any]) -> Any:
 def _bind(server: grpc.aio.Server, config: ServeConfig) -> int:
     address = f"{config.host}:{config.port}"
     try:
-        port = server.add_insecure_port(address)
+        port = config.security.add_port(server, address)
     except RuntimeError:
         port = 0
     if port == 0:
@@ -165,6 +172,7 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
     for note in config.startup.notes:
         log.info("start-up: %s", note)
     log.info("start-up: %s", config.startup.line())
+    config.security.say(config.host)
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
     more = hosted.ready()
     if config.ready_file:

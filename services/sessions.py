@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from speculation.types import Rule, SamplingParams
 
@@ -33,6 +33,16 @@ class SessionConflict(ValueError):
     """The session exists with another prefix or other parameters."""
 
 
+class SessionKey(NamedTuple):
+    """A session's id, as whoever opened it sees it: others may use the same id and never meet."""
+
+    owner: str
+    session_id: str
+
+    def __str__(self) -> str:
+        return self.session_id
+
+
 class Fence(enum.Enum):
     """What to do with a round."""
 
@@ -45,7 +55,7 @@ class Fence(enum.Enum):
 class Session(Generic[Held, Reply]):
     """One session. `held` is what the server keeps for it (its KV slot); `recorded` the last round's reply."""
 
-    session_id: str
+    session_id: SessionKey
     held: Held
     sampling: SamplingParams
     tokens: list[int]
@@ -96,10 +106,10 @@ class SessionTable(Generic[Held, Reply]):
         if lease_seconds <= 0:
             raise ValueError(f"lease_seconds: {lease_seconds} is not above 0")
         self._clock, self.lease_seconds = clock, lease_seconds
-        self._sessions: dict[str, Session[Held, Reply]] = {}
+        self._sessions: dict[SessionKey, Session[Held, Reply]] = {}
         self.opened = self.closed = self.expired = 0  # ever
         self.on_end: Callable[[Session[Held, Reply], str], None] | None = None  # told "closed" or "expired"
-        self._expired: dict[str, None] = {}
+        self._expired: dict[SessionKey, None] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -107,12 +117,16 @@ class SessionTable(Generic[Held, Reply]):
     def __iter__(self) -> Iterator[Session[Held, Reply]]:
         return iter(list(self._sessions.values()))
 
-    def find(self, session_id: str) -> Session[Held, Reply] | None:
+    def owned_by(self, owner: str) -> int:
+        """How many sessions a caller has open."""
+        return sum(session.session_id.owner == owner for session in self)
+
+    def find(self, session_id: SessionKey) -> Session[Held, Reply] | None:
         return self._sessions.get(session_id)
 
     def admit(
         self,
-        session_id: str,
+        session_id: SessionKey,
         held: Held,
         sampling: SamplingParams,
         tokens: list[int],
@@ -131,7 +145,7 @@ class SessionTable(Generic[Held, Reply]):
         self._expired.pop(session_id, None)
         return session
 
-    def touch(self, session_id: str, expected: Session[Held, Reply] | None = None) -> Session[Held, Reply]:
+    def touch(self, session_id: SessionKey, expected: Session[Held, Reply] | None = None) -> Session[Held, Reply]:
         """The session (`expected` and no later one of that id), its lease renewed.
 
         Raises SessionNotFound, or SessionExpired, also where nobody has collected it yet: what ran out stays out.
@@ -147,7 +161,7 @@ class SessionTable(Generic[Held, Reply]):
         session.expires = now + self.lease_seconds
         return session
 
-    def drop(self, session_id: str) -> Session[Held, Reply] | None:
+    def drop(self, session_id: SessionKey) -> Session[Held, Reply] | None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self.closed += 1

@@ -17,8 +17,10 @@ from models.generator import check_tokens
 from services import holding
 from services.errors import Mismatch, OtherModel
 from services.generation import GenerateMethod
+from services.identity import caller
 from services.lifecycle import Lifecycle
-from services.sessions import MAX_SESSION_ID, Fence, Session, SessionTable
+from services.limits import Limits
+from services.sessions import MAX_SESSION_ID, Fence, Session, SessionKey, SessionTable
 from services.verify_stream import answered_in_order
 from speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
@@ -44,8 +46,10 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         generate: GenerateMethod,
         lifecycle: Lifecycle,
         lease_seconds: float = 60.0,
+        limits: Limits | None = None,
     ) -> None:
         self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
+        self._limits = limits or Limits()
         self.sessions: SessionTable[Held, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
 
     async def GetModelInfo(
@@ -64,21 +68,23 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.OpenSessionResponse:
         sampling, rule = self._check_open(request), wire.rule_from_wire(request.rule)
-        session = self.sessions.find(request.session_id)
+        key = SessionKey(caller(), request.session_id)
+        session = self.sessions.find(key)
         if session is None:
             self._lifecycle.check()
             await holding.expire(self.sessions, self._free)
-            session = self.sessions.find(request.session_id) or self._admit(request, sampling, rule)
+            session = self.sessions.find(key) or self._admit(key, request, sampling, rule)
         async with self._using(session):
             session.resume(list(request.prefix), sampling, rule)
             return await self._fill(session)
 
     def _admit(
-        self, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
+        self, key: SessionKey, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
     ) -> Session[Held, pb.VerifyResponse]:
+        self._limits.check_sessions(self.sessions.owned_by(key.owner))
         total = self._max_total(request)
         held = Held(TargetSequence(self._engine, self._engine.slots.take()))
-        return self.sessions.admit(request.session_id, held, sampling, list(request.prefix), total, rule)
+        return self.sessions.admit(key, held, sampling, list(request.prefix), total, rule)
 
     async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
         return await self._verify(request, time.perf_counter())
@@ -92,7 +98,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     async def _verify(self, request: pb.VerifyRequest, arrived: float) -> pb.VerifyResponse:
         """One round, whichever way it came."""
-        session = self.sessions.touch(request.session_id)
+        session = self.sessions.touch(SessionKey(caller(), request.session_id))
         self._check_draft(session, request)
         distributions = self._distributions(session, request)
         async with self._using(session):
@@ -103,7 +109,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def CloseSession(
         self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.CloseSessionResponse:
-        return pb.CloseSessionResponse(closed=await holding.drop(self.sessions, request.session_id, self._free))
+        key = SessionKey(caller(), request.session_id)
+        return pb.CloseSessionResponse(closed=await holding.drop(self.sessions, key, self._free))
 
     async def expire_forever(self) -> None:
         """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
@@ -174,7 +181,6 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             raise InvalidField(
                 "prompt_length", f"{request.prompt_length} is outside 1 to {len(request.prefix)}, the prefix's length"
             )
-        check_tokens("prefix", list(request.prefix), self._info.vocab_size)
         if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:
             raise Mismatch(
                 f"the client's tokenizer {request.tokenizer_sha256[:12]} is not the target's "
@@ -187,7 +193,10 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         total = self._max_total(request)
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")
-        return wire.sampling_from_wire(request.sampling)
+        check_tokens("prefix", list(request.prefix), self._info.vocab_size)
+        sampling = wire.sampling_from_wire(request.sampling)
+        self._engine.admit(sampling)
+        return sampling
 
     def _max_total(self, request: pb.OpenSessionRequest) -> int:
         limit = self._info.max_sequence_length

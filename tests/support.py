@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 
 from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
+from clients.credentials import Credentials
 from clients.distributed import connect_distributed
 from clients.failover import Persistence
 from clients.generation import GenerationClient
@@ -35,11 +36,11 @@ from models.runner import Limits, Runner
 from models.tokenizers import Tokenizer
 from models.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
 from services.draft_worker import DraftWorkerService
-from services.errors import ErrorInterceptor
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.proposals import Proposals
+from services.security import Security
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
 from speculation.draws import draw
@@ -114,8 +115,8 @@ class Site:
     worker: DraftWorkerService | None = None
     fused: FusedSpeculativeServerService | None = None
 
-    def client(self) -> GenerationClient:
-        return GenerationClient.connect(self.address, self.service)
+    def client(self, credentials: Credentials | None = None) -> GenerationClient:
+        return GenerationClient.connect(self.address, self.service, credentials)
 
     @property
     def free(self) -> int:
@@ -124,10 +125,13 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def listening(register: Callable[[grpc.aio.Server], None], port: int = 0) -> AsyncIterator[str]:
+async def listening(
+    register: Callable[[grpc.aio.Server], None], port: int = 0, security: Security | None = None
+) -> AsyncIterator[str]:
     """host:port of a server with what `register` adds."""
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    security = security or Security()
+    server = grpc.aio.server(interceptors=security.interceptors(), options=security.options())
+    port = security.add_port(server, f"127.0.0.1:{port}")
     register(server)
     await server.start()
     try:
@@ -137,16 +141,20 @@ async def listening(register: Callable[[grpc.aio.Server], None], port: int = 0) 
 
 
 @contextlib.asynccontextmanager
-async def target_site(runner: ToyRunner | None = None, lease_seconds: float = 60.0) -> AsyncIterator[Site]:
+async def target_site(
+    runner: ToyRunner | None = None, lease_seconds: float = 60.0, security: Security | None = None
+) -> AsyncIterator[Site]:
     """A TargetVerifier."""
-    batcher, lifecycle = Batcher("test-target"), Lifecycle()
+    batcher, lifecycle, limits = Batcher("test-target"), Lifecycle(), security.limits if security else None
     engine = Engine(runner or toy(), batcher)
     generator = plain_generator(Loaded(engine, ToyTokenizer()))
-    generate = GenerateMethod(generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None)
-    service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds)
+    generate = GenerateMethod(
+        generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None, limits=limits
+    )
+    service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds, limits)
     expiring = asyncio.create_task(service.expire_forever())
     try:
-        async with listening(partial(add_TargetVerifierServicer_to_server, service)) as address:
+        async with listening(partial(add_TargetVerifierServicer_to_server, service), 0, security) as address:
             yield Site(TARGET, address, generator, engine, lifecycle, service)
     finally:
         expiring.cancel()
@@ -196,13 +204,17 @@ async def distributed(
     max_length: int = 160,
     pipeline: Pipeline = Pipeline.OFF,
     k: int | None = 3,
+    credentials: Credentials | None = None,
+    connect_seconds: float = 10.0,
     reconnect_seconds: float = 10.0,
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
     config = draft_config(draft, slots, max_length, k)
     async with drafting(config) as drafts:
         persistence = Persistence(reconnect_seconds)
-        generator, client = await connect_distributed(drafts, config, target_address, 10.0, pipeline, persistence)
+        generator, client = await connect_distributed(
+            drafts, config, target_address, connect_seconds, pipeline, credentials, persistence
+        )
         try:
             yield generator, client
         finally:
@@ -218,6 +230,8 @@ async def worker_site(
     lease_seconds: float = 60.0,
     config: ModelConfig | None = None,
     port: int = 0,
+    security: Security | None = None,
+    credentials: Credentials | None = None,
     reconnect_seconds: float = 10.0,
 ) -> AsyncIterator[Site]:
     """A DraftWorker; without a target it only proposes."""
@@ -227,16 +241,18 @@ async def worker_site(
         generator, generate, info = None, None, drafting_info(drafts, config)
         if target_address is not None:
             persistence = Persistence(reconnect_seconds)
-            generator, client = await connect_distributed(drafts, config, target_address, 10.0, persistence=persistence)
+            generator, client = await connect_distributed(
+                drafts, config, target_address, 10.0, credentials=credentials, persistence=persistence
+            )
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
-        proposals = Proposals(drafts, info, lifecycle, lease_seconds)
+        proposals = Proposals(drafts, info, lifecycle, lease_seconds, security.limits if security else None)
         expiring = asyncio.create_task(proposals.expire_forever())
         stack.callback(expiring.cancel)
         service = DraftWorkerService(info, generate, proposals)
         register = partial(add_DraftWorkerServicer_to_server, service)
-        address = await stack.enter_async_context(listening(register, port))
+        address = await stack.enter_async_context(listening(register, port, security))
         engine = drafts.draft.engine if drafts.draft else None
         yield Site(DRAFT, address, generator, engine, lifecycle, proposals=proposals, worker=service)
 
@@ -248,12 +264,13 @@ async def remote_draft(
     seconds: float = 5.0,
     tokenizer: Tokenizer | None = None,
     k: int | None = 5,
+    credentials: Credentials | None = None,
 ) -> AsyncIterator[tuple[Generator, DraftClient]]:
     """A target that drives a DraftWorker, without a server of its own."""
     batcher = Batcher("test-target")
     loaded = Loaded(Engine(target or toy(), batcher), tokenizer or ToyTokenizer())
     try:
-        generator, client = await open_remote_draft(loaded, k, draft_address, seconds)
+        generator, client = await open_remote_draft(loaded, k, draft_address, seconds, credentials)
         try:
             yield generator, client
         finally:
@@ -263,9 +280,9 @@ async def remote_draft(
 
 
 @contextlib.asynccontextmanager
-async def raw_stub(address: str, service: str = TARGET) -> AsyncIterator[Any]:
+async def raw_stub(address: str, service: str = TARGET, credentials: Credentials | None = None) -> AsyncIterator[Any]:
     """The generated stub, for what no client of ours would send."""
-    async with open_channel(address) as channel:
+    async with open_channel(address, credentials) as channel:
         yield stub(channel, service)
 
 

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "comparison": {"speculation", "clients", "reporting"},
     "acceptance": {"speculation", "models", "comparison"},
     "draft_training": {"speculation", "models", "acceptance", "comparison"},
+    "deploy": {"main", "configuration", "services", "clients", "tandem"},  # starts roles in somebody else's processes
     "planning": set(),  # pure: config.json files, package metadata and small tools; anyone may ask it
     "reporting": set(),  # reads a parsed comparison.json and nothing else
 }
@@ -119,6 +120,15 @@ def test_a_launcher_answers_help_without_loading_a_model_library(launcher):
                     seen.add(found)
                     queue.append(found)
     assert sorted(set(heavy)) == []
+
+
+def test_one_file_imports_nxd_inference():
+    importers = {
+        str(module)
+        for module in PACKAGE_MODULES
+        if any(name.split(".")[0].startswith("neuronx_distributed") for name, _ in imports_of(module))
+    }
+    assert importers == {"models/nxdi/sdk.py"}
 
 
 def test_the_rules_see_every_package_on_disk():

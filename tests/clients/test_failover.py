@@ -62,8 +62,9 @@ def test_it_gives_up_before_the_requests_own_deadline() -> None:
     assert of.limited(30.0) == pytest.approx(3.0)
     waits(of, clock)
     assert 101.5 < clock.now < 102.9
+    assert not of.over
     clock.now = 104.0
-    assert of.limited(30.0) == 0.001
+    assert of.limited(30.0) == 0.001 and of.over
 
 
 def test_no_patience_is_no_attempt() -> None:

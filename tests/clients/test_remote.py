@@ -18,6 +18,8 @@ from clients.failover import Persistence
 from clients.generation import GenerationClient
 from clients.remote import Deadlines, RemoteVerifier, VerifierClient
 from models.toy import ToyConfig
+from services.identity import ANONYMOUS
+from services.sessions import SessionKey
 from speculation.types import SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
@@ -134,7 +136,7 @@ def test_a_target_that_forgets_its_sessions_is_given_them_again() -> None:
         nonlocal calls
         calls += 1
         if calls % 3 == 0:
-            await inner._free(inner.sessions.drop(request.session_id))
+            await inner._free(inner.sessions.drop(SessionKey(ANONYMOUS, request.session_id)))
         return await inner.Verify(request, context)
 
     async def test() -> None:

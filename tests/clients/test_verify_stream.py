@@ -17,6 +17,8 @@ import clients.distributed
 from clients.errors import TandemError
 from clients.remote import Deadlines
 from models.toy import ToyConfig
+from services.identity import ANONYMOUS
+from services.sessions import SessionKey
 from speculation.depth import Depth, Pipeline
 from speculation.types import Rule
 from tandem.v1 import target_verifier_pb2_grpc
@@ -248,7 +250,7 @@ def test_a_server_without_streams_gets_one_round_at_a_time_and_one_line_is_logge
             nonlocal forgets
             forgets += 1
             if forgets % 5 == 0:
-                await self._inner._free(self._inner.sessions.drop(request.session_id))
+                await self._inner._free(self._inner.sessions.drop(SessionKey(ANONYMOUS, request.session_id)))
             return await self._inner.Verify(request, context)
 
     async def test() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from clients.credentials import Credentials
 from comparison.architectures import COMPARED
 from comparison.config import ComparisonConfig
-from comparison.deployment import Endpoint, baseline_of, deploy, incomparable
+from comparison.deployment import Endpoint, baseline_of, deploy, incomparable, target_command
 from speculation.types import ModelInfo
 from tests.comparison.fakes import MODEL, prompt
 
@@ -196,3 +197,25 @@ def test_different_weights_are_remarked() -> None:
     assert remarks[0] == "weights_revision differs: autoregressive rev, distributed rev, fused other"
     assert "not bit-exact" in remarks[1]
     assert "fused" in remarks[1]
+
+
+def test_servers_in_a_namespace_say_aloud_that_they_listen_beyond_this_machine() -> None:
+    config = ComparisonConfig(prompts=(prompt("one"),), output_dir=Path("unused"))
+    assert "--insecure" in target_command(config, host="10.200.0.2")
+    assert "--insecure" not in target_command(config)
+
+
+def test_servers_started_here_show_certificates_and_tokens_to_connected_ones_alone(monkeypatch) -> None:
+    monkeypatch.setenv("TANDEM_TEST_TOKEN", "a-token-for-comparing")
+    credentials = Credentials(token_env="TANDEM_TEST_TOKEN")
+    commands, _ = deployed(connect={"autoregressive": "127.0.0.1:7000"}, credentials=credentials)
+    assert value(commands["distributed"], "--token_env") == "TANDEM_TEST_TOKEN"
+    assert "--token_env" not in commands["remote_draft"], "its draft worker was started here and asks for none"
+    commands, _ = deployed(connect={"distributed": "127.0.0.1:7001"}, credentials=credentials)
+    assert value(commands["remote_draft"], "--token_env") == "TANDEM_TEST_TOKEN"
+
+
+def test_credentials_without_a_connected_server_are_refused(monkeypatch) -> None:
+    monkeypatch.setenv("TANDEM_TEST_TOKEN", "a-token-for-comparing")
+    with pytest.raises(ValueError, match="connect: certificates and tokens are for connected servers"):
+        deployed(credentials=Credentials(token_env="TANDEM_TEST_TOKEN"))

@@ -99,7 +99,7 @@ def test_a_server_in_the_namespace_answers_and_nothing_is_left_behind(without_de
             assert left_over() != ""
             async with Fleet(tmp_path) as fleet:
                 command = [*link.command_prefix, sys.executable, str(MAIN), "--role", "target", "--backend", "toy"]
-                server = await fleet.start("toy", [*command, "--host", link.host, "--port", "0"])
+                server = await fleet.start("toy", [*command, "--host", link.host, "--port", "0", "--insecure"])
                 assert server.host == link.host
                 assert await link.listen(server.address) == server.address
                 async with GenerationClient.connect(server.address, "TargetVerifier") as client:

@@ -241,6 +241,8 @@ def test_open_session_beyond_the_sequence_length_is_out_of_range(
 
 
 def test_verify_checks_its_draft_before_anything_runs() -> None:
+    """G9."""
+
     async def test() -> None:
         async with target_site() as site, raw_stub(site.address) as target:
             await target.OpenSession(opening(max_total_tokens=10))
@@ -284,6 +286,8 @@ def test_a_conflicting_open_already_exists() -> None:
 
 
 def test_another_tokenizer_is_a_failed_precondition_before_any_prefill() -> None:
+    """G8."""
+
     async def test() -> None:
         async with target_site() as site, raw_stub(site.address) as target:
             refused = await refusal(target.OpenSession(opening(tokenizer_sha256="a" * 64)))
@@ -295,7 +299,28 @@ def test_another_tokenizer_is_a_failed_precondition_before_any_prefill() -> None
     run(test())
 
 
+@pytest.mark.parametrize(
+    ("changes", "value"),
+    [({"weights_revision": "toy:9"}, "toy:9"), ({"dtype": "bfloat16"}, "bfloat16"), ({"vocab_size": 259}, "259")],
+)
+def test_another_target_than_the_client_expects_is_a_failed_precondition(changes: dict[str, Any], value: str) -> None:
+    """G8: whoever answers at this address now."""
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            refused = await refusal(target.OpenSession(opening(**changes)))
+            assert (refused.code, refused.reason) == ("FAILED_PRECONDITION", "MODEL_MISMATCH")
+            assert value in refused.message
+            assert untouched(site)
+            same = {"weights_revision": "toy:0", "dtype": "float32", "vocab_size": 258}
+            assert (await target.OpenSession(opening(**same))).committed_length == 3
+
+    run(test())
+
+
 def test_a_full_server_refuses_at_open_with_a_retry_delay() -> None:
+    """G6."""
+
     async def test() -> None:
         async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
             await target.OpenSession(opening())
@@ -342,6 +367,8 @@ def test_the_draft_client_gives_up_when_told_to() -> None:
 
 
 def test_a_stopping_server_refuses_requests_as_unavailable() -> None:
+    """G11."""
+
     async def test() -> None:
         async with target_site() as site, raw_stub(site.address) as target:
             site.lifecycle.accepting = False

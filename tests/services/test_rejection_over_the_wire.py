@@ -17,6 +17,8 @@ from clients import wire
 from clients.errors import TandemError
 from clients.remote import RemoteVerifier, VerifierClient
 from models.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
+from services.identity import ANONYMOUS
+from services.sessions import SessionKey
 from speculation.rejection import guess
 from speculation.types import GenerationRequest, Rule, SamplingParams, SparseDistribution, SpeculationStats
 from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
@@ -188,7 +190,7 @@ def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
         nonlocal calls
         calls += 1
         if calls % 5 == 0:
-            await inner._free(inner.sessions.drop(request.session_id))
+            await inner._free(inner.sessions.drop(SessionKey(ANONYMOUS, request.session_id)))
         reply = await inner.Verify(request, context)
         if calls % 3 == 0:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "lost")

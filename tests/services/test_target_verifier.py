@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ async def code(call: Any) -> str:
 
 
 def test_a_round_commits_the_agreeing_drafts_and_one_token_of_the_targets_own() -> None:
+    """G1, G3: the reply alone is enough to follow."""
     truth = list(oracle(PROMPT, SAMPLED, 12))
 
     async def test() -> None:
@@ -65,6 +67,7 @@ def test_a_round_commits_the_agreeing_drafts_and_one_token_of_the_targets_own() 
 
 
 def test_a_repeated_round_gets_the_recorded_reply_even_with_other_drafts() -> None:
+    """G2, G3: first commit wins."""
     truth = list(oracle(PROMPT, GREEDY, 8))
 
     async def test() -> None:
@@ -88,6 +91,7 @@ def test_a_repeated_round_gets_the_recorded_reply_even_with_other_drafts() -> No
 
 
 def test_a_stale_round_applies_nothing_and_says_the_committed_length() -> None:
+    """G2."""
     truth = list(oracle(PROMPT, GREEDY, 8))
 
     async def test() -> None:
@@ -106,6 +110,7 @@ def test_a_stale_round_applies_nothing_and_says_the_committed_length() -> None:
 
 
 def test_two_rounds_at_once_commit_once() -> None:
+    """G2: as where gRPC sends a round again while its first copy is still being computed."""
     truth = list(oracle(PROMPT, GREEDY, 8))
 
     async def test() -> None:
@@ -123,6 +128,7 @@ def test_two_rounds_at_once_commit_once() -> None:
 
 
 def test_opening_again_resumes_and_reports_what_it_reused() -> None:
+    """G4."""
     truth = list(oracle(PROMPT, GREEDY, 8))
 
     async def test() -> None:
@@ -160,6 +166,8 @@ def test_a_session_rebuilt_on_another_server_goes_on_with_the_same_tokens() -> N
 
 @pytest.mark.parametrize("first", [PROMPT, [5]], ids=["prefilled", "one token"])
 def test_another_prefix_or_sampling_under_the_same_id_is_refused_and_the_session_lives_on(first: list[int]) -> None:
+    """G4."""
+
     async def test() -> None:
         async with target_site() as site, raw_stub(site.address) as target:
             await target.OpenSession(opening(prefix=first))
@@ -187,6 +195,7 @@ def test_closing_frees_the_slot_once_and_the_session_is_gone() -> None:
 
 
 def test_a_lease_that_runs_out_frees_the_slot_and_the_client_may_come_back() -> None:
+    """G5."""
     truth = list(oracle(PROMPT, GREEDY, 2))
 
     async def test() -> None:
@@ -268,6 +277,8 @@ def test_a_second_open_outlives_the_cancelled_first_one() -> None:
 
 
 def test_a_cancelled_open_leaves_no_slot_behind() -> None:
+    """G7."""
+
     async def test() -> None:
         async with target_site(toy(ToyConfig(step_seconds=0.03))) as site, raw_stub(site.address) as target:
             call = target.OpenSession(opening())
@@ -279,6 +290,7 @@ def test_a_cancelled_open_leaves_no_slot_behind() -> None:
 
 
 def test_a_cancelled_verify_commits_nothing_and_the_round_may_be_repeated() -> None:
+    """G2, G7: the step ran; what it said is forgotten whole."""
     truth = list(oracle(PROMPT, GREEDY, 3))
 
     async def test() -> None:
@@ -314,5 +326,79 @@ def test_a_drained_server_refuses_new_sessions_and_finishes_running_ones() -> No
             assert await code(target.OpenSession(opening("new"))) == "UNAVAILABLE"
             assert list((await target.Verify(verifying(PROMPT))).token_ids) == list(oracle(PROMPT, GREEDY, 1))
             assert site.free == 3
+
+    run(test())
+
+
+def test_two_different_rounds_in_flight_meet_the_fence_one_after_the_other() -> None:
+    """G2, G6: the second extends what its sender guessed the first would commit; a wrong guess costs no step."""
+    truth = list(oracle(PROMPT, GREEDY, 8))
+
+    async def test() -> None:
+        async with target_site(toy(ToyConfig(step_seconds=0.01))) as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            first = asyncio.ensure_future(target.Verify(verifying(PROMPT, truth[:2])))
+            await until(lambda: next(iter(site.verifier.sessions)).in_use == 1)
+            right = asyncio.ensure_future(target.Verify(verifying(PROMPT + truth[:3], truth[3:4])))
+            await until(lambda: next(iter(site.verifier.sessions)).in_use == 2)
+            wrong = asyncio.ensure_future(target.Verify(verifying([*PROMPT, *truth[:2], (truth[2] + 1) % 256])))
+            assert list((await first).token_ids) == truth[:3]
+            steps = site.engine.batcher.steps
+            assert list((await right).token_ids) == truth[3:5]
+            assert (await wrong).stale
+            assert site.engine.batcher.steps <= steps + 1
+
+    run(test())
+
+
+def test_opening_again_while_a_round_is_computed_waits_for_it_and_its_reply_is_there() -> None:
+    """G2, G4: a client that lost its connection in the middle of a round."""
+    truth = list(oracle(PROMPT, GREEDY, 4))
+
+    async def test() -> None:
+        async with target_site(toy(ToyConfig(step_seconds=0.02))) as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            first = asyncio.ensure_future(target.Verify(verifying(PROMPT, truth[:2])))
+            await until(lambda: next(iter(site.verifier.sessions)).in_use == 1)
+            again = await target.OpenSession(opening())
+            assert again.committed_length == len(PROMPT) + 3
+            steps = site.engine.batcher.steps
+            reply = await target.Verify(verifying(PROMPT, [1, 2, 3]))
+            assert reply.replayed and list(reply.token_ids) == truth[:3] == list((await first).token_ids)
+            assert site.engine.batcher.steps == steps and site.free == 3
+
+    run(test())
+
+
+def test_closing_during_a_round_frees_the_slot_after_it_and_the_round_is_answered() -> None:
+    """G7."""
+    truth = list(oracle(PROMPT, GREEDY, 3))
+
+    async def test() -> None:
+        async with target_site(toy(ToyConfig(step_seconds=0.05), slots=1)) as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            steps = site.engine.batcher.steps
+            computing = asyncio.ensure_future(target.Verify(verifying(PROMPT, truth[:2])))
+            await until(lambda: next(iter(site.verifier.sessions)).in_use == 1)
+            assert (await target.CloseSession(pb.CloseSessionRequest(session_id="s"))).closed
+            assert site.free == 0 or computing.done()
+            assert list((await computing).token_ids) == truth
+            assert site.free == 1 and site.engine.batcher.steps == steps + 1
+            assert await code(target.Verify(verifying(PROMPT))) == "NOT_FOUND"
+
+    run(test())
+
+
+def test_a_full_server_collects_what_ran_out_before_it_refuses() -> None:
+    """G5, G6: also where nobody has looked yet."""
+
+    async def test() -> None:
+        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
+            await target.OpenSession(opening())
+            assert await code(target.OpenSession(opening("new"))) == "RESOURCE_EXHAUSTED"
+            site.verifier.sessions._clock = lambda: time.monotonic() + 61
+            assert (await target.OpenSession(opening("new"))).committed_length == len(PROMPT)
+            with pytest.raises(grpc.RpcError, match="its lease ran out"):
+                await target.Verify(verifying(PROMPT))
 
     run(test())

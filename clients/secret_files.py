@@ -1,0 +1,45 @@
+"""Files with keys and tokens: readable, by whom, and whether they have changed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+log = logging.getLogger("tandem.security")
+
+Signature = tuple[tuple[int, int, int], ...]
+
+
+def check_readable(flag: str, file: str) -> None:
+    """Raises ValueError that names the flag."""
+    try:
+        with Path(file).open("rb"):
+            pass
+    except OSError as error:
+        raise ValueError(f"{flag}: {file}: {error.strerror}") from None
+
+
+def warn_if_others_read(flag: str, file: str) -> None:
+    """Says so once where more than its owner may read a secret."""
+    mode = stat.S_IMODE(os.stat(file).st_mode)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        log.warning("%s: %s can be read by others (mode %o); chmod 600 is enough", flag, file, mode)
+
+
+def signature(*files: str) -> Signature:
+    """What differs once a file was written or replaced. Raises OSError."""
+    found = [os.stat(file) for file in files]
+    return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
+
+
+def lines_of(flag: str, file: str) -> Sequence[tuple[int, str]]:
+    """Its lines with their numbers, from 1, without empty ones and comments (#). Raises ValueError."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{flag}: {file}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    numbered = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    return [(number, line) for number, line in numbered if line and not line.startswith("#")]

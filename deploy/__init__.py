@@ -1,0 +1,1 @@
+"""Where Tandem runs: Kubernetes on Trainium (`k8s/`), Ray Serve."""

@@ -1,0 +1,228 @@
+"""Combinations that NxD Inference 0.9 is known to break, refused before anything compiles, with the reason.
+
+Each was read in its source, in the file that is named; most were seen to fail there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Fields = Mapping[str, Any]
+Rule = tuple[str, Callable[[Fields], Any], str]
+
+
+def _fused(c: Fields) -> bool:
+    return bool(c.get("enable_fused_speculation"))
+
+
+def _speculates(c: Fields) -> bool:
+    return bool(c.get("speculation_length"))
+
+
+def _sampling(c: Fields) -> Mapping[str, Any]:
+    return c.get("on_device_sampling_config") or {}
+
+
+def _lora(c: Fields) -> Mapping[str, Any]:
+    return c.get("lora_config") or {}
+
+
+def _attention_kernel(c: Fields) -> bool:
+    return bool(c.get("attn_block_tkg_nki_kernel_enabled"))
+
+
+def _qkv_kernel(c: Fields) -> bool:
+    return bool(c.get("qkv_kernel_enabled") or c.get("qkv_nki_kernel_enabled"))
+
+
+def _adapters(c: Fields) -> int:
+    return max(len(_lora(c).get("lora_ckpt_paths") or ()), int(_lora(c).get("max_loras", 1)))
+
+
+def _context_buckets(c: Fields) -> list[int]:
+    return [*(c.get("context_encoding_buckets") or ()), int(c["max_context_length"])]
+
+
+RULES: tuple[Rule, ...] = (
+    (
+        "async_mode",
+        lambda c: c.get("async_mode") and not _fused(c),
+        "an asynchronous step ignores its inputs and goes on from the device's own last token (async_execution.py), so "
+        "a rolled back draft would follow a rejected one; and a target with speculation has no token generation model",
+    ),
+    (
+        "async_mode",
+        lambda c: c.get("async_mode") and _fused(c) and c["batch_size"] > 1,
+        "an asynchronous step ignores its inputs while the rows stay the same (async_execution.py): a row that was "
+        "prefilled anew or rolled back would be lost. With --batch 1 it can be used",
+    ),
+    (
+        "output_logits",
+        lambda c: c.get("output_logits") and c.get("on_device_sampling_config") is None,
+        "without on_device_sampling_config logits are on the host already, and would come twice, as a list of two "
+        "(model_base.py)",
+    ),
+    (
+        "output_logits",
+        lambda c: c.get("output_logits") and _fused(c),
+        "fused context encoding gives its outputs in another order than the KV cache's alias map (model_base.py, "
+        "model_wrapper.py)",
+    ),
+    (
+        "on_device_sampling_config",
+        lambda c: _sampling(c).get("do_sample"),
+        "do_sample draws on the device: a verification then gives one token per row, fused speculation fails "
+        "(model_base.py), and no draw could be repeated. Draws are ours, from logits on the host",
+    ),
+    (
+        "on_device_sampling_config",
+        lambda c: c.get("on_device_sampling_config") is not None and not isinstance(_sampling(c), Mapping),
+        "it is not an object of fields",
+    ),
+    (
+        "lora_config",
+        lambda c: _lora(c) and _fused(c),
+        "adapters are not passed to fused models: they get empty tensors (model_base.py)",
+    ),
+    (
+        "lora_config",
+        lambda c: _lora(c).get("dynamic_multi_lora"),
+        "dynamic_multi_lora needs an adapter named by every request, and a request here names none",
+    ),
+    (
+        "lora_config",
+        lambda c: _lora(c) and _adapters(c) > 1,
+        "it holds more than one adapter, and a request here names none: the first would answer all",
+    ),
+    (
+        "context_encoding_buckets",
+        lambda c: _speculates(c) and c["speculation_length"] in _context_buckets(c),
+        "a bucket of exactly speculation_length tokens is traced as a verification and gives wrong logits, without an "
+        "error (model_base.py)",
+    ),
+    (
+        "token_generation_batches",
+        lambda c: c.get("token_generation_batches") and (_speculates(c) or _fused(c)),
+        "batch buckets are refused with any speculation (config.py)",
+    ),
+    (
+        "is_prefix_caching, is_block_kv_layout, chunked_prefill_config",
+        lambda c: c.get("is_prefix_caching") or c.get("is_block_kv_layout") or c.get("chunked_prefill_config"),
+        "a paged KV cache needs slot mappings and block tables that this backend does not send; chunked prefill is not "
+        "implemented in NxDI (model_base.py)",
+    ),
+    (
+        "is_medusa",
+        lambda c: c.get("is_medusa") or c.get("medusa_speculation_length"),
+        "Medusa heads propose trees, and a round here verifies one sequence",
+    ),
+    (
+        "token_tree_config",
+        lambda c: c.get("token_tree_config"),
+        "a token tree is not a sequence of drafts; EAGLE1 runs flat here",
+    ),
+    ("is_eagle3", lambda c: c.get("is_eagle3"), "only EAGLE1 is driven by this backend (--eagle)"),
+    (
+        "allow_input_truncation",
+        lambda c: c.get("allow_input_truncation"),
+        "a prompt cut off without a word would be answered wrongly",
+    ),
+    ("on_cpu", lambda c: c.get("on_cpu"), "speculation is not implemented in NxDI's CPU mode (application_base.py)"),
+    (
+        "padding_side",
+        lambda c: c.get("padding_side", "right") != "right",
+        "left padding shifts the KV cache at every token (kv_cache_manager), so that nothing can be rolled back",
+    ),
+    (
+        "windowed_context_encoding_size",
+        lambda c: c.get("windowed_context_encoding_size") and c["batch_size"] > 1,
+        "its windows are written without regard to the sequence's line (kv_cache_manager)",
+    ),
+    (
+        "tensor_capture_config, tensor_replacement_config",
+        lambda c: c.get("tensor_capture_config") or c.get("tensor_replacement_config"),
+        "debugging aids that change what a step returns",
+    ),
+    (
+        "attn_block_tkg_nki_kernel_enabled",
+        lambda c: _attention_kernel(c) and not _qkv_kernel(c),
+        "it needs qkv_kernel_enabled or qkv_nki_kernel_enabled too (config.py)",
+    ),
+    (
+        "attn_block_tkg_nki_kernel_enabled",
+        lambda c: _attention_kernel(c) and c.get("flash_decoding_enabled"),
+        "it does not work with flash_decoding_enabled (config.py)",
+    ),
+    (
+        "attn_block_tkg_nki_kernel_cache_update, attn_block_tkg_nki_kernel_cascaded_attention",
+        lambda c: (
+            (c.get("attn_block_tkg_nki_kernel_cache_update") or c.get("attn_block_tkg_nki_kernel_cascaded_attention"))
+            and not _attention_kernel(c)
+        ),
+        "they need attn_block_tkg_nki_kernel_enabled (config.py)",
+    ),
+    (
+        "qkv_cte_nki_kernel_fuse_rope",
+        lambda c: (
+            c.get("qkv_cte_nki_kernel_fuse_rope")
+            and not (c.get("qkv_kernel_enabled") and c.get("qkv_nki_kernel_enabled"))
+        ),
+        "it needs qkv_kernel_enabled and qkv_nki_kernel_enabled (config.py)",
+    ),
+    (
+        "k_cache_transposed",
+        lambda c: c.get("k_cache_transposed") and c.get("flash_decoding_enabled"),
+        "it does not work with flash_decoding_enabled (config.py)",
+    ),
+    (
+        "quantized",
+        lambda c: c.get("quantized") and not c.get("quantized_checkpoints_path"),
+        "quantized_checkpoints_path is missing: where the quantized weights are, or are to be written (config.py)",
+    ),
+    (
+        "quantized",
+        lambda c: c.get("quantized") and _qkv_kernel(c) and not c.get("modules_to_not_convert"),
+        "with a QKV kernel modules_to_not_convert is needed (config.py)",
+    ),
+    (
+        "quantized_checkpoints_path",
+        lambda c: c.get("quantized_checkpoints_path") and not c.get("quantized"),
+        "it is only read with quantized: true",
+    ),
+    (
+        "rmsnorm_quantize_kernel_enabled",
+        lambda c: c.get("rmsnorm_quantize_kernel_enabled") and not c.get("quantized_mlp_kernel_enabled"),
+        "it needs quantized_mlp_kernel_enabled (config.py)",
+    ),
+    (
+        "activation_quantization_type",
+        lambda c: (
+            c.get("activation_quantization_type")
+            and (c.get("mlp_kernel_enabled") or c.get("quantized_mlp_kernel_enabled"))
+        ),
+        "native quantization does not work with MLP kernels (config.py)",
+    ),
+    (
+        "cp_degree",
+        lambda c: c.get("cp_degree") and c["tp_degree"] % c["cp_degree"],
+        "tp_degree is not a multiple of it (config.py)",
+    ),
+    (
+        "attention_dp_degree",
+        lambda c: int(c.get("attention_dp_degree", 1)) > 1,
+        "its KV lines are split among ranks, and idle lines would be written where they are not",
+    ),
+    (
+        "pp_degree",
+        lambda c: int(c.get("pp_degree", 1)) > 1,
+        "NxDI decodes with tensor parallelism; pipeline parallel models were never run from here",
+    ),
+)
+
+
+def refuse_broken(fields: Fields, field: str = "neuron_config") -> None:
+    """Raises ValueError for the first combination that would break. `fields` is what the whole build asks for."""
+    for names, broken, reason in RULES:
+        if broken(fields):
+            raise ValueError(f"{field}: {names} cannot be used here: {reason}")

@@ -1,0 +1,89 @@
+"""Who calls: checked before anything else happens, and known to everything that a call does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+
+from services.errors import Unauthenticated, abort
+from services.tokens import AcceptedTokens
+from services.wrapping import Stream, Unary, wrapped
+
+ANONYMOUS = ""
+_CALLER: ContextVar[str] = ContextVar("caller", default=ANONYMOUS)
+_OPEN = "/grpc.health.v1.Health/"  # probes have no token, and learn nothing but readiness
+_SCHEME = "bearer "
+
+
+def caller() -> str:
+    """The identity behind the call that is being answered; ANONYMOUS where nothing tells callers apart."""
+    return _CALLER.get()
+
+
+class IdentityInterceptor(grpc.aio.ServerInterceptor):
+    """Lets in whom the tokens know, where there are any; the identity is the token's, else the certificate's.
+
+    Stands after the errors and before everything else. Health checks need no token.
+    """
+
+    def __init__(self, tokens: AcceptedTokens | None = None) -> None:
+        self._tokens = tokens
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(_OPEN):
+            return handler
+        return wrapped(handler, self._unary, self._stream)
+
+    def _unary(self, method: Unary) -> Unary:
+        async def identified(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            await self._identify(context)
+            return await method(request, context)
+
+        return identified
+
+    def _stream(self, method: Stream) -> Stream:
+        async def identified(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
+            await self._identify(context)
+            async with contextlib.aclosing(method(request, context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        return identified
+
+    async def _identify(self, context: grpc.aio.ServicerContext) -> None:
+        """Each call is answered in a task of its own: what is set here is this call's alone."""
+        try:
+            _CALLER.set(self._identity(context))
+        except Unauthenticated as error:
+            await abort(context, error)
+
+    def _identity(self, context: grpc.aio.ServicerContext) -> str:
+        if self._tokens is None:
+            return _certified(context)
+        given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+        if len(given) != 1 or not given[0].lower().startswith(_SCHEME):
+            raise Unauthenticated("no token: this server asks for one, as metadata `authorization: Bearer TOKEN`")
+        identity = self._tokens.identity(given[0][len(_SCHEME) :].strip())
+        if identity is None:
+            raise Unauthenticated("this server does not know the token: it is wrong, or was withdrawn")
+        return identity
+
+
+def _certified(context: grpc.aio.ServicerContext) -> str:
+    """The first subject alternative name of the client's certificate, else its common name; without mTLS ANONYMOUS."""
+    shown = context.auth_context()
+    for kind in ("x509_subject_alternative_name", "x509_common_name"):
+        for name in shown.get(kind, ()):
+            return str(name.decode("utf-8", "replace"))
+    if "x509_pem_cert" in shown:
+        raise Unauthenticated("the client's certificate names nobody: no subject alternative name, no common name")
+    return ANONYMOUS

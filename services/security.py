@@ -1,0 +1,75 @@
+"""Who may reach a server, how, and with how much: its configuration and what follows from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from clients.credentials import on_this_machine
+from services.errors import ErrorInterceptor
+from services.identity import IdentityInterceptor
+from services.limits import Limits
+from services.prompt_log import PromptLogInterceptor
+from services.tls import TlsConfig, server_credentials
+from services.tokens import AcceptedTokens
+
+log = logging.getLogger("tandem.security")
+
+MESSAGE_BYTES = 4 * 1024 * 1024
+LEAST_MESSAGE_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Without `tls` a server listens on this machine only, unless `insecure` says that it may be reached in clear text.
+
+    `max_message_bytes`: of one message received. `log_prompts`: what is asked and answered goes into the log.
+    """
+
+    tls: TlsConfig | None = None
+    tokens: AcceptedTokens | None = None
+    insecure: bool = False
+    limits: Limits = field(default_factory=Limits)
+    max_message_bytes: int = MESSAGE_BYTES
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_message_bytes < LEAST_MESSAGE_BYTES:
+            raise ValueError(f"max_message_bytes: {self.max_message_bytes} is below {LEAST_MESSAGE_BYTES}")
+
+    def check_host(self, host: str) -> None:
+        """Whether a server may listen there. Raises ValueError."""
+        if self.tls is None and not self.insecure and not on_this_machine(host):
+            raise ValueError(
+                f"host: {host} can be reached from other machines, and there is no TLS: "
+                f"give --tls_cert and --tls_key, or say --insecure"
+            )
+
+    def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        """In their order: whatever fails becomes a status, and nothing happens before the caller is known."""
+        first = [ErrorInterceptor(self.log_prompts), IdentityInterceptor(self.tokens)]
+        return [*first, PromptLogInterceptor()] if self.log_prompts else first
+
+    def options(self) -> Sequence[tuple[str, int]]:
+        """Of the gRPC server."""
+        return (("grpc.max_receive_message_length", self.max_message_bytes),)
+
+    def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        """The port it listens on. Raises RuntimeError where it cannot."""
+        if self.tls is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, server_credentials(self.tls)))
+
+    def say(self, host: str) -> None:
+        """One line in the log: how this server is protected."""
+        what = ["no TLS" if self.tls is None else "TLS with client certificates" if self.tls.client_ca else "TLS"]
+        what.append("tokens" if self.tokens else "no tokens")
+        if self.log_prompts:
+            what.append("prompts are logged")
+        bare = self.tls is None and not on_this_machine(host)
+        log.log(
+            logging.WARNING if bare or self.log_prompts else logging.INFO, "access on %s: %s", host, ", ".join(what)
+        )

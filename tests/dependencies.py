@@ -1,0 +1,104 @@
+"""docs/dependencies.md: made from the pins and from what installed packages say of themselves.
+
+python tests/dependencies.py    writes the page again; what it says of why a package is needed is kept
+"""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "dependencies.md"
+FILES = ("requirements.txt", "constraints.txt", "requirements-weights.txt")
+
+# Packages whose metadata name no licence, or that are not installed everywhere; looked up in their sources.
+SAID_ELSEWHERE = {
+    "colorama": "BSD-3-Clause",
+    "cycler": "BSD-3-Clause",
+    "exceptiongroup": "MIT",
+    "kiwisolver": "BSD-3-Clause",
+    "matplotlib": "PSF-2.0",
+    "tomli": "MIT",
+}
+
+HEAD = """# Dependencies
+
+Everything that `make setup` may install, at the versions that `requirements.txt`, `constraints.txt` and
+`requirements-weights.txt` pin; two versions are of two ranges of Python. Ranges and extras are in `pyproject.toml`. The
+page is made by `python tests/dependencies.py`, and `tests/test_dependencies.py` compares it with the pins, with what
+installed packages say of their licences, and with what our modules import.
+
+On Linux with PyPI's own index torch also brings NVIDIA's CUDA libraries (`nvidia-*`, `cuda-*`, proprietary; `triton`,
+MIT), which it pins itself; the CPU build (see `requirements.txt`) has none. How to look for known vulnerabilities is in
+`docs/security.md`.
+
+| package | pinned | licence | why |
+|---|---|---|---|
+"""
+
+
+def pins() -> dict[str, list[str]]:
+    """Pinned versions by package, in the order of the files."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in FILES:
+        for line in (ROOT / file).read_text(encoding="utf-8").splitlines():
+            if line.strip() and not line.startswith(("#", "-c ")):
+                requirement = Requirement(line)
+                found[canonicalize_name(requirement.name)] += [pin.version for pin in requirement.specifier]
+    return dict(found)
+
+
+def licence(name: str) -> str | None:
+    """What an installed package says its licence is; None where it is not installed."""
+    if name in SAID_ELSEWHERE:
+        return SAID_ELSEWHERE[name]
+    try:
+        about = metadata.metadata(name)
+    except metadata.PackageNotFoundError:
+        return None
+    kinds = [c.rpartition(" :: ")[2] for c in about.get_all("Classifier") or () if c.startswith("License :: OSI")]
+    return str(about["License-Expression"] or " OR ".join(kinds) or (about["License"] or "").partition("\n")[0])
+
+
+def rows() -> dict[str, tuple[str, str, str]]:
+    """What the page says: pinned, licence and why, by package."""
+    found = re.findall(r"^\| `([^`]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", PAGE.read_text(encoding="utf-8"), re.M)
+    return {name: (pinned, kind, why) for name, pinned, kind, why in found}
+
+
+def who_needs(name: str) -> str:
+    """Pinned packages that ask for it."""
+    asking = []
+    for other in pins():
+        try:
+            asked = metadata.requires(other) or ()
+        except metadata.PackageNotFoundError:
+            continue
+        wanted = [Requirement(line) for line in asked]
+        if any(canonicalize_name(each.name) == name and "extra ==" not in str(each.marker) for each in wanted):
+            asking.append(other)
+    return f"of {', '.join(sorted(asking)[:3])}" if asking else "?"
+
+
+def page() -> str:
+    """The page as it should be; `?` where somebody has to say why."""
+    before = rows() if PAGE.exists() else {}
+    lines = []
+    for name, versions in pins().items():
+        _, kind, why = before.get(name, ("", "?", "?"))
+        lines.append(
+            f"| `{name}` | {', '.join(versions)} | {licence(name) or kind} | {who_needs(name) if why == '?' else why} |"
+        )
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    sys.exit(int("| ? |" in PAGE.read_text(encoding="utf-8")))

@@ -1,0 +1,77 @@
+"""What `kubectl kustomize` makes of a folder, as far as ours go: resources, images, JSON patches. All else is an error.
+
+For machines without kubectl. Where there is one, a test compares the two.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Object = dict[str, Any]
+KNOWN = {"apiVersion", "kind", "resources", "images", "patches"}
+
+
+def build(folder: Path) -> list[Object]:
+    """Every object of a kustomization. Raises ValueError for what is not understood."""
+    settings = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    if unknown := set(settings) - KNOWN:
+        raise ValueError(f"{folder}: {sorted(unknown)} are not understood here")
+    objects = [each for name in settings["resources"] for each in _resource(folder / name)]
+    names = [(each["kind"], each["metadata"]["name"]) for each in objects]
+    if len(set(names)) != len(names):
+        raise ValueError(f"{folder}: an object is there twice in {names}")
+    for patch in settings.get("patches", ()):
+        _apply(patch, objects)
+    for image in settings.get("images", ()):
+        for container in containers(objects):
+            if container["image"] == image["name"]:
+                container["image"] = f"{image['newName']}:{image['newTag']}"
+    return objects
+
+
+def _resource(path: Path) -> list[Object]:
+    if path.is_dir():
+        return build(path)
+    return [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each]
+
+
+def containers(objects: list[Object]) -> Iterator[Object]:
+    """Init containers too."""
+    for each in objects:
+        pod = pod_of(each)
+        if pod:
+            yield from pod["spec"].get("initContainers", ())
+            yield from pod["spec"]["containers"]
+
+
+def pod_of(each: Object) -> Object | None:
+    """The pod template of a StatefulSet or Job."""
+    spec = each.get("spec", {})
+    return spec.get("template") if each["kind"] in ("StatefulSet", "Deployment", "DaemonSet", "Job") else None
+
+
+def _apply(patch: Object, objects: list[Object]) -> None:
+    target = patch["target"]
+    found = [o for o in objects if (o["kind"], o["metadata"]["name"]) == (target["kind"], target["name"])]
+    if len(found) != 1 or set(target) != {"kind", "name"} or set(patch) != {"target", "patch"}:
+        raise ValueError(f"patch of {target}: {len(found)} objects")
+    for operation in yaml.safe_load(patch["patch"]):
+        _operate(operation, found[0])
+
+
+def _operate(operation: Object, target: Object) -> None:
+    """RFC 6902, `add` and `replace`, with members and indices that exist but for the last one of `add`."""
+    *path, last = operation["path"].lstrip("/").split("/")
+    place: Any = target
+    for step in path:
+        place = place[int(step)] if isinstance(place, list) else place[step]
+    key: Any = int(last) if isinstance(place, list) else last
+    known = key < len(place) if isinstance(place, list) else key in place
+    if operation["op"] not in ("add", "replace") or (operation["op"] == "replace") != known:
+        raise ValueError(f"{operation['op']} {operation['path']}: not understood here")
+    place[key] = copy.deepcopy(operation["value"])

@@ -1,0 +1,38 @@
+"""The manifests of deploy/k8s as tests look at them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.deploy.kustomize import build, pod_of
+
+ROOT = Path(__file__).resolve().parents[2]
+K8S = ROOT / "deploy" / "k8s"
+OVERLAYS = tuple(sorted(path.name for path in (K8S / "overlays").iterdir()))
+FOLDERS = ("cluster", *(f"overlays/{name}" for name in OVERLAYS))
+
+
+@cache
+def objects(folder: str) -> list[dict[str, Any]]:
+    return build(K8S / folder)
+
+
+def of_kind(folder: str, kind: str) -> dict[str, dict[str, Any]]:
+    return {each["metadata"]["name"]: each for each in objects(folder) if each["kind"] == kind}
+
+
+def pods(folder: str) -> dict[str, dict[str, Any]]:
+    """Pod templates by the name of what has them."""
+    return {each["metadata"]["name"]: pod for each in objects(folder) if (pod := pod_of(each))}
+
+
+def filled(word: str, values: dict[str, str]) -> str:
+    """$(NAME) as a kubelet does it."""
+    return re.sub(r"\$\((\w+)\)", lambda match: values.get(match[1], match[0]), word)
+
+
+def flags(container: dict[str, Any]) -> dict[str, str]:
+    return dict(word.lstrip("-").partition("=")[::2] for word in container["args"])

@@ -1,0 +1,129 @@
+"""The manifests of deploy/k8s: valid, complete, and with flags that our programs know. No cluster is needed."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+import compare_architectures
+import main
+from comparison.architectures import CONNECTABLE
+from tests.deploy.karpenter import KINDS
+from tests.deploy.kustomize import containers
+from tests.deploy.manifests import FOLDERS, K8S, OVERLAYS, ROOT, filled, objects, of_kind
+
+OLDEST, NEWEST = "1.34", "1.37"  # DRA is v1 from 1.34 on
+KUBECTL = shutil.which("kubectl")
+
+# Flags and roles of branches that are not merged yet. Each entry fails a test below once it has arrived: remove it.
+PENDING_MAIN = (
+    ("compile_for", str),
+    ("cores", str),
+)
+PENDING_ROLES = ("compile",)
+
+
+def programs() -> list[tuple[str, str, list[str]]]:
+    """(folder, container, command line) of every container that runs a program of ours, variables filled in."""
+    found = []
+    for folder in FOLDERS:
+        models = {k: v for each in of_kind(folder, "ConfigMap").values() for k, v in each["data"].items()}
+        for container in containers(objects(folder)):
+            words = [*container["command"], *container.get("args", ())]
+            line = [filled(word, models) for word in words]
+            if any(word.endswith(".py") for word in line):
+                found.append((folder, container["name"], line))
+    return found
+
+
+PROGRAMS = programs()
+
+
+def parser_of(program: str) -> argparse.ArgumentParser:
+    """Of main.py, with the flags that are still to come, or of compare_architectures.py."""
+    if program == "compare_architectures.py":
+        return compare_architectures.build_parser()
+    parser = main.parser()
+    role = next(action for action in parser._actions if action.dest == "role")
+    role.choices = [*(role.choices or ()), *PENDING_ROLES]
+    for name, kind in PENDING_MAIN:
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=kind)
+    return parser
+
+
+def test_pending_flags_have_not_arrived_yet() -> None:
+    """Fails when a branch brings one: then it is no longer pending."""
+    known = {spelling for action in main.parser()._actions for spelling in action.option_strings}
+    assert [name for name, _ in PENDING_MAIN if f"--{name}" in known] == []
+    assert [name for name in PENDING_ROLES if name in main.ROLES] == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+def test_every_object_is_valid(folder: str, version: str) -> None:
+    """Strictly: an unknown field is an error. Karpenter's kinds by our own schema of what we use of them."""
+    assert objects(folder)
+    for each in objects(folder):
+        if each["kind"] in KINDS:
+            jsonschema.validate(each, KINDS[each["kind"]])
+        else:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_wrong_field_or_a_missing_one_is_seen(folder: str) -> None:
+    each = yaml.safe_load(yaml.safe_dump(objects(folder)[-1]))
+    each["spec"]["replicass"] = 1
+    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
+        if each["kind"] in KINDS:
+            jsonschema.validate(each, KINDS[each["kind"]])
+        else:
+            kubernetes_validate.validate(each, OLDEST, strict=True)
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="kubectl is absent: overlays are built by tests/deploy/kustomize.py alone")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_kubectl_builds_the_same_objects(folder: str) -> None:
+    built = subprocess.run(
+        [KUBECTL or "", "kustomize", str(K8S / folder)], capture_output=True, text=True, check=True, timeout=60
+    )
+    theirs = list(yaml.safe_load_all(built.stdout))
+
+    def by_name(each: dict[str, Any]) -> tuple[str, str]:
+        return each["kind"], each["metadata"]["name"]
+
+    assert sorted(theirs, key=by_name) == sorted(objects(folder), key=by_name)
+
+
+def test_every_folder_is_part_of_some_overlay() -> None:
+    used = {
+        (K8S / "overlays" / name / resource).resolve().name
+        for name in OVERLAYS
+        for resource in yaml.safe_load((K8S / "overlays" / name / "kustomization.yaml").read_text())["resources"]
+    }
+    assert used == {path.name for path in K8S.iterdir()} - {"cluster", "overlays"}
+
+
+@pytest.mark.parametrize(("folder", "container", "line"), PROGRAMS, ids=lambda value: str(value)[:40])
+def test_a_programs_flags_are_its_own(folder: str, container: str, line: list[str]) -> None:
+    at = next(i for i, word in enumerate(line) if word.endswith(".py"))
+    assert (ROOT / line[at]).is_file()
+    assert not any("$(" in word for word in line), "a variable that no ConfigMap has"
+    arguments = parser_of(line[at]).parse_args(line[at + 1 :])
+    ranks = [word.partition("=")[2] for word in line[:at] if word.startswith("--nproc-per-node=")]
+    if line[at] == "main.py":
+        processes = (
+            1 if arguments.backend == "nxdi" else arguments.tp_degree
+        )  # NxD Inference's is one, whatever the degree
+        assert int(ranks[0] if ranks else 1) == processes
+        assert (line[0] == "torchrun") == (processes > 1)
+    else:
+        asked = set(arguments.architectures.split(","))
+        assert asked == {each.partition("=")[0] for each in arguments.connect} <= set(CONNECTABLE)

@@ -1,0 +1,113 @@
+"""Tandem on Ray Serve without a cluster: routing, settings, and the import name `proto`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import grpc
+import pytest
+
+from clients.channel import DRAFT, TARGET
+from deploy.ray_ingress import STATUS_DETAILS, RoutedContext
+from deploy.ray_replica import ReplicaContext
+from deploy.ray_serve import RayConfig, application, main
+from tests.support import REPOSITORY
+
+
+class Context:
+    """A call's context at the proxy."""
+
+    def __init__(self, code: grpc.StatusCode, trailing: tuple[tuple[str, bytes], ...] = ()) -> None:
+        self._code, self._trailing = code, trailing
+        self.seconds_left: float | None = None
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def time_remaining(self) -> float | None:
+        return self.seconds_left
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        return self._trailing
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("authorization", "Bearer x"),)
+
+
+def test_only_a_failure_of_rays_own_is_unavailable() -> None:
+    ours = Context(grpc.StatusCode.INTERNAL, ((STATUS_DETAILS, b"..."),))
+    rays = Context(grpc.StatusCode.INTERNAL)
+    for context in (ours, rays):
+        RoutedContext(context, TARGET, "").settle()
+    assert (ours.code(), rays.code()) == (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_call_is_routed_by_its_service_and_session() -> None:
+    routed = RoutedContext(Context(grpc.StatusCode.OK), TARGET, "s")
+    said = (("authorization", "Bearer x"), ("application", TARGET), ("session_id", "s"))
+    assert routed.invocation_metadata() == said
+    assert RoutedContext(Context(grpc.StatusCode.OK), DRAFT, "").invocation_metadata() == (
+        said[0],
+        ("application", DRAFT),
+    )
+
+
+def test_a_replica_knows_how_long_a_call_may_take() -> None:
+    call = Context(grpc.StatusCode.OK)
+    assert ReplicaContext(RoutedContext(call, DRAFT, "")).time_remaining() is None
+    call.seconds_left = 20.0
+    left = ReplicaContext(RoutedContext(call, DRAFT, "")).time_remaining()
+    assert left is not None and 0 < left <= 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"neuron_cores": -1}, "neuron_cores: -1"),
+        ({"cpus": -0.5}, "cpus: -0.5"),
+        ({"min_replicas": 3, "max_replicas": 2}, "min_replicas: 3 is outside 1 to max_replicas 2"),
+        ({"busy_slots": 0}, "busy_slots: 0 is outside"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(settings: dict[str, float], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        RayConfig(**settings)
+
+
+def test_only_server_roles_can_be_deployed() -> None:
+    with pytest.raises(ValueError, match="role: client is not one of target, fused_target, draft_worker"):
+        application(RayConfig(), ("--role", "client"))
+
+
+def test_a_deployment_that_cannot_start_says_why_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--min_replicas", "0", "--", "--role", "target"]) == 2
+    assert capsys.readouterr().err == "deploy.ray_serve: min_replicas: 0 is outside 1 to max_replicas 1\n"
+
+
+def test_without_ray_there_is_one_line_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["--", "--role", "target"]) == 2
+    assert (
+        capsys.readouterr().err == "deploy.ray_serve: ray is not installed: pip install '.[ray]' in Tandem's folder\n"
+    )
+
+
+def test_the_import_name_proto_stays_that_of_proto_plus() -> None:
+    """Ray's dependencies import it; our folder of that name holds text, and stands first on the path."""
+    pytest.importorskip("proto", reason="proto-plus is absent, as ray is")
+    program = "import proto, google.api_core.rest_streaming; print(proto.Message.__name__, proto.__file__)"
+    shown = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=REPOSITORY,
+        env={"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("Message ") and "site-packages" in shown.stdout

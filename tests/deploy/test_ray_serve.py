@@ -1,0 +1,240 @@
+"""Tandem on Ray Serve, for real: a cluster of two nodes on this machine, the toy runner, clients that know no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_status import rpc_status
+
+from clients.channel import DRAFT, FUSED, TARGET
+from clients.credentials import Credentials
+from clients.errors import TandemError
+from clients.generation import GenerationClient
+from deploy.ray_serve import RayConfig, run, start
+from speculation.depth import Pipeline
+from speculation.types import Completion
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.support import GREEDY, REPOSITORY, SAMPLED, answer, distributed, ids, oracle, raw_stub
+from tests.support import run as run_async
+
+ray = pytest.importorskip("ray", reason="ray is absent: pip install '.[ray]'")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a cluster takes 20 s to come up, all of it 50
+
+SLOTS, LENGTH, CORES = 24, 2000, 4
+TOY = (
+    "--backend",
+    "toy",
+    "--draft_model",
+    "miss=0.3",
+    "--batch",
+    str(SLOTS),
+    "--sequence_length",
+    str(LENGTH),
+    "--drain_seconds",
+    "1",
+)
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the token that the fused server asks for; beside it, the file that lists it."""
+    folder = tmp_path_factory.mktemp("tokens")
+    (folder / "accepted").write_text(f"somebody {'t' * 40}\n")
+    (folder / "own").write_text("t" * 40)
+    for file in folder.iterdir():
+        file.chmod(0o600)
+    return folder / "own"
+
+
+@pytest.fixture(scope="module")
+def ingress(token: Path) -> Iterator[str]:
+    """host:port of Serve's gRPC proxy: two TargetVerifiers, one to a node, and one of each of the others.
+
+    The fused server asks for a token.
+    """
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", str(REPOSITORY))
+    patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    node = {"num_cpus": 4, "resources": {"neuron_cores": CORES}, "object_store_memory": 80_000_000}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        cluster.add_node(**node)
+        ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.WARNING)
+        port = free_port()
+        start(port, http_port=free_port(), everywhere=False)  # both nodes are this machine
+        run(RayConfig(neuron_cores=CORES - 1, cpus=0.5, min_replicas=2, max_replicas=2), ("--role", "target", *TOY))
+        run(
+            RayConfig(neuron_cores=1, cpus=0.5),
+            ("--role", "fused_target", "--accept_tokens", str(token.parent / "accepted"), *TOY),
+        )
+        run(RayConfig(cpus=0.5), ("--role", "draft_worker", "--target_host", f"127.0.0.1:{port}", *TOY))
+        yield f"127.0.0.1:{port}"
+    finally:
+        if ray.is_initialized():
+            serve.shutdown()
+            ray.shutdown()
+        cluster.shutdown()
+        patch.undo()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def shown(service: str, token: Path) -> Credentials:
+    return Credentials(token_file=str(token) if service == FUSED else None)
+
+
+def replicas(service: str) -> list[Any]:
+    """The actors that run as a service's replicas."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    names = [each["name"] for each in named if each["name"].startswith(f"SERVE_REPLICA::{service}#")]
+    return [ray.get_actor(name, namespace="serve") for name in names]
+
+
+def kill(service: str, busy: bool) -> None:
+    """Kills a service's replicas, all or the one with a call under way, as a machine that is gone would."""
+    every = replicas(service)
+    chosen = [actor for actor in every if not busy or ray.get(actor.get_num_ongoing_requests.remote())]
+    assert len(chosen) == (1 if busy else len(every))
+    for actor in chosen:
+        ray.kill(actor)
+
+
+@pytest.mark.parametrize("service", [TARGET, FUSED, DRAFT])
+def test_every_service_generates_the_targets_tokens(ingress: str, token: Path, service: str) -> None:
+    async def test() -> None:
+        async with GenerationClient.connect(ingress, service, shown(service, token)) as client:
+            info = await client.model_info()
+            assert (info.kv_slots, info.max_sequence_length) == (SLOTS, LENGTH)
+            for sampling in (GREEDY, SAMPLED):
+                said = await answer(client.generate, ids(b"hello", 40, sampling=sampling))
+                assert said.token_ids == oracle(b"hello", sampling, 40)
+            assert (said.completion.stats.accepted > 0) == (service != TARGET)
+
+    run_async(test())
+
+
+def test_replicas_reserve_their_neuron_cores_on_both_nodes(ingress: str) -> None:
+    left = [node.get("neuron_cores", 0) for node in ray._private.state.available_resources_per_node().values()]
+    assert sorted(left) == [0, 1]  # 3 + 1 of 4 on one node, 3 of 4 on the other
+
+
+@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON])
+def test_distributed_requests_at_once_say_the_targets_tokens(ingress: str, pipeline: Pipeline) -> None:
+    async def test() -> None:
+        async with distributed(ingress, pipeline=pipeline) as (generator, _):
+            said = await asyncio.gather(*(answer(generator.generate, ids(p, 40)) for p in (b"a", b"b", b"c", b"d")))
+            assert [each.token_ids for each in said] == [oracle(p, GREEDY, 40) for p in (b"a", b"b", b"c", b"d")]
+
+    run_async(test())
+
+
+def test_sessions_are_spread_and_each_stays_on_its_replica_by_calls_and_by_stream(ingress: str) -> None:
+    """Rounds of 24 sessions in turn, none opened again: one that went astray would be NOT_FOUND."""
+
+    async def test() -> None:
+        tokens = {f"sticky-{i}": [i + 1] for i in range(SLOTS)}
+        async with raw_stub(ingress) as stub:
+
+            def due(name: str) -> pb.VerifyRequest:
+                return pb.VerifyRequest(session_id=name, base_length=len(tokens[name]), last_token=tokens[name][-1])
+
+            for name, prefix in tokens.items():
+                await stub.OpenSession(pb.OpenSessionRequest(session_id=name, prefix=prefix, prompt_length=1))
+            for name in [*tokens, *tokens, *tokens]:
+                tokens[name] += (await stub.Verify(due(name))).token_ids
+            streams = {name: stub.VerifyStream() for name in tokens}
+            for name, stream in streams.items():
+                await stream.write(due(name))
+                tokens[name] += (await stream.read()).token_ids
+            held = [ray.get(actor.get_num_ongoing_requests.remote()) for actor in replicas(TARGET)]
+            assert sum(held) == SLOTS and min(held) > 0
+            for name, stream in streams.items():
+                stream.cancel()
+                assert (await stub.CloseSession(pb.CloseSessionRequest(session_id=name))).closed
+        assert list(tokens.values()) == [[i + 1, *oracle([i + 1], GREEDY, 4, past_the_end=True)] for i in range(SLOTS)]
+
+    run_async(test())
+
+
+def test_a_replica_asks_for_a_token_as_a_server_does(ingress: str) -> None:
+    async def test() -> None:
+        async with GenerationClient.connect(ingress, FUSED) as client:
+            with pytest.raises(TandemError, match="UNAUTHENTICATED"):
+                await answer(client.generate, ids(b"hello"))
+
+    run_async(test())
+
+
+def test_a_failure_of_ours_arrives_with_its_details(ingress: str) -> None:
+    async def test() -> None:
+        lost = pb.VerifyRequest(session_id="never opened", base_length=1, last_token=1)
+        async with raw_stub(ingress) as stub:
+            for call in (stub.Verify(lost), anext(aiter(stub.VerifyStream(iter([lost]))))):
+                with pytest.raises(grpc.aio.AioRpcError, match="no session never opened") as failed:
+                    await call
+                assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+                assert rpc_status.from_call(failed.value).details[0].type_url.endswith("ErrorInfo")
+
+    run_async(test())
+
+
+@pytest.mark.parametrize("pipeline", [Pipeline.ON, Pipeline.OFF])
+def test_a_client_goes_on_where_its_replica_was_killed_mid_request(ingress: str, pipeline: Pipeline) -> None:
+    async def test() -> None:
+        tokens: list[int] = []
+        async with distributed(ingress, pipeline=pipeline, max_length=400) as (generator, _):
+            async for event in generator.generate(ids(b"hello", 300, ignore_end_of_sequence=True)):
+                if isinstance(event, Completion):
+                    break
+                if len(tokens) < 100 <= len(tokens) + len(event.token_ids):
+                    kill(TARGET, busy=pipeline is Pipeline.ON)  # a session of calls is nowhere between them: all
+                tokens += event.token_ids
+        assert tuple(tokens) == oracle(b"hello", GREEDY, 300, past_the_end=True)
+
+    run_async(test())
+
+
+def test_a_draft_worker_in_the_cluster_goes_on_where_its_target_was_killed(ingress: str) -> None:
+    async def test() -> None:
+        tokens: list[int] = []
+        async with GenerationClient.connect(ingress, DRAFT) as client:
+            async for event in client.generate(ids(b"hello", LENGTH - 20, ignore_end_of_sequence=True)):
+                if isinstance(event, Completion):
+                    break
+                if not tokens:
+                    kill(TARGET, busy=True)
+                tokens += event.token_ids
+        assert tuple(tokens) == oracle(b"hello", GREEDY, LENGTH - 20, past_the_end=True)
+
+    run_async(test())
+
+
+def test_a_killed_replica_is_unavailable_to_who_waits_for_it_and_the_next_says_the_same(
+    ingress: str, token: Path
+) -> None:
+    async def test() -> None:
+        async with GenerationClient.connect(ingress, FUSED, shown(FUSED, token)) as client:
+            events = client.generate(ids(b"hello", LENGTH - 20, ignore_end_of_sequence=True))
+            await anext(events)
+            kill(FUSED, busy=True)
+            with pytest.raises(TandemError, match="UNAVAILABLE"):
+                async for _ in events:
+                    pass
+            assert (await answer(client.generate, ids(b"hello", 40))).token_ids == oracle(b"hello", GREEDY, 40)
+
+    run_async(test())

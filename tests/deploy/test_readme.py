@@ -1,0 +1,39 @@
+"""deploy/README.md: its commands are understood by what they name, and what it names is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import main
+from deploy.ray_serve import build_parser
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
+LINES = [line for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("python ")])
+def test_a_command_is_understood(line: str) -> None:
+    _, *words = shlex.split(line)
+    if words[:2] == ["-m", "deploy.ray_serve"]:
+        words = ["main.py", *build_parser().parse_args(words[2:]).flags]
+    assert words[0] == "main.py"
+    assert main.parser().parse_args(words[1:]).role in main.ROLES
+
+
+def test_folders_that_are_named_exist_and_every_overlay_is_named() -> None:
+    named = set(re.findall(r"`(?:deploy/)?(k8s/[\w/-]+)`", TEXT)) | set(re.findall(r"-k deploy/(k8s/\S+)", TEXT))
+    assert [path for path in named if not (ROOT / "deploy" / path).is_dir()] == []
+    overlays = {f"k8s/overlays/{path.name}" for path in (ROOT / "deploy" / "k8s" / "overlays").iterdir()}
+    assert overlays <= named
+
+
+def test_images_are_built_as_the_container_file_says() -> None:
+    file = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    commands = [line for line in LINES if line.startswith("docker build")]
+    said = {" ".join(line.lstrip("# ").split()) for line in file.splitlines() if "docker build" in line}
+    assert set(commands) == said

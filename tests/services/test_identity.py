@@ -1,0 +1,288 @@
+"""Sessions are their caller's: by no method do they exist for another identity. And nobody unknown gets that far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from clients import wire
+from clients.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel
+from clients.credentials import Credentials
+from services.security import Security
+from services.tokens import AcceptedTokens
+from tandem.v1 import draft_worker_pb2, target_verifier_pb2
+from tests.services.certificates import Authority, token_file
+from tests.support import GREEDY, listening, oracle, raw_stub, run, target_site, worker_site
+
+PROMPT = list(b"a prompt of alice's")
+TOKENS = {"alice": "alices-token-0123456789", "bob": "bobs-token-0123456789ab"}
+
+
+class ByToken:
+    """Callers told apart by their tokens."""
+
+    def __init__(self, folder) -> None:
+        lines = "".join(f"{name} {token}\n" for name, token in TOKENS.items())
+        self.security = Security(tokens=AcceptedTokens(token_file(folder / "accepted", lines)))
+        self._folder = folder
+
+    def credentials(self, name: str) -> Credentials:
+        return Credentials(token_file=token_file(self._folder / name, TOKENS[name]))
+
+
+class ByCertificate:
+    """Callers told apart by their certificates' names."""
+
+    def __init__(self, folder) -> None:
+        self._authority = Authority(folder)
+        self.security = Security(tls=self._authority.server(mutual=True))
+
+    def credentials(self, name: str) -> Credentials:
+        return self._authority.client(f"{name}.example")
+
+
+@pytest.fixture(params=[ByToken, ByCertificate])
+def callers(request, tmp_path) -> Any:
+    return request.param(tmp_path)
+
+
+def opening(name: str = "s", prefix: list[int] = PROMPT) -> Any:
+    return target_verifier_pb2.OpenSessionRequest(
+        session_id=name, prefix=prefix, prompt_length=1, sampling=wire.sampling_to_wire(GREEDY)
+    )
+
+
+def verifying(name: str = "s", tokens: list[int] = PROMPT) -> Any:
+    return target_verifier_pb2.VerifyRequest(session_id=name, base_length=len(tokens), last_token=tokens[-1])
+
+
+async def status_of(call: Any) -> tuple[str, str, list[str]]:
+    """Everything that a refusal says."""
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call
+    error = refused.value
+    status = rpc_status.from_call(error)
+    reasons = []
+    for detail in status.details if status else ():
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info):
+            reasons.append(info.reason)
+    return error.code().name, error.details(), reasons
+
+
+async def verify(stub: Any, name: str) -> Any:
+    return await stub.Verify(verifying(name))
+
+
+async def verify_stream(stub: Any, name: str) -> Any:
+    async def requests():
+        yield verifying(name)
+
+    return [reply async for reply in stub.VerifyStream(requests())]
+
+
+@pytest.mark.parametrize("method", [verify, verify_stream])
+def test_anothers_session_is_not_found_as_one_that_never_was(callers, method):
+    async def test():
+        async with (
+            target_site(security=callers.security) as site,
+            raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
+            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
+        ):
+            await alice.OpenSession(opening("alices"))
+            theirs, nobodys = await status_of(method(bob, "alices")), await status_of(method(bob, "nobodys"))
+            assert await method(alice, "alices"), "and alice's goes on"
+        return theirs, nobodys
+
+    theirs, nobodys = run(test())
+    assert theirs[0] == "NOT_FOUND"
+    assert theirs == (nobodys[0], nobodys[1].replace("nobodys", "alices"), nobodys[2])
+
+
+def test_closing_anothers_session_closes_nothing(callers):
+    async def test():
+        close = target_verifier_pb2.CloseSessionRequest
+        async with (
+            target_site(security=callers.security) as site,
+            raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
+            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
+        ):
+            await alice.OpenSession(opening())
+            closed = [(await bob.CloseSession(close(session_id=name))).closed for name in ("s", "nobodys")]
+            assert (await alice.Verify(verifying())).token_ids
+            closed.append((await alice.CloseSession(close(session_id="s"))).closed)
+        return closed
+
+    assert run(test()) == [False, False, True]
+
+
+def test_two_callers_use_one_session_id_and_never_meet(callers):
+    """Opened again with another prefix it would be ALREADY_EXISTS, were it one session."""
+    other = list(b"bob says something else")
+
+    async def test():
+        async with (
+            target_site(security=callers.security) as site,
+            raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
+            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
+        ):
+            await alice.OpenSession(opening())
+            reply = await bob.OpenSession(opening(prefix=other))
+            said = [await alice.Verify(verifying()), await bob.Verify(verifying(tokens=other))]
+            await bob.CloseSession(target_verifier_pb2.CloseSessionRequest(session_id="s"))
+            again = await alice.Verify(verifying())
+            return reply.reused_length, [tuple(one.token_ids) for one in said], again.replayed, site.free
+
+    reused, said, replayed, free = run(test())
+    assert reused == 0
+    assert said == [oracle(PROMPT, GREEDY, 1), oracle(other, GREEDY, 1)]
+    assert replayed and free == 3
+
+
+def proposing(known: int, tokens: list[int], k: int = 3) -> Any:
+    sampling = None if known else wire.sampling_to_wire(GREEDY)
+    return draft_worker_pb2.ProposeRequest(
+        session_id="s", known_length=known, tokens=tokens, speculation_length=k, sampling=sampling
+    )
+
+
+def test_anothers_proposals_are_unknown_and_cannot_be_ended(callers):
+    async def test():
+        end = draft_worker_pb2.EndProposalsRequest(session_id="s")
+        async with (
+            worker_site(None, security=callers.security) as site,
+            raw_stub(site.address, DRAFT, callers.credentials("alice")) as alice,
+            raw_stub(site.address, DRAFT, callers.credentials("bob")) as bob,
+        ):
+            first = await alice.Propose(proposing(0, PROMPT))
+            continued = await bob.Propose(proposing(len(PROMPT), [65]))
+            ended = await bob.EndProposals(end)
+            # bob's own of that id: other tokens, and alice's stay as they were
+            await bob.Propose(proposing(0, list(b"something else of bob's")))
+            after = await alice.Propose(proposing(len(PROMPT), []))
+            mine = await alice.EndProposals(end)
+        return continued.unknown, ended.ended, after.draft_tokens == first.draft_tokens, mine.ended
+
+    assert run(test()) == (True, False, True, True)
+
+
+METHODS = [
+    (service, method)
+    for service in (TARGET, FUSED, DRAFT)
+    for method in MESSAGES[service].DESCRIPTOR.services_by_name[service].methods_by_name
+]
+
+
+class EveryMethod(grpc.GenericRpcHandler):
+    """Answers anything: what does not reach it was refused before."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        method = details.method.rpartition("/")[2]
+
+        async def unary(request: bytes, context: Any) -> bytes:
+            self.reached += 1
+            return b""
+
+        async def stream(request: Any, context: Any) -> Any:
+            self.reached += 1
+            yield b""
+
+        if method == "VerifyStream":
+            return grpc.stream_stream_rpc_method_handler(stream)
+        if method == "Generate":
+            return grpc.unary_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
+
+
+@pytest.mark.parametrize(("service", "method"), METHODS)
+def test_no_method_is_reached_without_a_token(service, method, tmp_path):
+    handlers, callers = EveryMethod(), ByToken(tmp_path)
+
+    async def call(channel: Any) -> Any:
+        path = f"/tandem.v1.{service}/{method}"
+        if method == "VerifyStream":
+            return [reply async for reply in channel.stream_stream(path)(iter([b""]))]
+        if method == "Generate":
+            return [reply async for reply in channel.unary_stream(path)(b"")]
+        return await channel.unary_unary(path)(b"")
+
+    async def test():
+        register = lambda server: server.add_generic_rpc_handlers((handlers,))  # noqa: E731
+        async with listening(register, security=callers.security) as address:
+            async with open_channel(address) as channel:
+                refused = await status_of(call(channel))
+            reached_without = handlers.reached
+            async with open_channel(address, callers.credentials("alice")) as channel:
+                await call(channel)
+        return refused[0], refused[2], reached_without, handlers.reached
+
+    assert run(test()) == ("UNAUTHENTICATED", ["UNAUTHENTICATED"], 0, 1)
+
+
+def test_health_is_open_and_reflection_is_not(tmp_path):
+    callers, health = ByToken(tmp_path), HealthServicer()
+
+    def register(server: grpc.aio.Server) -> None:
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        reflection.enable_server_reflection((reflection.SERVICE_NAME,), server)
+
+    async def listed(channel: Any) -> int:
+        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
+        replies = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asked)
+        return len([reply async for reply in replies])
+
+    async def test():
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        async with listening(register, security=callers.security) as address:
+            async with open_channel(address) as channel:
+                check = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+                refused = await status_of(listed(channel))
+            async with open_channel(address, callers.credentials("alice")) as channel:
+                return check.status, refused[0], await listed(channel)
+
+    assert run(test()) == (health_pb2.HealthCheckResponse.SERVING, "UNAUTHENTICATED", 1)
+
+
+@pytest.mark.parametrize(
+    ("names", "common_name", "identity"),
+    [
+        (("alice.example", "second.example"), "Alice", "alice.example"),
+        ((), "Alice", "Alice"),
+    ],
+)
+def test_a_certificate_names_its_bearer_by_alternative_name_else_by_common_name(tmp_path, names, common_name, identity):
+    authority = Authority(tmp_path)
+    security = Security(tls=authority.server(mutual=True))
+    pair = authority.issue(*names, common_name=common_name, at="client")
+    mine = Credentials(ca=str(authority.ca), cert=str(pair.cert), key=str(pair.key))
+
+    async def test():
+        async with target_site(security=security) as site, raw_stub(site.address, TARGET, mine) as stub:
+            await stub.OpenSession(opening())
+            assert site.verifier
+            return [session.session_id.owner for session in site.verifier.sessions]
+
+    assert run(test()) == [identity]
+
+
+def test_where_nothing_tells_callers_apart_they_are_one(tmp_path):
+    async def test():
+        async with (
+            target_site() as site,
+            raw_stub(site.address) as one,
+            raw_stub(site.address) as other,
+        ):
+            await one.OpenSession(opening())
+            return tuple((await other.Verify(verifying())).token_ids)
+
+    assert run(test()) == oracle(PROMPT, GREEDY, 1)

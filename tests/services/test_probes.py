@@ -1,0 +1,47 @@
+"""--health_port: what Kubernetes' probes ask, where the service's own port takes TLS and tokens only."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from clients.channel import open_channel
+from services.server import ServeConfig
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.support import launch, raw_stub, run, server_process
+
+
+def test_the_health_port_answers_health_checks_and_nothing_else(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    probed = f"127.0.0.1:{port}"
+
+    async def test() -> None:
+        async with open_channel(probed) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            for service in ("", "tandem.v1.TargetVerifier"):
+                reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+                assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        async with raw_stub(probed) as target:
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
+            assert failed.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    with server_process(tmp_path, "--role", "target", "--health_port", str(port)) as server:
+        run(test())
+        taken = launch(
+            tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--health_port", str(port), timeout=30
+        )
+        assert server.stop() == 0
+    assert taken.returncode == 2
+    assert f"main.py: health_port: cannot listen on {probed}" in taken.stderr.splitlines()[-1]
+
+
+def test_a_health_port_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="health_port: 0 is outside 1 to 65535"):
+        ServeConfig(health_port=0)

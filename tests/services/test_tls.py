@@ -1,0 +1,237 @@
+"""TLS and mTLS with certificates made here: who gets in, who does not, and certificates that change meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clients.credentials import Credentials
+from clients.errors import TandemError
+from services.security import Security
+from services.tls import TlsConfig, tls_config
+from tests.services.certificates import Authority
+from tests.support import GREEDY, answer, distributed, ids, oracle, remote_draft, run, target_site, worker_site
+
+PROMPT = b"over an encrypted wire"
+WHAT_THE_TARGET_SAYS = oracle(PROMPT, GREEDY, 8)
+
+
+async def asked(site, credentials: Credentials | None) -> tuple[int, ...]:
+    async with site.client(credentials) as client:
+        return (await answer(lambda r: client.generate(r, timeout=10.0), ids(PROMPT, 8))).token_ids
+
+
+def test_a_client_that_trusts_the_authority_is_served(tmp_path):
+    authority = Authority(tmp_path)
+
+    async def test():
+        async with target_site(security=Security(tls=authority.server())) as site:
+            return await asked(site, authority.client())
+
+    assert run(test()) == WHAT_THE_TARGET_SAYS
+
+
+def test_with_mtls_a_client_that_shows_a_certificate_is_served(tmp_path):
+    authority = Authority(tmp_path)
+
+    async def test():
+        async with target_site(security=Security(tls=authority.server(mutual=True))) as site:
+            return await asked(site, authority.client("alice.example"))
+
+    assert run(test()) == WHAT_THE_TARGET_SAYS
+
+
+NOT_SERVED = {
+    "the client trusts another authority": (False, lambda ours, theirs: theirs.client()),
+    "the client speaks no TLS": (False, lambda ours, theirs: None),
+    "the client shows no certificate": (True, lambda ours, theirs: ours.client()),
+    "the client's certificate is another authority's": (
+        True,
+        lambda ours, theirs: dataclasses.replace(theirs.client("alice.example"), ca=str(ours.ca)),
+    ),
+    "the client's certificate has expired": (True, lambda ours, theirs: ours.client("alice.example", expired=True)),
+    "the server's name is not the one expected": (
+        False,
+        lambda ours, theirs: dataclasses.replace(ours.client(), server_name="other.example"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_SERVED)
+def test_nobody_is_served_where(case, tmp_path):
+    mutual, credentials = NOT_SERVED[case]
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+
+    async def test():
+        async with target_site(security=Security(tls=ours.server(mutual))) as site:
+            with pytest.raises(TandemError) as refused:
+                await asked(site, credentials(ours, theirs))
+            after = await asked(site, ours.client("bob.example"))  # and nobody else notices
+        return refused.value.code, after
+
+    assert run(test()) == ("UNAVAILABLE", WHAT_THE_TARGET_SAYS)
+
+
+def test_a_server_whose_certificate_has_expired_is_not_believed(tmp_path):
+    authority = Authority(tmp_path)
+
+    async def test():
+        async with target_site(security=Security(tls=authority.server(expired=True))) as site:
+            with pytest.raises(TandemError) as refused:
+                await asked(site, authority.client())
+        return refused.value.code
+
+    assert run(test()) == "UNAVAILABLE"
+
+
+def test_a_server_may_be_known_by_another_name_than_its_host(tmp_path):
+    authority = Authority(tmp_path)
+    pair = authority.issue("target.example")
+    named = dataclasses.replace(authority.client(), server_name="target.example")
+
+    async def test():
+        async with target_site(security=Security(tls=TlsConfig(str(pair.cert), str(pair.key)))) as site:
+            return await asked(site, named)
+
+    assert run(test()) == WHAT_THE_TARGET_SAYS
+
+
+def test_certificates_are_replaced_without_a_restart(tmp_path):
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    config = old.server()
+
+    async def test():
+        async with target_site(security=Security(tls=config)) as site:
+            before = await asked(site, old.client())
+            issued = new.issue("127.0.0.1")
+            shutil.copy(issued.key, config.key)
+            shutil.copy(issued.cert, config.cert)
+            after = await asked(site, new.client())
+            with pytest.raises(TandemError):
+                await asked(site, old.client())
+        return before, after
+
+    assert run(test()) == (WHAT_THE_TARGET_SAYS, WHAT_THE_TARGET_SAYS)
+
+
+def test_clients_that_are_trusted_change_without_a_restart(tmp_path):
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    config = ours.server(mutual=True)
+    shutil.copy(ours.ca, tmp_path / "servers.pem")  # the server's list of clients changes, the clients' of servers not
+    newcomer = dataclasses.replace(theirs.client("bob.example"), ca=str(tmp_path / "servers.pem"))
+
+    async def test():
+        async with target_site(security=Security(tls=config)) as site:
+            with pytest.raises(TandemError):
+                await asked(site, newcomer)
+            Path(config.client_ca).write_bytes(ours.ca.read_bytes() + theirs.ca.read_bytes())
+            return await asked(site, newcomer)
+
+    assert run(test()) == WHAT_THE_TARGET_SAYS
+
+
+def test_a_certificate_that_was_replaced_without_its_key_is_not_used(tmp_path, caplog):
+    authority = Authority(tmp_path)
+    config = authority.server()
+
+    async def test():
+        async with target_site(security=Security(tls=config)) as site:
+            shutil.copy(authority.issue("127.0.0.1", at="next").cert, config.cert)
+            said = await asked(site, authority.client())
+            again = await asked(site, authority.client())
+        return said, again
+
+    with caplog.at_level(logging.INFO, "tandem.security"):
+        assert run(test()) == (WHAT_THE_TARGET_SAYS, WHAT_THE_TARGET_SAYS)
+    said = [record.getMessage() for record in caplog.records if "old ones stay" in record.getMessage()]
+    assert len(said) == 1, "said once for each change"
+
+
+def test_a_draft_worker_and_a_target_show_each_other_certificates(tmp_path):
+    authority = Authority(tmp_path)
+    security = Security(tls=authority.server(mutual=True))
+    credentials = authority.client("worker.example")
+
+    async def test():
+        async with (
+            target_site(security=security) as target,
+            worker_site(target.address, security=security, credentials=credentials) as worker,
+            remote_draft(worker.address, credentials=credentials) as (generator, _),
+        ):
+            distributed = await asked(worker, authority.client("alice.example"))
+            driven = await answer(generator.generate, ids(PROMPT, 8))
+        return distributed, driven.token_ids, driven.completion.stats.drafted > 0
+
+    assert run(test()) == (WHAT_THE_TARGET_SAYS, WHAT_THE_TARGET_SAYS, True)
+
+
+def test_a_draft_client_that_is_not_trusted_says_so_in_one_line(tmp_path):
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+
+    async def test():
+        async with (
+            target_site(security=Security(tls=ours.server())) as target,
+            distributed(target.address, credentials=theirs.client(), connect_seconds=1.0),
+        ):
+            pass
+
+    with pytest.raises(ValueError, match=r"no TargetVerifier at 127\.0\.0\.1:"):
+        run(test())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("c.pem", None, None), "tls_cert: given without tls_key"),
+        ((None, "c.key", None), "tls_key: given without tls_cert"),
+        ((None, None, "ca.pem"), "tls_client_ca: given without tls_cert and tls_key"),
+        (("absent.pem", "absent.key", None), "tls_cert: absent.pem: No such file or directory"),
+    ],
+)
+def test_half_of_a_pair_is_refused(given, said):
+    with pytest.raises(ValueError) as refused:
+        tls_config(*given)
+    assert str(refused.value) == said
+
+
+def test_a_key_that_is_not_the_certificates_is_refused(tmp_path):
+    authority = Authority(tmp_path)
+    one, other = authority.issue("one.example"), authority.issue("other.example")
+    with pytest.raises(ValueError, match=r"tls_key: .*other.example.key is not the key of .*one.example.pem"):
+        TlsConfig(str(one.cert), str(other.key))
+
+
+def test_a_file_of_authorities_without_certificates_is_refused(tmp_path):
+    pair = Authority(tmp_path).issue("one.example")
+    (tmp_path / "empty.pem").write_text("nothing\n")
+    with pytest.raises(ValueError, match=r"tls_client_ca: .*empty.pem holds no PEM certificate"):
+        TlsConfig(str(pair.cert), str(pair.key), str(tmp_path / "empty.pem"))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"cert": "c.pem"}, "tls_client_cert: given without tls_client_key"),
+        ({"key": "c.key"}, "tls_client_key: given without tls_client_cert"),
+        ({"cert": "c.pem", "key": "c.key"}, "tls_client_cert: given without tls_ca"),
+        ({"server_name": "target"}, "tls_server_name: given without tls_ca"),
+        ({"ca": "absent.pem"}, "tls_ca: absent.pem: No such file or directory"),
+        ({"token_file": "a", "token_env": "B"}, "token_file: give either token_file or token_env"),
+        ({"token_env": "TANDEM_TOKEN_THAT_IS_ABSENT"}, "token_env: TANDEM_TOKEN_THAT_IS_ABSENT holds no token"),
+    ],
+)
+def test_a_callers_credentials_are_checked(given, said):
+    with pytest.raises(ValueError) as refused:
+        Credentials(**given)
+    assert str(refused.value) == said
+
+
+def test_a_key_that_others_can_read_is_warned_about(tmp_path, caplog):
+    pair = Authority(tmp_path).issue("one.example")
+    pair.key.chmod(0o644)
+    TlsConfig(str(pair.cert), str(pair.key))
+    assert "can be read by others (mode 644)" in caplog.text

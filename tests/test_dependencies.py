@@ -1,0 +1,67 @@
+"""Every dependency is declared, pinned, and on the page with its licence; and the page says nothing else."""
+
+from __future__ import annotations
+
+import importlib.metadata as metadata
+import sys
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests import dependencies
+from tests.test_setup import PROJECT, declared
+from tests.test_structure import LAUNCHER_MODULES, OURS, PACKAGE_MODULES, imports_of
+
+PINS, ROWS = dependencies.pins(), dependencies.rows()
+# What a package of ours imports without declaring it, and who brings it.
+BROUGHT = {
+    "googleapis-common-protos": "grpcio-status",
+    "huggingface-hub": "transformers",
+    "markupsafe": "jinja2",
+    "tokenizers": "transformers",
+}
+
+
+def test_the_page_names_every_pinned_package_and_its_versions():
+    said = {name: pinned for name, (pinned, _, _) in ROWS.items()}
+    assert said == {name: ", ".join(versions) for name, versions in PINS.items()}, "python tests/dependencies.py"
+
+
+@pytest.mark.parametrize("name", PINS)
+def test_a_licence_on_the_page_is_what_the_package_says(name):
+    _, kind, why = ROWS[name]
+    assert kind not in ("", "?") and why not in ("", "?"), f"{name}: say why it is needed, in docs/dependencies.md"
+    assert "GPL" not in kind.upper(), f"{name}: its licence would be ours too"
+    installed = dependencies.licence(name)
+    if installed is not None and _installed(name) in (None, *PINS[name]):
+        assert kind == installed
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def test_what_our_modules_import_is_declared():
+    """Of what is installed here; a package that is not installed cannot be imported by accident."""
+    distributions = metadata.packages_distributions()
+    known = set(declared()) | set(BROUGHT) | {PROJECT["name"]}
+    undeclared = set()
+    for module in [*PACKAGE_MODULES, *LAUNCHER_MODULES]:
+        for name, line in imports_of(module):
+            top = name.split(".")[0]
+            if top in OURS or top in sys.stdlib_module_names or top == "google":
+                continue
+            found = {canonicalize_name(each) for each in distributions.get(top, ())}
+            if found and not found & known:
+                undeclared.add(f"{module}:{line} imports {top}, of {', '.join(sorted(found))}")
+    assert sorted(undeclared) == []
+
+
+def test_what_is_brought_by_another_is_really_brought_by_it():
+    for name, by in BROUGHT.items():
+        asked = {canonicalize_name(Requirement(line).name) for line in metadata.requires(by) or ()}
+        assert name in asked and by in declared(), f"{by} does not bring {name}"
