@@ -83,7 +83,7 @@ class CompiledModel(TorchModel):
         front = zip(slots, starts.tolist(), tokens.tolist(), strict=True)
         if not head:
             return self.prefilled([[slot, start, *fed] for slot, start, fed in front])
-        return self.verified([[slot, start, 0, *fed] for slot, start, fed in front])[0]
+        return self.kept(self.verified([[slot, start, 0, *fed] for slot, start, fed in front])[0])
 
     def prefilled(self, rows: list[list[int]]) -> Tensor:
         """PrefillStep's result."""
@@ -94,7 +94,11 @@ class CompiledModel(TorchModel):
         """VerifyStep's logits and results for rows as `steps.verify_row` packs them, on the device."""
         rows = self.idle_rows(rows, self.buckets.batch(len(rows)), len(rows[0]))
         logits, results = self._graph("verify", len(rows), len(rows[0]) - 3)(self._buffers, self.tensor(rows))
-        return (logits.clone() if self.platform.overwrites else logits), results
+        return logits, results
+
+    def kept(self, result: Tensor) -> Tensor:
+        """A graph's result as it will be after the graph's next call, too."""
+        return result.clone() if self.platform.overwrites else result
 
     def proposed(self, rows: list[list[int]], k: int) -> Tensor:
         """ProposeStep's draft tokens, at least `k` a row, on the device."""

@@ -116,7 +116,7 @@ class CompiledRunner(TorchRunner):
         return [_verdict(values, self.model.buckets.width) for values in to_host(results)[: len(rows)]]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
-        return self._verified(rows)[0]
+        return self.model.kept(self._verified(rows)[0])
 
     def _verified(self, rows: Sequence[VerifyRow]) -> tuple[Tensor, Tensor]:
         """In the batches that were found to agree, which may be fewer than there are graphs of."""
