@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from clients.terminal import ClientConfig
     from comparison.advice import AdviceConfig
     from models.assembly import ModelConfig
+    from models.compile_ahead import CompileConfig
     from models.nxdi.settings import NxdiSettings
     from planning.plan import PlanConfig
     from services.launch import RoleConfig
@@ -20,18 +21,19 @@ if TYPE_CHECKING:
     from speculation.depth import Pipeline
 
 STARTED = time.monotonic()
+SHARED = ("target", "fused_target", "compile")  # roles whose target ranks can share
 MOST = 5  # draft tokens per round that a server allows unless it is told
 
 
 def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     """Which models, on what, in which shape."""
     from models.assembly import DraftChoice, ModelConfig
+    from models.buckets import AskedBuckets
     from models.loading import Execution, Shape
 
-    if args.tp_degree != 1 and args.backend != "nxdi":
-        raise ValueError(
-            f"tp_degree: {args.tp_degree} is not available on cpu and cuda, which run one model on one device"
-        )
+    nxdi = args.backend == "nxdi"  # which shares a model among cores itself
+    if args.tp_degree != 1 and not nxdi and args.role not in SHARED:
+        raise ValueError(f"tp_degree: {args.tp_degree} is for the roles {', '.join(SHARED)}; others run on one core")
     k = speculation_length(args.speculation_length)
     most = args.max_speculation_length
     if most is None:
@@ -39,8 +41,23 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     if k is not None and k > most:
         raise ValueError(f"speculation_length: {k} is above max_speculation_length {most}")
     return ModelConfig(
-        execution=Execution(args.device, args.dtype, args.threads, args.compile, not args.fast),
-        shape=Shape(args.batch, args.sequence_length or 512, most),
+        execution=Execution(
+            args.device,
+            args.dtype,
+            args.threads,
+            args.compile,
+            not args.fast,
+            args.compiled_dir,
+            args.cores,
+            1 if nxdi else args.tp_degree,
+        ),
+        shape=Shape(
+            args.batch,
+            args.sequence_length or 512,
+            most,
+            args.prefill_chunk,
+            AskedBuckets(numbers("batch_buckets", args.batch_buckets), numbers("draft_buckets", args.draft_buckets)),
+        ),
         model=model,
         draft=DraftChoice(args.draft, args.draft_model),
         backend=args.backend,
@@ -60,6 +77,14 @@ def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
         compiled_dir=args.compiled_dir,
         eagle=args.eagle,
     )
+
+
+def numbers(name: str, given: str | None) -> tuple[int, ...]:
+    """1,2,4 as numbers. Raises ValueError."""
+    try:
+        return tuple(int(part) for part in (given or "").split(",") if part)
+    except ValueError:
+        raise ValueError(f"{name}: {given!r} is not numbers with commas between them, as in 1,4") from None
 
 
 def speculation_length(given: str | None) -> int | None:
@@ -188,6 +213,14 @@ def accept_config(args: argparse.Namespace) -> AcceptConfig:
         max_new_tokens=64 if args.max_new_tokens is None else args.max_new_tokens,
         longest=longest,
     )
+
+
+def compile_config(args: argparse.Namespace) -> CompileConfig:
+    """What to compile, for which device and buckets."""
+    from models.compile_ahead import CompileConfig
+
+    parts = tuple(part for part in (args.compile_for or "").split(",") if part)
+    return CompileConfig(model_config(args, args.target_model or args.model), parts)
 
 
 def advice_config(args: argparse.Namespace) -> AdviceConfig:

@@ -16,6 +16,7 @@ from configuration import (
     accept_config,
     advice_config,
     client_config,
+    compile_config,
     model_config,
     pipeline_of,
     plan_config,
@@ -54,10 +55,15 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
     _flag(models, "draft_model", help="the draft model")
     _flag(models, "draft", default="auto", help=DRAFT_HELP)
     _flag(models, "backend", default="torch", help="torch, nxdi (NxD Inference, on Neuron), or toy (for tests)")
-    _flag(models, "device", default="auto", help="auto, cpu or cuda")
+    _flag(models, "device", default="auto", help="auto, cpu, cuda or neuron (Trn2, Trn3)")
     _flag(models, "dtype", default="auto", help="auto, float32, bfloat16 or float16")
     _flag(models, "threads", type=int, help="CPU threads of a model (default: torch's choice)")
-    _flag(models, "compile", default="auto", help="steps: native (C++), inductor (graphs), off (module code) or auto")
+    _flag(
+        models,
+        "compile",
+        default="auto",
+        help="steps: native (C++), inductor or neuron (graphs), off (module code), auto",
+    )
     bits = models.add_mutually_exclusive_group()
     bits.add_argument("--exact", action="store_true", help="use only step shapes that give the same bits (default)")
     bits.add_argument("--fast", action="store_true", help="use all step shapes, also where their last bits differ")
@@ -71,10 +77,21 @@ def _model_flags(p: argparse.ArgumentParser) -> None:
         help="draft tokens per round; auto (default): as many as pay, by measurement. Clients: auto is the server's",
     )
     _flag(models, "max_speculation_length", type=int, help="a server's most (default: its speculation_length, auto: 5)")
-    _flag(models, "tp_degree", type=int, default=1, help="tensor parallel degree")
+    _flag(
+        models,
+        "tp_degree",
+        type=int,
+        default=1,
+        help="cores that share a target (torch: one process each, by torchrun)",
+    )
+    _flag(models, "cores", help="cores of the device that this process uses, such as 0-3 (default: all)")
+    _flag(models, "compiled_dir", help="folder of compiled models; may be shared (default: in ~/.cache/tandem)")
+    _flag(models, "compile_for", help="compile: target, draft and fused, those that are wanted (default: all)")
+    _flag(models, "batch_buckets", help="rows to compile steps for, such as 1,4 (default: what suits the device)")
+    _flag(models, "draft_buckets", help="draft tokens to compile steps for, such as 2,5 (default: as batch_buckets)")
+    _flag(models, "prefill_chunk", type=int, default=64, help="tokens of a prompt per step (default 64)")
     _flag(models, "neuron_config", metavar="JSON", help="nxdi: NeuronConfig's fields, as JSON or a file of it")
     _flag(models, "draft_neuron_config", metavar="JSON", help="nxdi, fused_target: fields that differ for the draft")
-    _flag(models, "compiled_dir", help="nxdi: where compiled models are kept (default: in the user's cache)")
     _flag(models, "eagle", action="store_true", help="nxdi, fused_target: the draft is an EAGLE1 head of the target")
 
 
@@ -268,6 +285,12 @@ def _accept(args: argparse.Namespace) -> Run:
     return run_accept(accept_config(args), Path(args.output) if args.output else None)
 
 
+async def _compile(args: argparse.Namespace) -> int:
+    from models.compile_ahead import run_compile
+
+    return run_compile(compile_config(args))
+
+
 async def _advise(args: argparse.Namespace) -> int:
     from comparison.advice import run_advice
 
@@ -295,6 +318,7 @@ ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
     "draft": (_draft, "drafts here for its own prompts and verifies at --target_host"),
     "verify_target": (_verify_target, "runs the target alone, without a server, token by token"),
     "accept": (_accept, "measures a draft against a target: acceptance, costs, best speculation length"),
+    "compile": (_compile, "makes the graphs of target, draft and both beforehand, into a folder that servers share"),
     "advise": (_advise, "from a comparison.json: which architecture, which length, for which link and load"),
     "plan": (_plan, "from config.json files: what fits on a Trainium or Inferentia instance, before compiling"),
     "doctor": (_doctor, "what this machine has, where models can run on it, and what to do next"),

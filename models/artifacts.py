@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.gguf_cache import cache_root, locked
+from models.gguf_cache import locked
 from models.graphs import Graph, GraphRefused, Made
 
 log = logging.getLogger("tandem.models")
 KEPT = 6  # folders that stay on disk: a fused server has three; each graph holds the weights once
-_SOURCES = ("steps.py", "torch_model.py", "slot_cache.py", "kernels.py")
+_SOURCES = ("steps.py", "sampled_steps.py", "torch_model.py", "slot_cache.py", "kernels.py")
 
 
 class Packages:
@@ -83,13 +83,13 @@ class Packages:
         return torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
 
 
-def package_folder(name: str, facts: Mapping[str, object]) -> Path:
-    """Where graphs of these facts are kept, in Tandem's cache folder; older configurations' make room."""
+def package_folder(root: Path, name: str, facts: Mapping[str, object], keeps: bool = False) -> Path:
+    """Where graphs of these facts are kept below `root`. Unless it `keeps` them, older configurations' make room."""
     everything = {**facts, **_machine(), "source": _source()}
     digest = hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:24]
-    root = cache_root() / "compiled"
     folder = root / f"{name}-{digest}"
-    _make_room(root, folder)
+    if not keeps:
+        _make_room(root, folder)
     return folder
 
 

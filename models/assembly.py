@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -16,8 +17,10 @@ from models.loading import CHUNK, Execution, Shape, load_runner, transformers_lo
 from models.nxdi.fused import FusedDraft
 from models.nxdi.here import require_nxdi
 from models.nxdi.settings import NxdiSettings
+from models.platforms import chosen
 from models.runner import Fuses, Limits, Runner
 from models.startup import Startup
+from models.tensor_parallel import DRAFT, TARGET, Leader, Link, Ranks
 from models.tokenizers import HuggingFaceTokenizer, Tokenizer
 from models.toy import ToyConfig, ToyRunner, ToyTokenizer
 from speculation.drafters import Drafter, Guesser, NgramDrafter
@@ -82,6 +85,13 @@ class ModelConfig:
             raise ValueError(f"backend: {self.backend!r} is not one of {', '.join(BACKENDS)}")
         if self.nxdi.given and self.backend != "nxdi":
             raise ValueError("neuron_config, draft_neuron_config and eagle need --backend nxdi")
+        if self.backend == "torch":
+            _ = self.ranks
+
+    @property
+    def ranks(self) -> Ranks:
+        """This process among those that share the target. Raises ValueError."""
+        return Ranks.here(self.execution.tp_degree)
 
     @property
     def draft_model(self) -> str | None:
@@ -103,16 +113,33 @@ class Loaded:
 
 
 async def load(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Loaded:
-    """Loads and warms up the target on `batcher`'s device thread. Raises ValueErrors of one line."""
-    return await _load(config, config.model, batcher, startup or Startup(), verifies=True)
+    """Loads and warms up the target on `batcher`'s device thread. Raises ValueErrors of one line.
+
+    Where ranks share it, all of them do this, and the runner is a Leader.
+    """
+    shared = config.backend == "torch" and config.ranks.degree > 1
+    link = await batcher.on_device(Link.join, chosen(config.execution.device), config.ranks) if shared else None
+    return await _load(config, config.model, batcher, startup or Startup(), verifies=True, link=link)
 
 
 async def load_draft(
-    config: ModelConfig, batcher: Batcher, alone: bool = False, startup: Startup | None = None
+    config: ModelConfig,
+    batcher: Batcher,
+    alone: bool = False,
+    startup: Startup | None = None,
+    link: Link | None = None,
 ) -> Loaded | None:
     """Loads the draft model likewise, or None where n-gram lookup drafts. `alone`: no target shares its thread."""
     model = config.draft_model
-    return None if model is None else await _load(config, model, batcher, startup or Startup(), False, alone)
+    return None if model is None else await _load(config, model, batcher, startup or Startup(), False, alone, link)
+
+
+async def close(target: Loaded, batcher: Batcher) -> None:
+    """Ends the device thread, and the ranks that follow where they are still there."""
+    if isinstance(target.runner, Leader):
+        with contextlib.suppress(RuntimeError):
+            await batcher.on_device(target.runner.link.leave)
+    await batcher.close()
 
 
 async def load_pair(
@@ -122,7 +149,9 @@ async def load_pair(
     startup = startup or Startup()
     if config.backend == "nxdi" and config.draft_model is not None:
         return await _load_nxdi_pair(config, config.draft_model, batcher, startup)
-    target, draft = await load(config, batcher, startup), await load_draft(config, batcher, startup=startup)
+    target = await load(config, batcher, startup)
+    link = target.runner.link if isinstance(target.runner, Leader) else None
+    draft = await load_draft(config, batcher, startup=startup, link=link)
     if draft is not None and isinstance(target.runner, Fuses):
         await batcher.on_device(target.runner.fuse, draft.runner, startup)
     return target, draft
@@ -133,7 +162,13 @@ def _unpacked(model: str | None) -> Checkpoint:
 
 
 async def _load(
-    config: ModelConfig, model: str | None, batcher: Batcher, startup: Startup, verifies: bool, alone: bool = False
+    config: ModelConfig,
+    model: str | None,
+    batcher: Batcher,
+    startup: Startup,
+    verifies: bool,
+    alone: bool = False,
+    link: Link | None = None,
 ) -> Loaded:
     if config.backend == "toy":
         return Loaded(Engine(_toy(model, config.shape), batcher, vital=verifies), ToyTokenizer())
@@ -144,7 +179,8 @@ async def _load(
     runner = await batcher.on_device(_load_warm, checkpoint, config, verifies, alone, startup)
     with startup.stage("tokenizer"):
         tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
-    return Loaded(Engine(runner, batcher, vital=verifies), tokenizer)
+    shared = runner if link is None else Leader(runner, link, TARGET if verifies else DRAFT)
+    return Loaded(Engine(shared, batcher, vital=verifies), tokenizer)
 
 
 async def _load_nxdi_pair(

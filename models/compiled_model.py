@@ -1,54 +1,29 @@
-"""A TorchModel whose steps are graphs: one per bucket, made at warm-up. No other shape is run."""
+"""A TorchModel whose steps are graphs: one per bucket, made at warm-up. No other shape is run.
+
+Rows are packed on the host: between a step's copy in and its copy out nothing runs on the device but its graph.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from models.buckets import Buckets
 from models.graphs import Graph, GraphRefused, Maker
-from models.runner import TAIL
-from models.steps import PrefillStep, ProposeStep, VerifyStep
+from models.runner import TAIL, ProposeRow
+from models.sampled_steps import LogitsStep, SampledProposeStep, noise_of, warping_of
+from models.steps import PrefillStep, ProposeStep, VerifyStep, padded, propose_row
 from models.torch_model import TorchModel
-
-
-@dataclass(frozen=True, slots=True)
-class Buckets:
-    """Shapes to make graphs of.
-
-    batches: rows per step. width: tokens per row of a verification, the same for all. chunk: tokens of a prefill step.
-    drafts: draft tokens per step, ascending.
-    """
-
-    batches: tuple[int, ...]
-    width: int
-    chunk: int
-    drafts: tuple[int, ...]
-
-    def batch(self, rows: int) -> int:
-        return next(b for b in self.batches if b >= rows)
-
-    def draft(self, k: int) -> int:
-        return next(d for d in self.drafts if d >= k)
-
-
-def buckets_for(device: str, slots: int, max_draft: int, chunk: int) -> Buckets:
-    """Few on the CPU, where a graph of the target takes a minute; on CUDA one takes seconds.
-
-    Verification has one width everywhere, and at least 2: a product of one row is another kernel, with other bits.
-    """
-    width = max(2, max_draft + 1)
-    if device == "cuda":
-        batches = tuple(sorted({*(2**i for i in range(10) if 2**i < slots), slots}))
-        return Buckets(batches, width, chunk, tuple(range(1, max_draft + 1)))
-    return Buckets(tuple(sorted({1, slots})), width, chunk, (max_draft,) if max_draft else ())
+from speculation.types import SamplingParams
 
 
 class CompiledModel(TorchModel):
     """Runs graphs where TorchModel runs module code. `prepare` makes them."""
+
+    ids = torch.int32  # 64-bit integers are not native to every compiler's device
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "packed": False})
@@ -58,6 +33,10 @@ class CompiledModel(TorchModel):
     @property
     def buffers(self) -> list[Tensor]:
         return self._buffers
+
+    @property
+    def graph_names(self) -> list[str]:
+        return [f"{name}-{batch}x{size}" for name, batch, size in self._graphs]
 
     def prepare(self, maker: Maker, buckets: Buckets, verifies: bool) -> None:
         """Makes the graphs of a target, or of a draft."""
@@ -71,10 +50,24 @@ class CompiledModel(TorchModel):
                 continue
             for k in buckets.drafts:
                 self._make(maker, "propose", ProposeStep(self, length, k), batch, k, 3 + TAIL)
+            if self.platform.only_graphs and buckets.drafts:
+                self._prepare_sampled(maker, batch)
 
-    def _make(self, maker: Maker, name: str, step: Any, batch: int, size: int, columns: int) -> None:
+    def _prepare_sampled(self, maker: Maker, batch: int) -> None:
+        """A draft's for rows that sample: with noise, or step by step."""
+        length = self.slots.length
+        for k in self.buckets.drafts:
+            noise = self._noise([], batch, k)
+            self._make(maker, "sample", SampledProposeStep(self, length, k), batch, k, 3 + TAIL, noise)
+        for width in (1, TAIL):
+            self._make(maker, "logits", LogitsStep(self, length), batch, width, 3 + width)
+
+    def _make(
+        self, maker: Maker, name: str, step: Any, batch: int, size: int, columns: int, more: Sequence[Tensor] = ()
+    ) -> None:
         rows = self.tensor(self.idle_rows([], batch, columns))
-        self._graphs[name, batch, size] = maker.graph(f"{name}-{batch}x{size}", step, (self._buffers, rows))
+        arguments = (self._buffers, *more, rows)
+        self._graphs[name, batch, size] = maker.graph(f"{name}-{batch}x{size}", step, arguments)
 
     def idle_rows(self, rows: list[list[int]], batch: int, columns: int) -> list[list[int]]:
         """The rows, and rows of the spare slot up to a batch; one token at position 0 (the third column is a count)."""
@@ -87,26 +80,55 @@ class CompiledModel(TorchModel):
         """As TorchModel's. A draft's logits, which only sampled rows ask for, come from module code."""
         if head and not self._verifies:
             return super().forward(slots, tokens, starts, length, head)
-        rows, width = tokens.shape
-        front = [self.tensor(list(slots)), starts, *([torch.zeros_like(starts)] if head else [])]
-        packed = torch.cat((torch.stack(front, dim=1), tokens), dim=1)
+        front = zip(slots, starts.tolist(), tokens.tolist(), strict=True)
         if not head:
-            results: Tensor = self._graph("prefill", rows, width)(self._buffers, packed)
-            return results
-        logits: Tensor = self._graph("verify", rows, width)(self._buffers, packed)[0]
-        return logits.clone() if self.device == "cuda" else logits
+            return self.prefilled([[slot, start, *fed] for slot, start, fed in front])
+        return self.kept(self.verified([[slot, start, 0, *fed] for slot, start, fed in front])[0])
 
-    def verified(self, rows: list[list[int]]) -> Tensor:
-        """VerifyStep's results for rows as `steps.verify_row` packs them, on the device."""
-        packed = self.tensor(self.idle_rows(rows, self.buckets.batch(len(rows)), 3 + self.buckets.width))
-        results: Tensor = self._graph("verify", len(packed), self.buckets.width)(self._buffers, packed)[1]
-        return results
+    def prefilled(self, rows: list[list[int]]) -> Tensor:
+        """PrefillStep's result."""
+        after: Tensor = self._graph("prefill", len(rows), len(rows[0]) - 2)(self._buffers, self.tensor(rows))
+        return after
+
+    def verified(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """VerifyStep's logits and results for rows as `steps.verify_row` packs them, on the device."""
+        rows = self.idle_rows(rows, self.buckets.batch(len(rows)), len(rows[0]))
+        logits, results = self._graph("verify", len(rows), len(rows[0]) - 3)(self._buffers, self.tensor(rows))
+        return logits, results
+
+    def kept(self, result: Tensor) -> Tensor:
+        """A graph's result as it will be after the graph's next call, too."""
+        return result.clone() if self.platform.overwrites else result
 
     def proposed(self, rows: list[list[int]], k: int) -> Tensor:
         """ProposeStep's draft tokens, at least `k` a row, on the device."""
         packed = self.tensor(self.idle_rows(rows, self.buckets.batch(len(rows)), 3 + TAIL))
         drafts: Tensor = self._graph("propose", len(packed), self.buckets.draft(k))(self._buffers, packed)
         return drafts
+
+    def sampled(self, rows: Sequence[ProposeRow], k: int) -> Tensor:
+        """SampledProposeStep's draft tokens, at least `k` a row, on the device."""
+        batch, bucket = self.buckets.batch(len(rows)), self.buckets.draft(k)
+        packed = self.tensor(self.idle_rows([propose_row(row) for row in rows], batch, 3 + TAIL))
+        drafts: Tensor = self._graph("sample", batch, bucket)(self._buffers, *self._noise(rows, batch, bucket), packed)
+        return drafts
+
+    def _noise(self, rows: Sequence[ProposeRow], batch: int, k: int) -> tuple[Tensor, Tensor]:
+        """What SampledProposeStep takes besides rows."""
+        only = None if self.only is None else self.only.cpu().numpy()
+        greedy = [warping_of(SamplingParams())] * (batch - len(rows))
+        warping = torch.tensor([*(warping_of(row.sampling) for row in rows), *greedy])
+        noise = torch.from_numpy(noise_of(rows, batch, k, self.vocab_size, only))
+        return noise.to(self.device), warping.to(self.device)
+
+    def logits(self, slots: Sequence[int], tokens: list[list[int]], starts: Sequence[int]) -> Tensor:
+        """A draft's logits [rows, head] after the last token of each row, 1 or up to TAIL of them, on the host."""
+        width = 1 if max(map(len, tokens)) == 1 else TAIL
+        given = zip(slots, starts, tokens, strict=True)
+        rows = [[slot, start, len(fed), *padded(fed, width)] for slot, start, fed in given]
+        rows = self.idle_rows(rows, self.buckets.batch(len(rows)), 3 + width)
+        logits: Tensor = self._graph("logits", len(rows), width)(self._buffers, self.tensor(rows))
+        return logits.cpu()[: len(slots)]
 
     def _graph(self, name: str, batch: int, size: int) -> Graph:
         try:

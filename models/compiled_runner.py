@@ -1,4 +1,10 @@
-"""The torch runner on graphs: a greedy step is one graph and one host copy; sampled rows are drawn on the host."""
+"""The torch runner on graphs: a greedy step is one graph and one host copy; sampled rows are drawn on the host.
+
+The target's draws are always the host's: their law is in 64 bits (speculation/draws.py), and noise for every token of a
+vocabulary is as much to send to the device as logits are to fetch from it. A draft's are the host's too, from module
+code; where nothing may run between graphs, they are a graph's that is given noise, or under rejection, which must know
+what was drawn from, the host's from one graph a token.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,13 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
+from models.buckets import AskedBuckets, buckets_for
 from models.certify import certify_fused, certify_graphs
-from models.compiled_model import CompiledModel, buckets_for
+from models.compiled_model import CompiledModel
 from models.fused_graph import FusedGraph
-from models.graphs import Maker
+from models.graphs import Made, Maker
 from models.runner import (
     TAIL,
     FusedResult,
@@ -17,6 +26,7 @@ from models.runner import (
     FusedStep,
     Identity,
     Limits,
+    PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
@@ -27,9 +37,18 @@ from models.runner import (
     sized,
 )
 from models.startup import Startup
-from models.steps import propose_row, verify_row
+from models.steps import padded, propose_row, verify_row
 from models.torch_model import to_host
-from models.torch_runner import TorchRunner, batch_buckets, length_buckets, tail_buckets
+from models.torch_runner import (
+    Guess,
+    TorchRunner,
+    batch_buckets,
+    guess_each,
+    length_buckets,
+    proposal_of,
+    tail_buckets,
+)
+from speculation.rules import samples_from_its_own
 from speculation.types import Verdict
 
 Makers = Callable[[str], Maker]
@@ -48,23 +67,28 @@ class CompiledRunner(TorchRunner):
         makers: Makers,
         verifies: bool = True,
         exact: bool = True,
+        asked: AskedBuckets | None = None,
     ) -> None:
         super().__init__(model, limits, identity, verifies, exact)
-        self._makers = makers
+        self._makers, self._buckets = makers, buckets_for(model.platform, limits, asked)
         self._fused: dict[int, FusedGraph] = {}
 
     def warm_up(self, startup: Startup | None = None) -> None:
         startup = startup or Startup()
-        limits, maker = self.limits, self._makers("target" if self._verifies else "draft")
-        buckets = buckets_for(self.model.device, limits.slots, limits.max_draft, limits.chunk)
-        with startup.stage("compiling"):
-            self.model.prepare(maker, buckets, self._verifies)
-            maker.seal()
-        startup.note(f"graphs of {self.identity.model_name}: {maker.made.line()}")
+        self.compile(startup)
         with startup.stage("certifying"):
             self.shapes = self._certified()
         with startup.stage("warming"):
             self._warm()
+
+    def compile(self, startup: Startup) -> Made:
+        """Makes every graph of this model, and none after. It is not run yet."""
+        maker = self._makers("target" if self._verifies else "draft")
+        with startup.stage("compiling"):
+            self.model.prepare(maker, self._buckets, self._verifies)
+            maker.seal()
+        startup.note(f"graphs of {self.identity.model_name}: {maker.made.line()}")
+        return maker.made
 
     def _certified(self) -> StepShapes:
         if self._verifies:
@@ -80,37 +104,58 @@ class CompiledRunner(TorchRunner):
             elif self.model.buckets.drafts:
                 self.model.proposed(self.model.idle_rows([], batch, 3 + TAIL), self.model.buckets.drafts[-1])
 
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        for row in rows:
+            self.model.prefilled([[row.slot, row.start, *padded(row.tokens, self.limits.chunk)]])
+        return [None] * len(rows)
+
     def _verdicts(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         if not all(row.sampling.greedy and not row.margins for row in rows):
             return super()._verdicts(rows)
-        width = self.model.buckets.width
-        host = to_host(self.model.verified(self._padded([verify_row(row, width) for row in rows])))
-        return [_verdict(values, width) for values in host[: len(rows)]]
+        _, results = self._verified(rows)
+        return [_verdict(values, self.model.buckets.width) for values in to_host(results)[: len(rows)]]
 
-    def _padded(self, rows: list[list[int]]) -> list[list[int]]:
-        """Rows for the batches that were found to agree, which may be fewer than there are graphs of."""
-        return self.model.idle_rows(rows, self.shapes.batch(len(rows)), len(rows[0]))
+    def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
+        return self.model.kept(self._verified(rows)[0])
+
+    def _verified(self, rows: Sequence[VerifyRow]) -> tuple[Tensor, Tensor]:
+        """In the batches that were found to agree, which may be fewer than there are graphs of."""
+        packed = [verify_row(row, self.model.buckets.width) for row in rows]
+        return self.model.verified(self.model.idle_rows(packed, self.shapes.batch(len(rows)), len(packed[0])))
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         k = max(row.k for row in rows)
-        if not k or not all(row.sampling.greedy for row in rows):
+        greedy = all(row.sampling.greedy for row in rows)
+        if not k or not (greedy or self.model.platform.only_graphs):
             return super().propose(rows)
+        if any(samples_from_its_own(row.rule, row.sampling) for row in rows):
+            return self._propose_by_logits(rows, k)
         began = time.perf_counter()
-        drafts = to_host(self.model.proposed([propose_row(row) for row in rows], k))
+        if greedy:
+            drafts = to_host(self.model.proposed([propose_row(row) for row in rows], k))
+        else:
+            drafts = to_host(self.model.sampled(rows, k))
         seconds = time.perf_counter() - began
         return [Proposal(tuple(d[: row.k]), seconds) for row, d in zip(rows, drafts, strict=False)]
+
+    def _propose_by_logits(self, rows: Sequence[ProposeRow], k: int) -> list[Proposal | RowFailed]:
+        """One graph and one host copy a token."""
+        began, slots = time.perf_counter(), [row.slot for row in rows]
+        fed, starts = [list(row.tail) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
+        drafts: list[list[Guess]] = [[] for _ in rows]
+        for i in range(k):
+            logits = self.model.logits(slots, fed, starts)
+            for draft, guessed in zip(drafts, guess_each(self.model, rows, logits, i), strict=True):
+                draft.append(guessed)
+            fed, starts = [[draft[-1][0]] for draft in drafts], [row.position + 1 + i for row in rows]
+        seconds = time.perf_counter() - began
+        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
         """Makes one graph of this target and `draft`, on the same device; from then on `fused` uses it."""
         if not isinstance(draft, CompiledRunner) or draft.model.device != self.model.device:
             return
-        only = draft.model.only
-        facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
-        maker = self._makers(f"fused with {facts}")
-        with startup.stage("compiling"):
-            graph = FusedGraph(self.model, draft.model, maker)
-            maker.seal()
-        startup.note(f"graphs of both: {maker.made.line()}")
+        graph, _ = self.compile_fused(draft, startup)
         with startup.stage("certifying"):
             same = certify_fused(graph, self.limits, self.shapes)
         if not same and self._exact:
@@ -121,6 +166,17 @@ class CompiledRunner(TorchRunner):
         with startup.stage("warming"):
             graph.measure()
         self._fused[id(draft)] = graph
+
+    def compile_fused(self, draft: CompiledRunner, startup: Startup) -> tuple[FusedGraph, Made]:
+        """Makes the graphs of both, which have their own, and none after. They are not run yet."""
+        only = draft.model.only
+        facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
+        maker = self._makers(f"fused with {facts}")
+        with startup.stage("compiling"):
+            graph = FusedGraph(self.model, draft.model, maker)
+            maker.seal()
+        startup.note(f"graphs of both: {maker.made.line()}")
+        return graph, maker.made
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         """A greedy round as one call, where `fuse` made a graph of the pair and rows fit it; else as its parts."""

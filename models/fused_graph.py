@@ -83,7 +83,7 @@ class FusedGraph:
         idle_draft = self.draft.idle_rows([], 1, 3 + TAIL)
         idle_target = self.target.idle_rows([], 1, 3 + self.buckets.width)
         draft = _median(lambda: self.draft.proposed(idle_draft, k), clock)
-        target = _median(lambda: self.target.verified(idle_target), clock)
+        target = _median(lambda: self.target.verified(idle_target)[1], clock)
         self.draft_share = draft / (draft + target)
 
 

@@ -10,7 +10,7 @@ Three ways to make one, behind one call:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 Graph = Callable[..., Any]
+Backend = Callable[..., Any]  # dynamo's: a traced module and example inputs in, what runs it out
 BUCKETS_AT_MOST = 256  # graphs of one step's code that dynamo may hold
 
 
@@ -57,11 +58,11 @@ class Maker(Protocol):
 
 
 class Compiled:
-    """torch.compile with a backend of dynamo's; counts what reaches the backend."""
+    """torch.compile with a backend of dynamo's, by name or as it is; counts what reaches the backend."""
 
-    def __init__(self, backend: str = "inductor") -> None:
+    def __init__(self, backend: str | Backend = "inductor", options: Mapping[str, object] | None = None) -> None:
         self.made = Made()
-        self._backend = backend
+        self._backend, self._options = backend, dict(options or {})
         self._sealed = False
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
@@ -91,7 +92,8 @@ class Compiled:
         self.made.compiled += 1
         from torch._dynamo import lookup_backend
 
-        return lookup_backend(self._backend)(module, example)
+        backend = lookup_backend(self._backend) if isinstance(self._backend, str) else self._backend
+        return backend(module, example, **({"options": self._options} if self._options else {}))
 
 
 class Captured:

@@ -39,13 +39,9 @@ class PackedLinear(nn.Module):
         return (out[:1] if single else out).view(*x.shape[:-1], self.out_features)
 
 
-def can_pack(device: str, dtype: torch.dtype) -> bool:
-    """Whether oneDNN has packed inner products for this device and dtype here."""
-    if (
-        device != "cpu"
-        or not torch.backends.mkldnn.is_available()
-        or not hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    ):
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has packed inner products for this dtype here."""
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     if dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from models.buckets import AskedBuckets
 from models.checkpoints import Checkpoint, CheckpointError, first_line, frequent_tokens, weights_revision
 from models.gguf_cache import unpacked
 from models.native import NotHere
+from models.platforms import DEVICES, Platform, chosen, platform_of, ways
 from models.runner import TAIL, Identity, Limits, Runner
 from models.startup import Startup
+from models.tensor_parallel import sharding
 
 Only = Sequence[int] | None  # the tokens that a draft model's head knows
 log = logging.getLogger("tandem.models")
-COMPILE = ("auto", "native", "inductor", "off")
+COMPILE = ("auto", "native", "inductor", "neuron", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-DEVICES = ("auto", "cpu", "cuda")
 CHUNK = 64
 SMALL = 50_000_000  # parameters
 
@@ -26,10 +28,12 @@ SMALL = 50_000_000  # parameters
 class Execution:
     """How models run. `threads` None leaves torch's own choice.
 
-    `compile` is where a step's code comes from: "native" is our C++ (CPU), "inductor" makes graphs of torch's modules,
-    "off" runs these as they are; "auto" is native where it can be had (the fastest, benchmarks/README.md), graphs on
-    CUDA, else off. `exact`: where kernels differ in their last bits, only one shape is used; else all are, and
-    GetModelInfo says bit_exact false.
+    `compile` is where a step's code comes from: "native" is our C++ (CPU), "inductor" and "neuron" make graphs of
+    torch's modules, "off" runs these as they are; "auto" is native where it can be had (the fastest,
+    benchmarks/README.md), graphs on CUDA and Trainium, else off. `exact`: where kernels differ in their last bits, only
+    one shape is used; else all are, and GetModelInfo says bit_exact false. `compiled`: the folder that compiled code is
+    kept in. `cores`: which of the device's this process uses, such as "0-3". `tp_degree`: processes that share the
+    target.
     """
 
     device: str = "auto"
@@ -37,6 +41,9 @@ class Execution:
     threads: int | None = None
     compile: str = "auto"
     exact: bool = True
+    compiled: str | None = None
+    cores: str | None = None
+    tp_degree: int = 1
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -47,15 +54,22 @@ class Execution:
             raise ValueError(f"compile: {self.compile!r} is not one of {', '.join(COMPILE)}")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads: {self.threads} is below 1")
+        if self.tp_degree < 1:
+            raise ValueError(f"tp_degree: {self.tp_degree} is below 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a server offers: KV slots, tokens per sequence, draft tokens per round."""
+    """What a server offers: KV slots, tokens per sequence, draft tokens per round.
+
+    `chunk`: tokens of a prefill step, `asked`: buckets to make graphs for.
+    """
 
     slots: int = 4
     max_length: int = 512
     max_draft: int = 5
+    chunk: int = CHUNK
+    asked: AskedBuckets = field(default_factory=AskedBuckets)
 
 
 def load_runner(
@@ -80,23 +94,25 @@ def load_runner(
     if execution.threads:
         torch.set_num_threads(execution.threads)
     transformers_logging()
-    device = choose_device(execution.device)
-    dtype = choose_dtype(execution.dtype, device)
+    platform, ranks = chosen(execution.device), execution.tp_degree if verifies else 1
+    order = ways(execution.compile, platform, ranks)
+    platform.prepare(execution.compiled, execution.cores)
+    log.info("%s is loaded on %s", checkpoint.name, platform.describe())
+    dtype = choose_dtype(execution.dtype, platform.name)
     checkpoint = unpacked(checkpoint)
     with startup.stage("loading"):
-        module = _module(checkpoint, dtype, device)
+        module = _module(checkpoint, dtype, platform, ranks)
     small = sum(p.numel() for p in module.parameters()) < SMALL
-    if alone and small and device == "cpu" and execution.threads is None:
+    if alone and small and platform.packs and execution.threads is None:
         torch.set_num_threads(1)
-    limits = Limits(
-        shape.slots, shape.max_length, shape.max_draft, min(CHUNK, shape.max_length), int(module.config.vocab_size)
-    )
-    only = None if verifies else frequent_tokens(checkpoint)
+    chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
+    limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
+    build = Build(module, checkpoint, platform, limits, shape.asked, execution, verifies, ranks)
     with startup.stage("packing"):
         try:
-            for how in ways(execution.compile, device):
+            for how in order:
                 try:
-                    return _RUNNERS[how](module, checkpoint, limits, execution, verifies, only)
+                    return _RUNNERS[how](build)
                 except NotHere as error:
                     if execution.compile != "auto":
                         raise NativeRefused(f"compile: native steps cannot be had: {error}") from None
@@ -108,11 +124,44 @@ def load_runner(
     raise AssertionError("the last way always works")
 
 
-def _module(checkpoint: Checkpoint, dtype: Any, device: str) -> Any:
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What a runner is made of."""
+
+    module: Any
+    checkpoint: Checkpoint
+    platform: Platform
+    limits: Limits
+    asked: AskedBuckets
+    execution: Execution
+    verifies: bool
+    ranks: int
+
+    @property
+    def only(self) -> Only:
+        return None if self.verifies else frequent_tokens(self.checkpoint)
+
+    @property
+    def widest(self) -> int:
+        """Tokens of the widest step."""
+        return max(self.limits.max_draft + 1, self.limits.chunk, TAIL)
+
+    def identity(self, backend: str) -> Identity:
+        return Identity(
+            model_name=self.checkpoint.name,
+            weights_revision=weights_revision(self.checkpoint),
+            dtype=str(self.module.dtype).removeprefix("torch."),
+            device=self.platform.name,
+            backend=backend,
+            end_of_sequence_ids=end_ids(self.module),
+        )
+
+
+def _module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) -> Any:
     from models.torch_model import load_module
 
     try:
-        return load_module(checkpoint.source, dtype, device)
+        return load_module(checkpoint.source, dtype, platform.device, sharding(checkpoint.source, ranks))
     except CheckpointError:
         raise
     except Exception as error:  # loaders of four formats raise whatever their parsers do
@@ -123,60 +172,41 @@ class NativeRefused(ValueError):
     """Native steps were asked for and cannot be had."""
 
 
-def ways(compile: str, device: str) -> tuple[str, ...]:
-    """What may run the steps, the best first. The default is what measured fastest (benchmarks/README.md)."""
-    if compile != "auto":
-        return (compile,)
-    return ("inductor",) if device == "cuda" else ("native", "off")
-
-
-def _native(
-    module: Any, checkpoint: Checkpoint, limits: Limits, execution: Execution, verifies: bool, only: Only
-) -> Runner:
+def _native(build: Build) -> Runner:
     import torch
 
     from models.native.assembly import load_native
 
-    small = sum(p.numel() for p in module.parameters()) < SMALL
-    threads = 1 if small else execution.threads or torch.get_num_threads()
-    return load_native(module, threads, limits, _identity(checkpoint, module, "native"), verifies, only)
+    small = sum(p.numel() for p in build.module.parameters()) < SMALL
+    threads = 1 if small else build.execution.threads or torch.get_num_threads()
+    return load_native(build.module, threads, build.limits, build.identity("native"), build.verifies, build.only)
 
 
-def _off(
-    module: Any, checkpoint: Checkpoint, limits: Limits, execution: Execution, verifies: bool, only: Only
-) -> Runner:
+def _off(build: Build) -> Runner:
     from models.torch_model import TorchModel
     from models.torch_runner import TorchRunner
 
-    widest = max(limits.max_draft + 1, limits.chunk, TAIL)
-    model = TorchModel(module, limits.slots, limits.max_length, widest, module.device.type, only)
-    return TorchRunner(model, limits, _identity(checkpoint, module, "torch"), verifies, execution.exact)
+    limits, device = build.limits, build.platform.device
+    model = TorchModel(
+        build.module, limits.slots, limits.max_length, build.widest, device, build.only, ranks=build.ranks
+    )
+    return TorchRunner(model, limits, build.identity("torch"), build.verifies, build.execution.exact)
 
 
-def _inductor(
-    module: Any, checkpoint: Checkpoint, limits: Limits, execution: Execution, verifies: bool, only: Only
-) -> Runner:
+def _graphs(build: Build) -> Runner:
     from models.compiled_model import CompiledModel
     from models.compiled_runner import CompiledRunner
     from models.makers import makers
 
-    widest, identity = max(limits.max_draft + 1, limits.chunk, TAIL), _identity(checkpoint, module, "torch")
-    compiled = CompiledModel(module, limits.slots, limits.max_length, widest, identity.device, only)
-    return CompiledRunner(compiled, limits, identity, makers(identity, limits, only), verifies, execution.exact)
-
-
-_RUNNERS = {"native": _native, "off": _off, "inductor": _inductor}
-
-
-def _identity(checkpoint: Checkpoint, module: Any, backend: str) -> Identity:
-    return Identity(
-        model_name=checkpoint.name,
-        weights_revision=weights_revision(checkpoint),
-        dtype=str(module.dtype).removeprefix("torch."),
-        device=module.device.type,
-        backend=backend,
-        end_of_sequence_ids=end_ids(module),
+    limits, platform, identity = build.limits, build.platform, build.identity("torch")
+    model = CompiledModel(
+        build.module, limits.slots, limits.max_length, build.widest, platform.device, build.only, ranks=build.ranks
     )
+    make = makers(platform, identity, limits, build.only, build.execution.compiled)
+    return CompiledRunner(model, limits, identity, make, build.verifies, build.execution.exact, build.asked)
+
+
+_RUNNERS = {"native": _native, "off": _off, "inductor": _graphs, "neuron": _graphs}
 
 
 def transformers_logging() -> None:
@@ -188,13 +218,8 @@ def transformers_logging() -> None:
 
 
 def choose_device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device: cuda is not available here (torch finds no CUDA device)")
-    return name
+    """The name of the device to use. Raises ValueError."""
+    return chosen(name).name
 
 
 def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]
@@ -203,8 +228,7 @@ def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]
 
     if name != "auto":
         return getattr(torch, name)
-    native = torch.cuda.is_bf16_supported() if device == "cuda" else torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if platform_of(device).has_bfloat16() else torch.float32
 
 
 def end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]

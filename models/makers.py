@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Callable, Sequence
 
-from models.gguf_cache import cache_root
 from models.graphs import Captured, Compiled, Maker
+from models.platforms import Platform
 from models.runner import Identity, Limits
 
 
-def makers(identity: Identity, limits: Limits, only: Sequence[int] | None) -> Callable[[str], Maker]:
-    """`makers(what)` makes graphs of this model for `what`: CUDA graphs, or packages kept on disk for the CPU."""
-    if identity.device == "cuda":
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_root() / "inductor"))  # kernels kept on disk
-        return lambda what: Captured(Compiled())
+def makers(
+    platform: Platform, identity: Identity, limits: Limits, only: Sequence[int] | None, folder: str | None = None
+) -> Callable[[str], Maker]:
+    """`makers(what)` makes graphs of this model for `what`, as the platform does.
+
+    "packages": compiled ahead and kept on disk. "captured": CUDA graphs of compiled steps. "compiled": as the backend
+    makes them. The latter two keep code in the folder that Platform.prepare named.
+    """
+    if platform.graphs == "captured":
+        return lambda what: Captured(Compiled(platform.backend, platform.options))
+    if platform.graphs == "compiled":
+        return lambda what: Compiled(platform.backend, platform.options)
 
     def packages(what: str) -> Maker:
         from models.artifacts import Packages, package_folder
@@ -28,6 +34,7 @@ def makers(identity: Identity, limits: Limits, only: Sequence[int] | None) -> Ca
             "limits": dataclasses.asdict(limits),
             "only": only,
         }
-        return Packages(package_folder(re.sub(r"[^\w.-]+", "-", identity.model_name), facts))
+        name, root = re.sub(r"[^\w.-]+", "-", identity.model_name), platform.kept(folder)
+        return Packages(package_folder(root, name, facts, keeps=folder is not None))
 
     return packages

@@ -1,9 +1,9 @@
 """The steps as pure functions of tensors, to be made into graphs: rows in, one small tensor of results out.
 
-Everything a row says is one int64 vector, so a step is one copy to the device and one from it; which slots are used,
+Everything a row says is one int32 vector, so a step is one copy to the device and one from it; which slots are used,
 where is written, what is accepted and where the next step begins is computed inside. No host reads, no random numbers,
-no shape that depends on data. Greedy decoding is whole; the target's logits are returned besides, for rows that sample
-on the host (speculation/draws.py).
+no shape that depends on data, no 64-bit arithmetic (models/graph_check.py). Greedy decoding is whole; the target's
+logits are returned besides, for rows that sample on the host (speculation/draws.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class VerifyStep(nn.Module):
     def forward(self, buffers: Buffers, rows: Tensor) -> tuple[Tensor, Tensor]:
         tokens = rows[:, 3:]
         logits = self._model.traced(buffers, rows[:, 0], tokens, rows[:, 1], self._length)
-        return logits, torch.cat(judged(logits, tokens[:, 1:], rows[:, 2]), dim=1)
+        return logits, torch.cat(judged(logits, tokens[:, 1:], rows[:, 2], self._model.columns), dim=1)
 
 
 class ProposeStep(nn.Module):
@@ -65,21 +65,21 @@ class ProposeStep(nn.Module):
         drafts = [self._first(buffers, slots, tail, last + 1 - count, count)]
         for i in range(1, self.k):
             hidden = self._hidden(buffers, slots, drafts[-1][:, None], last + i)
-            drafts.append(self._likeliest(hidden[:, 0]))
+            drafts.append(self._chosen(hidden[:, 0], i))
         return torch.stack(drafts, dim=1)
 
     def _first(self, buffers: Buffers, slots: Tensor, tail: Tensor, starts: Tensor, count: Tensor) -> Tensor:
         """The token after the tail; the head sees one position of each row."""
         hidden = self._hidden(buffers, slots, tail, starts)
         at = (count - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
-        return self._likeliest(hidden.gather(1, at)[:, 0])
+        return self._chosen(hidden.gather(1, at)[:, 0], 0)
 
     def _hidden(self, buffers: Buffers, slots: Tensor, tokens: Tensor, starts: Tensor) -> Tensor:
         return self._model.traced(buffers, slots, tokens, starts, self._length, head=False)
 
-    def _likeliest(self, hidden: Tensor) -> Tensor:
-        """[n, hidden] to [n]. What scales or caps logits keeps their order."""
-        return self._model.tokens_of(self.module.get_output_embeddings()(hidden).argmax(-1))
+    def _chosen(self, hidden: Tensor, i: int) -> Tensor:
+        """Draft token i, [n, hidden] to [n]. What scales or caps logits keeps their order."""
+        return self._model.tokens_of(likeliest(self.module.get_output_embeddings()(hidden)))
 
 
 class FusedStep(nn.Module):
@@ -93,7 +93,7 @@ class FusedStep(nn.Module):
 
     def __init__(self, target: TorchModel, draft: TorchModel, lengths: tuple[int, int], k: int, width: int) -> None:
         super().__init__()
-        self._spare = target.spare
+        self._spare, self._order = target.spare, target.columns
         self.verify, self.propose = VerifyStep(target, lengths[0]), ProposeStep(draft, lengths[1], k)
         self._width, self._known = width, target.vocab_size
 
@@ -102,7 +102,7 @@ class FusedStep(nn.Module):
         drafts = self.propose(draft, torch.cat((rows[:, :3], tail), dim=1))
         token = tail.gather(1, (behind - 1)[:, None])
         fed = torch.where(drafts < self._known, drafts, 0)
-        counts = torch.minimum(wanted, leading(drafts < self._known))
+        counts = torch.minimum(wanted, leading(drafts < self._known, self._order))
         padding = fed[:, -1:].expand(-1, self._width - 1 - self.propose.k)
         packed = torch.cat((slots[:, None], last[:, None], counts[:, None], token, fed, padding), dim=1)
         logits, results = self.verify(target, packed)
@@ -113,28 +113,35 @@ class FusedStep(nn.Module):
         """The draft's cache lacks the last draft token where all were accepted, so the tail is two tokens."""
         accepted = results[:, self._width]
         committed = torch.cat((token, results[:, : self._width]), dim=1)
-        tail = committed.gather(1, accepted[:, None] + torch.arange(2, device=committed.device)[None])
+        tail = committed.gather(1, accepted[:, None] + self._order[:2][None])
         two = torch.full_like(slots, 2)
         head = torch.stack((slots, last + accepted + 1, two, wanted), dim=1)
         return torch.cat((head, tail, tail[:, 1:].expand(-1, TAIL - 2)), dim=1)
 
 
-def judged(logits: Tensor, drafts: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def judged(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Verification by agreement at temperature 0, as speculation/acceptance.py's `agree` does it one by one.
 
-    logits [n, width, vocabulary], drafts [n, width - 1] of which the first counts[n] are drafts. Returns the target's
-    tokens [n, width], the count accepted [n, 1] and whether the logits up to there are finite [n, 1], all int64.
+    logits [n, width, vocabulary], drafts [n, width - 1] of which the first counts[n] are drafts; order is 0, 1, ... up
+    to the width at least. Returns the target's tokens [n, width], the count accepted [n, 1] and whether the logits up
+    to there are finite [n, 1], all int32.
     """
-    best = logits.argmax(-1)
+    best = likeliest(logits)
     finite = logits.gather(-1, best[..., None])[..., 0].isfinite()
-    accepted = torch.minimum(leading(drafts == best[:, :-1]), counts)
-    sound = leading(finite) > accepted
-    return best, accepted[:, None], sound[:, None].to(torch.int64)
+    accepted = torch.minimum(leading(drafts == best[:, :-1], order), counts)
+    sound = leading(finite, order) > accepted
+    return best, accepted[:, None], sound[:, None].to(torch.int32)
 
 
-def leading(flags: Tensor) -> Tensor:
-    """How many of flags [n, m] are true before the first that is not."""
-    return flags.to(torch.int64).cumprod(dim=1).sum(dim=1)
+def likeliest(logits: Tensor) -> Tensor:
+    """[..., vocabulary] to int32 [...]."""
+    return logits.argmax(-1).to(torch.int32)
+
+
+def leading(flags: Tensor, order: Tensor) -> Tensor:
+    """How many of flags [n, m] are true before the first that is not. (cumprod has no lowering to StableHLO.)"""
+    count = flags.shape[1]
+    return torch.where(flags, count, order[:count][None]).amin(dim=1)
 
 
 def padded(tokens: Sequence[int], width: int) -> list[int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from models.kernels import ATTENTION, attention_rows, can_pack, pack_linears
+from models.platforms import Platform, platform_of
 from models.slot_cache import GatheredSlots, SlotCache
 
 
@@ -22,8 +23,11 @@ class TorchModel:
     `forward(slots, tokens, starts)` feeds tokens [rows, width] at positions starts[r], starts[r]+1, ... of each row's
     slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows name the spare slot. With
     `only`, the head knows those tokens alone: column j of the logits is token only[j]. `packed` puts linear layers into
-    oneDNN's layout where there is one; a compiler that packs weights itself wants them as they are.
+    oneDNN's layout where there is one; a compiler that packs weights itself wants them as they are. `platform`: how
+    `device` is used, if not as usual. `ranks` processes share the heads (models/tensor_parallel.py).
     """
+
+    ids = torch.int64  # of what `tensor` makes
 
     def __init__(
         self,
@@ -34,24 +38,27 @@ class TorchModel:
         device: str,
         only: Sequence[int] | None = None,
         packed: bool = True,
+        platform: Platform | None = None,
+        ranks: int = 1,
     ) -> None:
         config = module.config
-        check_fits(config, max_length)
+        check_fits(config, max_length, ranks)
         self.module: Any = module.eval()
-        self.only = None if only is None else torch.tensor(only, device=device)
+        self.platform, self.ranks = platform or platform_of(device), ranks
+        self.only = None if only is None else torch.tensor(only, dtype=self.ids, device=device)
         if self.only is not None:
             _narrow_head(module, self.only)
         self.dtype: torch.dtype = next(module.parameters()).dtype
         self.device = device
-        if packed and can_pack(device, self.dtype):
+        if packed and ranks == 1 and self.platform.packs and can_pack(self.dtype):
             pack_linears(self.module)
         self.vocab_size = int(config.vocab_size)
         self.groups = int(config.num_attention_heads) // int(
             getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         )
-        self.slots = SlotCache(config, slots, max_length, widest, self.dtype, device)
+        self.slots = SlotCache(config, slots, max_length, widest, self.dtype, self.platform, ranks)
         self.spare = self.slots.spare
-        self._columns = torch.arange(self.slots.length, device=device)
+        self.columns = torch.arange(self.slots.length, dtype=self.ids, device=device)
         self._hidden = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=device)
         self._shown = torch.tensor(0.0, dtype=self.dtype, device=device)
 
@@ -88,29 +95,31 @@ class TorchModel:
         return out.logits if head else out.last_hidden_state
 
     def _positions(self, starts: Tensor, width: int) -> Tensor:
-        return starts[:, None] + self._columns[:width][None]
+        return starts[:, None] + self.columns[:width][None]
 
     def _mask(self, positions: Tensor, length: int) -> Tensor:
         """Each token sees positions up to its own: additive [rows, 1, attention_rows, length]."""
         width = positions.shape[1]
-        seen = self._columns[None, None, :length] <= positions[:, :, None]
+        seen = self.columns[None, None, :length] <= positions[:, :, None]
         mask = torch.where(seen, self._shown, self._hidden).repeat(1, self.groups, 1)
         padding = attention_rows(width, self.groups) - width * self.groups
         return nn.functional.pad(mask, (0, 0, 0, padding))[:, None]
 
     def tokens_of(self, columns: Tensor) -> Tensor:
         """The ids that columns of the logits stand for."""
-        return columns if self.only is None else self.only[columns]
+        if self.only is None:
+            return columns
+        return self.only.index_select(0, columns.reshape(-1)).view(columns.shape)
 
     def widened(self, logits: Tensor) -> Tensor:
         """float32 logits [..., vocabulary] of all tokens; those the head does not know are impossible."""
         if self.only is None:
             return logits.float()
         full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
-        return full.index_copy_(-1, self.only, logits.float())
+        return full.index_copy_(-1, self.only.to(logits.device, torch.int64), logits.float())
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return torch.tensor(values, dtype=self.ids, device=self.device)
 
 
 def to_host(values: Tensor) -> list[list[int]]:
@@ -130,23 +139,28 @@ def _narrow_head(module: Any, only: Tensor) -> None:
     module.set_output_embeddings(narrow)
 
 
-def load_module(source: dict[str, object], dtype: torch.dtype, device: str) -> Any:
-    """Loads weights with our attention. `source` are from_pretrained's own arguments."""
+def load_module(
+    source: dict[str, object], dtype: torch.dtype, device: str, shard: Mapping[str, object] | None = None
+) -> Any:
+    """Loads weights with our attention. `source` and `shard` (tensor_parallel.py) are from_pretrained's arguments."""
     from transformers import AutoModelForCausalLM
 
     from models.kernels import register_attention
 
     register_attention()
     module, info = AutoModelForCausalLM.from_pretrained(
-        **source, dtype=dtype, attn_implementation=ATTENTION, output_loading_info=True
+        **source, **(shard or {}), dtype=dtype, attn_implementation=ATTENTION, output_loading_info=True
     )
     if info["missing_keys"]:
         raise ValueError(f"weights lack {', '.join(sorted(info['missing_keys'])[:3])}")
     return module.to(device).requires_grad_(False)
 
 
-def check_fits(config: Any, max_length: int) -> None:
-    """Raises UnsupportedModel unless all of `max_length` positions attend to all before them."""
+def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
+    """Raises UnsupportedModel unless `max_length` positions see all before them and `ranks` can share heads."""
+    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    if heads % ranks:
+        raise UnsupportedModel(f"tp_degree: {ranks} does not divide the model's {heads} key-value heads")
     positions = getattr(config, "max_position_embeddings", None)
     if positions and max_length > positions:
         raise UnsupportedModel(f"sequence_length: {max_length} is above the model's {positions} positions")

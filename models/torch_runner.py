@@ -108,16 +108,16 @@ class TorchRunner:
         )
         columns = self.model.tensor([len(row.tail) - 1 for row in rows])
         logits = first[torch.arange(len(rows), device=first.device), columns]
-        drafts: list[list[_Guess]] = [[] for _ in rows]
+        drafts: list[list[Guess]] = [[] for _ in rows]
         for i in range(max(row.k for row in rows)):
             if i:
                 logits = self._forward(slots, [[d[-1][0]] for d in drafts], [row.position + i for row in rows])[
                     : len(rows), 0
                 ]
-            for draft, guessed in zip(drafts, _guess_each(self.model, rows, logits, i), strict=True):
+            for draft, guessed in zip(drafts, guess_each(self.model, rows, logits, i), strict=True):
                 draft.append(guessed)
         seconds = time.perf_counter() - started
-        return [_proposal(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None
@@ -137,10 +137,10 @@ def _padded(tokens: Sequence[int], width: int) -> list[int]:
     return [*tokens, *[tokens[-1]] * (width - len(tokens))]
 
 
-_Guess = tuple[int, SparseDistribution | None]
+Guess = tuple[int, SparseDistribution | None]
 
 
-def _guess_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[_Guess]:
+def guess_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[Guess]:
     """Draft token i of every row, drawn for the position it would stand at, and what it was drawn from."""
     if all(row.sampling.greedy for row in rows):
         return [(token, None) for token in model.tokens_of(logits.argmax(-1)).tolist()]
@@ -148,7 +148,7 @@ def _guess_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i
     return [guess(host[r], row.sampling, row.rule, row.position + 1 + i, row.known) for r, row in enumerate(rows)]
 
 
-def _proposal(guesses: Sequence[_Guess], seconds: float) -> Proposal:
+def proposal_of(guesses: Sequence[Guess], seconds: float) -> Proposal:
     sent = tuple(distribution for _, distribution in guesses if distribution is not None)
     return Proposal(tuple(token for token, _ in guesses), seconds, sent)
 

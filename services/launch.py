@@ -14,9 +14,19 @@ from clients.failover import Persistence
 from clients.profile import Profile
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import PROPOSE_SECONDS
-from models.assembly import Loaded, ModelConfig, drafter_health, fused_generator, load, load_pair, plain_generator
+from models.assembly import (
+    Loaded,
+    ModelConfig,
+    close,
+    drafter_health,
+    fused_generator,
+    load,
+    load_pair,
+    plain_generator,
+)
 from models.batcher import Batcher
 from models.drafting import Drafting, drafting_info, load_drafting
+from models.follower import run_follower
 from models.generator import Generator
 from models.slots import MOST_WAITING
 from services.calls import CallInterceptor
@@ -78,13 +88,16 @@ class RoleConfig:
 
 async def run_target(config: RoleConfig, host: Host = serve) -> int:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
+    if config.models.ranks.follows:
+        return await run_follower(config.models, drafts=False)
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
     limits = config.serve.security.limits
     seen = Observability(config.observability, "target")
 
     async def build() -> Hosted:
         loaded = await load(config.models, batcher, config.serve.startup)
-        closing, health = [batcher.close], None
+        closing: list[Callable[[], Awaitable[None]]] = [partial(close, loaded, batcher)]
+        health = None
         if config.draft_address is None:
             generator = plain_generator(loaded)
         else:
@@ -121,6 +134,8 @@ async def run_target(config: RoleConfig, host: Host = serve) -> int:
 
 async def run_fused(config: RoleConfig, host: Host = serve) -> int:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
+    if config.models.ranks.follows:
+        return await run_follower(config.models, drafts=True)
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
     limits = config.serve.security.limits
     seen = Observability(config.observability, "fused_target")
@@ -139,9 +154,9 @@ async def run_fused(config: RoleConfig, host: Host = serve) -> int:
         service = FusedSpeculativeServerService(generator.info, generate)
         seen.look_at(lifecycle, batcher, {"target": target.engine.slots}, drafter=health if draft else None)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
-        ready = partial(seen.ready, config.serve.startup)
+        ready, ended = partial(seen.ready, config.serve.startup), partial(close, target, batcher)
         lost = target.engine.lost
-        return Hosted("FusedSpeculativeServer", register, ready=ready, close=batcher.close, lost=lost)
+        return Hosted("FusedSpeculativeServer", register, ready=ready, close=ended, lost=lost)
 
     code = await seen.during(host(config.serve, lifecycle, build, [seen.interceptor]))
     profile.write()
@@ -206,8 +221,8 @@ def _only_model(drafting: Drafting) -> asyncio.Event:
 
 
 async def _close(closing: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    for close in closing:
-        await close()
+    for each in closing:
+        await each()
 
 
 def _started(generator: Generator, config: RoleConfig) -> Generator:

@@ -86,8 +86,8 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_every_declared_dependency_has_one_pin_inside_its_range(python):
-    pins, ranges = pinned_for(python, "requirements.txt"), declared()
-    assert set(pins) == set(ranges), "requirements.txt and pyproject.toml name different packages"
+    pins, ranges = pinned_for(python, "requirements.txt", "requirements-graphs.txt"), declared()
+    assert set(pins) == set(ranges), "requirements*.txt and pyproject.toml name different packages"
     for name, versions in pins.items():
         assert len(versions) == 1, f"{name} is pinned {len(versions)} times for Python {python}"
         assert ranges[name].contains(versions[0]), f"{name}=={versions[0]} is outside {ranges[name]}"
@@ -95,7 +95,9 @@ def test_every_declared_dependency_has_one_pin_inside_its_range(python):
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_no_package_is_constrained_twice(python):
-    pins = pinned_for(python, "requirements.txt", "constraints.txt", "requirements-weights.txt")
+    pins = pinned_for(
+        python, "requirements.txt", "constraints.txt", "requirements-weights.txt", "requirements-graphs.txt"
+    )
     assert {name: versions for name, versions in pins.items() if len(versions) != 1} == {}
 
 

@@ -57,7 +57,7 @@ def module(family: str, dtype: torch.dtype, draft: bool) -> Any:
 @functools.cache
 def eager(family: str = "llama", dtype: torch.dtype = torch.float32, draft: bool = False) -> TorchRunner:
     own = copy.deepcopy(module(family, dtype, draft))  # packing replaces its layers
-    runner = TorchRunner(TorchModel(own, *CACHE), LIMITS, _identity(dtype), not draft)
+    runner = TorchRunner(TorchModel(own, *CACHE), LIMITS, identity(dtype), not draft)
     runner.warm_up()
     return runner
 
@@ -65,7 +65,7 @@ def eager(family: str = "llama", dtype: torch.dtype = torch.float32, draft: bool
 def _compiled(family: str, dtype: torch.dtype, draft: bool, limits: Limits) -> CompiledRunner:
     """Traced whole, run by dynamo's own backend "eager": shapes and data flow are those of any other."""
     model = CompiledModel(module(family, dtype, draft), *CACHE)
-    runner = CompiledRunner(model, limits, _identity(dtype), lambda _: Compiled("eager"), not draft)
+    runner = CompiledRunner(model, limits, identity(dtype), lambda _: Compiled("eager"), not draft)
     runner.warm_up()
     return runner
 
@@ -84,7 +84,7 @@ def compiled_target(family: str, dtype: torch.dtype) -> CompiledRunner:
     return _compiled(family, dtype, False, replace(LIMITS, slots=1))
 
 
-def _identity(dtype: torch.dtype) -> Identity:
+def identity(dtype: torch.dtype) -> Identity:
     return Identity("tiny", "none", str(dtype).removeprefix("torch."), "cpu", "torch")
 
 

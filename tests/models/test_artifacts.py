@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from models import artifacts
 from models.artifacts import KEPT, Packages, package_folder
 from models.checkpoints import find
 from models.graphs import GraphRefused
@@ -77,15 +76,14 @@ def test_sealed_packages_make_nothing(tmp_path: Path) -> None:
         packages.graph("late", torch.nn.Identity(), ())
 
 
-def test_graphs_of_other_facts_lie_elsewhere_and_the_oldest_make_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(artifacts, "cache_root", lambda: tmp_path)
-    folders = [package_folder("m", {"weights": number}) for number in range(KEPT + 2)]
-    assert len(set(folders)) == KEPT + 2 and package_folder("m", {"weights": 0}) == folders[0]
+def test_graphs_of_other_facts_lie_elsewhere_and_the_oldest_make_room(tmp_path: Path) -> None:
+    folders = [package_folder(tmp_path, "m", {"weights": number}) for number in range(KEPT + 2)]
+    assert len(set(folders)) == KEPT + 2 and package_folder(tmp_path, "m", {"weights": 0}) == folders[0]
     for age, folder in enumerate(reversed(folders)):
         folder.mkdir(parents=True)
         (folder / "x").touch()
         os.utime(folder, (1000 - age, 1000 - age))
-    package_folder("m", {"weights": KEPT + 1})
+    package_folder(tmp_path, "m", {"weights": KEPT + 1}, keeps=True)
+    assert all(folder.is_dir() for folder in folders), "a shared folder is nobody's to clear"
+    package_folder(tmp_path, "m", {"weights": KEPT + 1})
     assert [folder.is_dir() for folder in folders] == [False, False, *[True] * KEPT]

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from models import compiled_runner, fused_graph
+from models.buckets import buckets_for
 from models.certify import certify_fused, certify_graphs
-from models.compiled_model import CompiledModel, buckets_for
+from models.compiled_model import CompiledModel
 from models.graphs import Compiled, GraphRefused
+from models.platforms import CPU
 from models.runner import FusedRow, ProposeRow, VerifyRow, fused_step
 from models.steps import VerifyStep, judged, leading, verify_row
 from models.torch_model import to_host
@@ -66,7 +68,7 @@ def test_acceptance_on_the_device_is_agreement_also_where_logits_are_not_finite(
         logits[torch.rand(logits.shape, generator=chance) < 0.03] = float("inf")
         drafts = torch.where(torch.rand((3, 3), generator=chance) < 0.7, logits[:, :3].argmax(-1), 2)
         counts = torch.randint(0, 4, (3,), generator=chance)
-        best, accepted, sound = judged(logits, drafts, counts)
+        best, accepted, sound = judged(logits, drafts, counts, torch.arange(4))
         for r in range(3):
             draft = drafts[r, : counts[r]].tolist()
             try:
@@ -81,7 +83,7 @@ def test_acceptance_on_the_device_is_agreement_also_where_logits_are_not_finite(
 
 def test_leading_counts_up_to_the_first_that_is_false() -> None:
     flags = torch.tensor([[True, True, False, True], [False, True, True, True], [True] * 4])
-    assert leading(flags).tolist() == [2, 0, 4]
+    assert leading(flags, torch.arange(4)).tolist() == [2, 0, 4]
 
 
 def test_fused_graphs_decode_as_the_target_alone() -> None:
@@ -174,13 +176,13 @@ def test_a_greedy_fused_round_is_one_copy_each_way_and_then_one(monkeypatch: pyt
 def test_no_graph_is_made_after_warm_up() -> None:
     maker = Compiled("eager")
     model = CompiledModel(module("qwen2", torch.float32, True), *CACHE)
-    model.prepare(maker, buckets_for("cpu", 2, 3, 16), verifies=True)
+    model.prepare(maker, buckets_for(CPU, LIMITS), verifies=True)
     maker.seal()
     assert maker.made.compiled == 3  # one to prefill, and one to verify for either batch
     row = verify_row(rows([(1, 2)])[0], 4)
     for count in (1, 2, 1, 2):
         for _ in range(3):
-            to_host(model.verified([[slot, *row[1:]] for slot in range(count)]))
+            to_host(model.verified([[slot, *row[1:]] for slot in range(count)])[1])
     assert maker.made.compiled == 3
     with pytest.raises(GraphRefused, match="no graph was made to verify 1 rows of 3 tokens"):
         model.forward([0], model.tensor([[1, 2, 3]]), model.tensor([0]))
@@ -197,7 +199,7 @@ def test_a_step_of_another_shape_or_kind_is_refused_and_not_compiled() -> None:
     with pytest.raises(GraphRefused, match=r"rows of shape \[1, 6\] are not the bucket's \[1, 5\]"):
         graph(model.buffers, model.tensor([[0, 0, 0, 1, 1, 1]]))
     with pytest.raises(Exception, match=r"compiled again after warm-up|Hard failure due to fullgraph"):
-        graph(model.buffers, rows.to(torch.int32))
+        graph(model.buffers, rows.to(torch.int64))
     assert maker.made.compiled == 1
 
 

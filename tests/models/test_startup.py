@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from models.loading import Execution, ways
+from models.loading import Execution
+from models.platforms import platform_of, ways
 from models.startup import Startup
 
 
@@ -30,12 +31,17 @@ def test_a_stage_that_fails_is_counted_too() -> None:
 
 @pytest.mark.parametrize(
     ("name", "device", "chosen"),
-    [("auto", "cuda", ("inductor",)), ("auto", "cpu", ("native", "off")), ("off", "cuda", ("off",))],
+    [
+        ("auto", "cuda", ("inductor",)),
+        ("auto", "cpu", ("native", "off")),
+        ("off", "cuda", ("off",)),
+        ("auto", "neuron", ("neuron",)),
+    ],
 )
 def test_what_runs_the_steps_is_chosen_by_device(name: str, device: str, chosen: tuple[str, ...]) -> None:
-    assert ways(name, device) == chosen
+    assert ways(name, platform_of(device)) == chosen
 
 
 def test_an_unknown_way_to_compile_is_refused() -> None:
-    with pytest.raises(ValueError, match="compile: 'fast' is not one of auto, native, inductor, off"):
+    with pytest.raises(ValueError, match="compile: 'fast' is not one of auto, native, inductor, neuron, off"):
         Execution(compile="fast")
