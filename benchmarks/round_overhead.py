@@ -103,9 +103,9 @@ class _Recording:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stub, name)
 
-    async def Verify(self, request: pb.VerifyRequest, timeout: float) -> pb.VerifyResponse:
+    async def Verify(self, request: pb.VerifyRequest, **how: Any) -> pb.VerifyResponse:
         sent = time.perf_counter()
-        self.reply = await self._stub.Verify(request, timeout=timeout)
+        self.reply = await self._stub.Verify(request, **how)
         self.call = time.perf_counter() - sent
         return self.reply
 
