@@ -22,13 +22,6 @@ from tests.deploy.manifests import FOLDERS, K8S, OVERLAYS, ROOT, filled, objects
 OLDEST, NEWEST = "1.34", "1.37"  # DRA is v1 from 1.34 on
 KUBECTL = shutil.which("kubectl")
 
-# Flags and roles of branches that are not merged yet. Each entry fails a test below once it has arrived: remove it.
-PENDING_MAIN = (
-    ("compile_for", str),
-    ("cores", str),
-)
-PENDING_ROLES = ("compile",)
-
 
 def programs() -> list[tuple[str, str, list[str]]]:
     """(folder, container, command line) of every container that runs a program of ours, variables filled in."""
@@ -47,22 +40,8 @@ PROGRAMS = programs()
 
 
 def parser_of(program: str) -> argparse.ArgumentParser:
-    """Of main.py, with the flags that are still to come, or of compare_architectures.py."""
-    if program == "compare_architectures.py":
-        return compare_architectures.build_parser()
-    parser = main.parser()
-    role = next(action for action in parser._actions if action.dest == "role")
-    role.choices = [*(role.choices or ()), *PENDING_ROLES]
-    for name, kind in PENDING_MAIN:
-        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}", type=kind)
-    return parser
-
-
-def test_pending_flags_have_not_arrived_yet() -> None:
-    """Fails when a branch brings one: then it is no longer pending."""
-    known = {spelling for action in main.parser()._actions for spelling in action.option_strings}
-    assert [name for name, _ in PENDING_MAIN if f"--{name}" in known] == []
-    assert [name for name in PENDING_ROLES if name in main.ROLES] == []
+    """Of main.py or of compare_architectures.py."""
+    return compare_architectures.build_parser() if program == "compare_architectures.py" else main.parser()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
