@@ -11,11 +11,12 @@ PYTHON ?=
 ARGS ?=
 PIP_ARGS ?=
 
-.PHONY: help setup compare screenshot test proto lint format clean distclean
+.PHONY: help setup compare screenshot test reliability proto lint format clean distclean
 
 help:
-	@echo 'make compare     run the three architectures on the embedded models and compare them'
+	@echo 'make compare     run the architectures on the embedded models and compare them'
 	@echo 'make test        run the tests'
+	@echo 'make reliability fault schedules, kill -9, fuzz and soak at full size, and what they counted'
 	@echo 'make screenshot  docs/report.png from the newest report of make compare (needs chromium)'
 	@echo 'make setup       create $(VENV) and install what is pinned (every target does it when it is due)'
 	@echo 'make proto       format and lint the contract, regenerate the stubs in tandem/v1'
@@ -67,6 +68,10 @@ screenshot: $(STAMP)
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q $(ARGS)
+
+# What is measured goes to results/reliability.json too. The soak of ten minutes: ARGS="-m marathon".
+reliability: $(STAMP)
+	@$(BIN)/python -m pytest -q -m "campaign and not marathon" tests/reliability tests/conformance $(ARGS)
 
 proto: $(STAMP)
 	@$(BIN)/buf format -w proto

@@ -260,6 +260,9 @@ def plan_config(args: argparse.Namespace) -> PlanConfig:
         degree=args.tp_degree if args.tp_degree > 1 else None,
         cores=args.core_count,
         lnc=args.lnc,
+        row_buckets=numbers("batch_buckets", args.batch_buckets),
+        draft_buckets=numbers("draft_buckets", args.draft_buckets),
+        chunk=args.prefill_chunk,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
@@ -69,6 +70,7 @@ class NotOffered(RuntimeError):
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthenticated, code_pb2.UNAUTHENTICATED, "UNAUTHENTICATED"),
     (InvalidField, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
+    (DecodeError, code_pb2.INVALID_ARGUMENT, "NOT_A_MESSAGE"),  # in a stream; of other calls grpc itself says UNKNOWN
     (TooLong, code_pb2.OUT_OF_RANGE, "SEQUENCE_TOO_LONG"),
     (QueueFull, code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     (NoFreeSlot, code_pb2.RESOURCE_EXHAUSTED, "NO_SLOT"),

@@ -23,7 +23,7 @@ from clients.credentials import Credentials
 from clients.distributed import connect_distributed
 from clients.failover import Persistence
 from clients.generation import GenerationClient
-from clients.remote import VerifierClient
+from clients.remote import Deadlines, VerifierClient
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import DraftClient
 from models.assembly import DraftChoice, Loaded, ModelConfig, fused_generator, plain_generator
@@ -35,11 +35,13 @@ from models.loading import Shape
 from models.runner import Limits, Runner
 from models.tokenizers import Tokenizer
 from models.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
+from services import holding
 from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.proposals import Proposals
+from services.proposals import _free as free_proposals
 from services.security import Security
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
@@ -100,6 +102,8 @@ def toy(
 
 # --- servers in this process ---
 
+Interceptors = Sequence[grpc.aio.ServerInterceptor]
+
 
 @dataclass
 class Site:
@@ -126,11 +130,14 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def listening(
-    register: Callable[[grpc.aio.Server], None], port: int = 0, security: Security | None = None
+    register: Callable[[grpc.aio.Server], None],
+    port: int = 0,
+    interceptors: Interceptors = (),
+    security: Security | None = None,
 ) -> AsyncIterator[str]:
-    """host:port of a server with what `register` adds."""
+    """host:port of a server with what `register` adds. `interceptors` come behind the server's own."""
     security = security or Security()
-    server = grpc.aio.server(interceptors=security.interceptors(), options=security.options())
+    server = grpc.aio.server(interceptors=[*security.interceptors(), *interceptors], options=security.options())
     port = security.add_port(server, f"127.0.0.1:{port}")
     register(server)
     await server.start()
@@ -142,19 +149,24 @@ async def listening(
 
 @contextlib.asynccontextmanager
 async def target_site(
-    runner: ToyRunner | None = None, lease_seconds: float = 60.0, security: Security | None = None
+    runner: Runner | None = None,
+    lease_seconds: float = 60.0,
+    interceptors: Interceptors = (),
+    tokenizer: Tokenizer | None = None,
+    security: Security | None = None,
 ) -> AsyncIterator[Site]:
     """A TargetVerifier."""
     batcher, lifecycle, limits = Batcher("test-target"), Lifecycle(), security.limits if security else None
     engine = Engine(runner or toy(), batcher)
-    generator = plain_generator(Loaded(engine, ToyTokenizer()))
+    generator = plain_generator(Loaded(engine, tokenizer or ToyTokenizer()))
     generate = GenerateMethod(
         generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None, limits=limits
     )
     service = TargetVerifierService(engine, generator.info, generate, lifecycle, lease_seconds, limits)
     expiring = asyncio.create_task(service.expire_forever())
     try:
-        async with listening(partial(add_TargetVerifierServicer_to_server, service), 0, security) as address:
+        register = partial(add_TargetVerifierServicer_to_server, service)
+        async with listening(register, interceptors=interceptors, security=security) as address:
             yield Site(TARGET, address, generator, engine, lifecycle, service)
     finally:
         expiring.cancel()
@@ -163,18 +175,25 @@ async def target_site(
 
 @contextlib.asynccontextmanager
 async def fused_site(
-    target: ToyRunner | None = None, draft: ToyRunner | None = None, k: int | None = 5, kind: str = "model"
+    target: Runner | None = None,
+    draft: Runner | None = None,
+    k: int | None = 5,
+    kind: str = "model",
+    interceptors: Interceptors = (),
+    tokenizer: Tokenizer | None = None,
 ) -> AsyncIterator[Site]:
     """A FusedSpeculativeServer; without a draft runner, n-gram lookup drafts. `k` None: lengths adapt."""
     batcher, lifecycle = Batcher("test-fused"), Lifecycle()
     engine = Engine(target or toy(), batcher)
-    drafting = Loaded(Engine(draft, batcher, vital=False), ToyTokenizer()) if draft else None
+    tokenizer = tokenizer or ToyTokenizer()
+    drafting = Loaded(Engine(draft, batcher, vital=False), tokenizer) if draft else None
     choice = DraftChoice(kind if draft else "ngram")
-    generator = fused_generator(Loaded(engine, ToyTokenizer()), drafting, k, choice)
+    generator = fused_generator(Loaded(engine, tokenizer), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
     service = FusedSpeculativeServerService(generator.info, GenerateMethod(generator, reply, lifecycle, None))
     try:
-        async with listening(partial(add_FusedSpeculativeServerServicer_to_server, service)) as address:
+        register = partial(add_FusedSpeculativeServerServicer_to_server, service)
+        async with listening(register, interceptors=interceptors) as address:
             yield Site(FUSED, address, generator, engine, lifecycle, fused=service)
     finally:
         await batcher.close()
@@ -204,12 +223,13 @@ async def distributed(
     max_length: int = 160,
     pipeline: Pipeline = Pipeline.OFF,
     k: int | None = 3,
+    config: ModelConfig | None = None,
     credentials: Credentials | None = None,
     connect_seconds: float = 10.0,
     reconnect_seconds: float = 10.0,
 ) -> AsyncIterator[tuple[Generator, VerifierClient]]:
     """The distributed loop without a server of its own, as the `draft` role runs it. `draft` None: n-gram lookup."""
-    config = draft_config(draft, slots, max_length, k)
+    config = config or draft_config(draft, slots, max_length, k)
     async with drafting(config) as drafts:
         persistence = Persistence(reconnect_seconds)
         generator, client = await connect_distributed(
@@ -230,9 +250,12 @@ async def worker_site(
     lease_seconds: float = 60.0,
     config: ModelConfig | None = None,
     port: int = 0,
+    interceptors: Interceptors = (),
+    pipeline: Pipeline = Pipeline.AUTO,
     security: Security | None = None,
     credentials: Credentials | None = None,
     reconnect_seconds: float = 10.0,
+    deadlines: Deadlines | None = None,
 ) -> AsyncIterator[Site]:
     """A DraftWorker; without a target it only proposes."""
     lifecycle, config = Lifecycle(), config or draft_config(draft, slots, max_length)
@@ -242,8 +265,9 @@ async def worker_site(
         if target_address is not None:
             persistence = Persistence(reconnect_seconds)
             generator, client = await connect_distributed(
-                drafts, config, target_address, 10.0, credentials=credentials, persistence=persistence
+                drafts, config, target_address, 10.0, pipeline, credentials, persistence
             )
+            client.deadlines = deadlines or client.deadlines
             stack.push_async_callback(client.close)
             generate = GenerateMethod(generator, draft_worker_pb2.DraftWorkerGenerateResponse, lifecycle, None)
             info = generator.info
@@ -252,7 +276,7 @@ async def worker_site(
         stack.callback(expiring.cancel)
         service = DraftWorkerService(info, generate, proposals)
         register = partial(add_DraftWorkerServicer_to_server, service)
-        address = await stack.enter_async_context(listening(register, port, security))
+        address = await stack.enter_async_context(listening(register, port, interceptors, security))
         engine = drafts.draft.engine if drafts.draft else None
         yield Site(DRAFT, address, generator, engine, lifecycle, proposals=proposals, worker=service)
 
@@ -284,6 +308,18 @@ async def raw_stub(address: str, service: str = TARGET, credentials: Credentials
     """The generated stub, for what no client of ours would send."""
     async with open_channel(address, credentials) as channel:
         yield stub(channel, service)
+
+
+async def let_all_expire(site: Site) -> None:
+    """The leases of a site's sessions run out now, and what they held is freed as the server would."""
+    for table, free in (
+        (site.verifier.sessions, site.verifier._free) if site.verifier else (None, None),
+        (site.proposals.sessions, free_proposals) if site.proposals else (None, None),
+    ):
+        if table is not None:
+            for session in table:
+                session.expires = float("-inf")
+            await holding.expire(table, free)
 
 
 # --- asking ---

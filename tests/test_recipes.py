@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -19,10 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "docs/trainium.md", *sorted((ROOT / "docs/recipes").glob("*.md"))]
 BLOCK = re.compile(r"```(bash|text)\n(.*?)```", re.DOTALL)
 ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=\S+")
-# What other branches bring: until it is there a recipe that uses it cannot be parsed.
-COMING = {"--neuron_config", "--draft_neuron_config", "--compiled_dir", "--eagle"}
-NXDI = importlib.util.find_spec("models.nxdi") is not None
-TENSOR_PARALLEL = importlib.util.find_spec("models.tensor_parallel") is not None
 
 
 def words_of(line: str) -> list[str]:
@@ -50,19 +45,6 @@ def options() -> set[str]:
     return set(main.parser()._option_string_actions)
 
 
-def wait_for_other_branches(arguments: list[str]) -> None:
-    """Skips what is named here and nothing else: any other unknown flag fails in the parser."""
-    absent = {word for word in arguments if word.startswith("--")} - options()
-    if absent and absent <= COMING:
-        pytest.skip(f"{', '.join(sorted(absent))} is not merged yet")
-    if "compile" in arguments and "compile" not in main.ROLES:
-        pytest.skip("--role compile is not merged yet")
-    if "--backend nxdi" in " ".join(arguments) and "plan" not in arguments and not NXDI:
-        pytest.skip("--backend nxdi is not merged yet")
-    if "neuron" in arguments and not TENSOR_PARALLEL:
-        pytest.skip("--device neuron is not merged yet")
-
-
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_a_recipes_command_is_understood(page: Path, line: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
@@ -70,7 +52,6 @@ def test_a_recipes_command_is_understood(page: Path, line: str, monkeypatch: pyt
     if program == "compare_architectures.py":
         compare_architectures.build_config(compare_architectures.build_parser().parse_args(arguments))
         return
-    wait_for_other_branches(arguments)
     args = main.parser().parse_args(arguments)
     if "torchrun" in line:
         processes = re.search(r"--nproc-per-node (\d+)", line)
@@ -137,7 +118,7 @@ def test_the_flags_that_correspond_exist(page: Path):
     table = page.read_text(encoding="utf-8").partition("## The seed's flags")[2]
     ours = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ") and "---" not in row]
     assert len(ours) > 8
-    known = options() | COMING | set(compare_architectures.build_parser()._option_string_actions)
+    known = options() | set(compare_architectures.build_parser()._option_string_actions)
     assert {flag for cell in ours for flag in re.findall(r"--[a-z][\w-]*", cell)} - known == set()
 
 

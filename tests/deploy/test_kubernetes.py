@@ -40,7 +40,6 @@ PROGRAMS = programs()
 
 
 def parser_of(program: str) -> argparse.ArgumentParser:
-    """Of main.py or of compare_architectures.py."""
     return compare_architectures.build_parser() if program == "compare_architectures.py" else main.parser()
 
 

@@ -1,0 +1,216 @@
+"""What a case is run against: one architecture over one transport on one runner, here or elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from clients.channel import FUSED, MESSAGES, open_channel, stub
+from clients.generation import GenerationClient
+from speculation.types import GenerationRequest, ModelInfo, SamplingParams
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.support import Answer, Site, answer, let_all_expire, until
+
+ARCHITECTURES = ("distributed", "fused", "draft_worker")
+TRANSPORTS = ("unary", "stream")
+RUNNERS = ("toy", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """Where a case runs."""
+
+    architecture: str
+    transport: str
+    runner: str
+
+    def __str__(self) -> str:
+        return f"{self.architecture}-{self.transport}-{self.runner}"
+
+
+COMBINATIONS = tuple(Combination(a, t, r) for r in RUNNERS for a in ARCHITECTURES for t in TRANSPORTS)
+
+
+class Refused(Exception):
+    """A call that failed, as its status and details say."""
+
+    def __init__(self, error: grpc.RpcError) -> None:
+        self.code, self.message = error.code().name, error.details() or ""
+        self.reason = self.field = ""
+        self.retry_seconds: float | None = None
+        status = rpc_status.from_call(error)
+        for detail in status.details if status else ():
+            info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+            retry = error_details_pb2.RetryInfo()
+            if detail.Unpack(info):
+                self.reason = info.reason
+            elif detail.Unpack(bad):
+                self.field = bad.field_violations[0].field
+            elif detail.Unpack(retry):
+                self.retry_seconds = retry.retry_delay.ToTimedelta().total_seconds()
+        super().__init__(f"{self.code} {self.reason} {self.field}: {self.message}")
+
+
+async def refused(call: Any) -> Refused:
+    """The refusal of a call that must fail."""
+    try:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    except grpc.RpcError as error:
+        return Refused(error)
+    raise AssertionError("the call was answered; it should have been refused")
+
+
+@dataclass(slots=True)
+class Inside:
+    """What only a server in this process lets a case reach: its sites, the target's first."""
+
+    target: Site | None
+    front: Site | None
+
+    @property
+    def sites(self) -> list[Site]:
+        return [site for site in (self.target, self.front) if site]
+
+    async def expire(self) -> int:
+        """The lease of every session that nobody uses runs out now; how many there were."""
+        assert self.target and self.target.verifier
+        before = len(self.target.verifier.sessions)
+        await let_all_expire(self.target)
+        return before - len(self.target.verifier.sessions)
+
+    async def lease_runs_out(self) -> None:
+        """Waits until the server itself notices; the case's lease is short."""
+        assert self.target and self.target.verifier
+        sessions = self.target.verifier.sessions
+        await until(lambda: len(sessions) == 0, 10.0)
+
+    async def all_free(self) -> None:
+        for site in self.sites:
+            if site.engine:
+                slots = site.engine.slots
+                await until(lambda slots=slots: slots.free == slots.count, 10.0)
+
+
+@dataclass(slots=True)
+class Bench:
+    """One deployment under test. `stub` is that of its TargetVerifier, None where there is none."""
+
+    combination: Combination
+    info: ModelInfo
+    generate: Callable[[GenerationRequest], Any]
+    plain: Callable[[Sequence[int], SamplingParams, int], Any]
+    stub: Any = None
+    worker: Any = None
+    front: Any = None  # the stub whose Generate is asked, and its request message
+    inside: Inside | None = None
+    faults: Any = None  # the script of faults at the target (tests/reliability), where it is here
+    _made: int = field(default=0)
+
+    def prompt(self, number: int = 0, length: int = 12) -> list[int]:
+        """Tokens of the vocabulary, others for another number."""
+        most = min(self.info.vocab_size, 250)
+        return [(7 + 31 * i + 13 * number + number * number * i) % most for i in range(length)]
+
+    async def expected(self, prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
+        """What the target alone says, past its end."""
+        return list(await self.plain(prompt, sampling, count))
+
+    async def ask(self, prompt: Sequence[int], count: int, **rest: Any) -> Answer:
+        request = GenerationRequest(
+            token_ids=tuple(prompt), max_new_tokens=count, **({"ignore_end_of_sequence": True} | rest)
+        )
+        return await asyncio.wait_for(answer(self.generate, request), 60)
+
+    def session_id(self) -> str:
+        self._made += 1
+        return f"conformance-{id(self):x}-{self._made}"
+
+    def rounds(self) -> Rounds:
+        """A way to send rounds, over this combination's transport."""
+        return Rounds(self.stub, self.combination.transport == "stream")
+
+
+class Rounds:
+    """Rounds as calls of their own, or over one stream; a refusal ends the stream, and the next round opens another."""
+
+    def __init__(self, target: Any, streams: bool) -> None:
+        self._target, self._streams = target, streams
+        self._stream: Any = None
+
+    async def __aenter__(self) -> Rounds:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Breaks the stream, as a lost connection would."""
+        if self._stream is not None:
+            self._stream.cancel()
+        self._stream = None
+
+    async def send(self, request: pb.VerifyRequest) -> pb.VerifyResponse:
+        """Raises Refused."""
+        try:
+            return await self._send(request)
+        except grpc.RpcError as error:
+            self._stream = None
+            raise Refused(error) from None
+
+    async def _send(self, request: pb.VerifyRequest) -> pb.VerifyResponse:
+        if not self._streams:
+            return await self._target.Verify(request, timeout=30)
+        if self._stream is None:
+            self._stream = self._target.VerifyStream(timeout=60)
+        await self._stream.write(request)
+        reply = await self._stream.read()
+        if reply is grpc.aio.EOF:
+            async for _ in self._stream:  # raises what it ended with
+                pass
+            raise AssertionError("a stream of rounds ended without a status")
+        return reply
+
+    async def refused(self, request: pb.VerifyRequest) -> Refused:
+        try:
+            await self.send(request)
+        except Refused as refusal:
+            return refusal
+        raise AssertionError("the round was answered; it should have been refused")
+
+
+@contextlib.asynccontextmanager
+async def elsewhere(address: str, service: str) -> AsyncIterator[Bench]:
+    """A server that runs already: what it says alone is asked of itself, undrafted."""
+    architecture = {"TargetVerifier": "distributed", FUSED: "fused"}.get(service, "draft_worker")
+    async with GenerationClient.connect(address, service) as client, open_channel(address) as channel:
+        info = await client.model_info()
+
+        async def plain(prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
+            request = GenerationRequest(
+                token_ids=tuple(prompt),
+                max_new_tokens=count,
+                sampling=sampling,
+                speculation_length=0,
+                ignore_end_of_sequence=True,
+            )
+            return list((await answer(client.generate, request)).token_ids)
+
+        listening = stub(channel, service)
+        bench = Bench(Combination(architecture, "unary", "elsewhere"), info, client.generate, plain)
+        bench.front = (listening, getattr(MESSAGES[service], f"{service}GenerateRequest"))
+        if architecture == "distributed":
+            bench.stub = listening
+        if architecture == "draft_worker":
+            bench.worker = listening
+        yield bench

@@ -1,0 +1,111 @@
+"""The deployments of a combination, in this process: toy runners, or the real pair loaded once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from clients.channel import DRAFT, FUSED, MESSAGES, TARGET
+from models.assembly import ModelConfig
+from models.loading import Execution
+from models.toy import ToyConfig
+from speculation.depth import Pipeline
+from speculation.types import SamplingParams
+from tests.conformance.bench import Bench, Combination, Inside
+from tests.reliability.faults import FaultInterceptor
+from tests.reliability.history import History
+from tests.support import Site, distributed, draft_config, fused_site, oracle, raw_stub, target_site, toy, worker_site
+
+TOY_DRAFT = "salt=0,miss=0.3"
+
+
+def _runner(combination: Combination) -> tuple[Any, Any]:
+    """The target's runner and its tokenizer."""
+    if combination.runner == "toy":
+        return toy(ToyConfig(step_seconds=0.001)), None
+    from tests.models import real
+
+    return real.target("bfloat16"), real.tokenizer()
+
+
+def _draft(combination: Combination) -> ModelConfig:
+    if combination.runner == "toy":
+        return draft_config(TOY_DRAFT, 4, 160)
+    from tests.models import real
+
+    return ModelConfig(Execution("cpu", "bfloat16"), real.SHAPE)
+
+
+async def _plain_toy(prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
+    return list(oracle(prompt, sampling, count, past_the_end=True))
+
+
+@functools.cache
+def _real_truth(prompt: tuple[int, ...], sampling: SamplingParams, count: int) -> tuple[int, ...]:
+    from tests.models import real
+
+    return tuple(real.plain(real.target("bfloat16"), prompt, count, sampling)[0])
+
+
+async def _plain_real(prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
+    """On the loaded target, without the server: called while it is idle, before a request needs slot 0."""
+    return list(_real_truth(tuple(prompt), sampling, count))
+
+
+@contextlib.asynccontextmanager
+async def here(combination: Combination, lease_seconds: float = 60.0) -> AsyncIterator[Bench]:
+    """Servers of this process. Of a fused server only the fused one; else a target, and what drafts for it."""
+    async with contextlib.AsyncExitStack() as stack:
+        if combination.architecture == "fused":
+            yield await _fused(combination, stack)
+        else:
+            yield await _apart(combination, stack, lease_seconds)
+
+
+async def _fused(combination: Combination, stack: contextlib.AsyncExitStack) -> Bench:
+    target, tokenizer = _runner(combination)
+    if combination.runner == "toy":
+        site = await stack.enter_async_context(fused_site(target, toy()))
+    else:
+        from tests.models import real
+
+        site = await stack.enter_async_context(fused_site(target, real.draft("bfloat16"), tokenizer=tokenizer))
+    return await _bench(combination, stack, None, site)
+
+
+async def _apart(combination: Combination, stack: contextlib.AsyncExitStack, lease_seconds: float) -> Bench:
+    runner, tokenizer = _runner(combination)
+    faults = FaultInterceptor(None, History("target"))
+    target = await stack.enter_async_context(target_site(runner, lease_seconds, [faults], tokenizer))
+    pipeline = Pipeline.OFF if combination.transport == "unary" else Pipeline.ON
+    config = _draft(combination)
+    if combination.architecture == "draft_worker":
+        front = await stack.enter_async_context(worker_site(target.address, config=config, pipeline=pipeline))
+        bench = await _bench(combination, stack, target, front)
+    else:
+        bench = await _bench(combination, stack, target, None)
+        generator, _ = await stack.enter_async_context(distributed(target.address, pipeline=pipeline, config=config))
+        bench.generate = generator.generate
+        bench.info = generator.info
+    bench.faults = faults
+    return bench
+
+
+async def _bench(
+    combination: Combination, stack: contextlib.AsyncExitStack, target: Site | None, front: Site | None
+) -> Bench:
+    site = front or target
+    assert site and site.generator
+    client = await stack.enter_async_context(site.client())
+    plain = _plain_toy if combination.runner == "toy" else _plain_real
+    bench = Bench(combination, site.generator.info, client.generate, plain, inside=Inside(target, front))
+    message = getattr(MESSAGES[site.service], f"{site.service}GenerateRequest")
+    bench.front = (await stack.enter_async_context(raw_stub(site.address, site.service)), message)
+    if target:
+        bench.stub = await stack.enter_async_context(raw_stub(target.address, TARGET))
+    if site.service == DRAFT:
+        bench.worker = await stack.enter_async_context(raw_stub(site.address, DRAFT))
+    assert (site.service == FUSED) == (target is None)
+    return bench

@@ -1,0 +1,236 @@
+"""One fault schedule, whole: real servers of the toy runner here, clients of every kind, faults by seed, the verdict.
+
+python -m tests.reliability.campaign --seed 17        runs that schedule again and prints its history
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from clients.remote import Deadlines
+from services import holding
+from services.target_verifier import TargetVerifierService
+from speculation.depth import Pipeline
+from speculation.types import Rule
+from tests.reliability.faults import FaultInterceptor, Schedule
+from tests.reliability.history import Event, History, count_faults
+from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes
+from tests.reliability.validator import Validator, Violation
+from tests.support import Site, distributed, fused_site, let_all_expire, raw_stub, target_site, toy, until, worker_site
+
+DEADLINES = Deadlines(open=2.0, verify=0.4, close=0.4, admission=20.0)
+SECONDS = 30.0
+"""A schedule takes about one; one that hangs is a failure."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What a schedule said."""
+
+    seed: int
+    history: list[Event] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    tokens: int = 0
+    wrong_tokens: int = 0
+    kills: int = 0
+    command: str = "campaign"
+
+    @property
+    def faults(self) -> Counter[str]:
+        return count_faults(self.history)
+
+    def __str__(self) -> str:
+        found = "\n  ".join([*map(str, self.violations[:5]), *(["..."] if self.violations[5:] else [])])
+        return f"seed {self.seed}: {found}\n  again: python -m tests.reliability.{self.command} --seed {self.seed}"
+
+
+async def _expire(service: TargetVerifierService, session_id: str) -> bool:
+    """The lease of a session that nobody uses runs out now."""
+    session = next((each for each in service.sessions if str(each.session_id) == session_id), None)
+    if session is None or session.in_use:
+        return False
+    session.expires = float("-inf")
+    await holding.expire(service.sessions, service._free)
+    return True
+
+
+class Deployment:
+    """The servers of one schedule; those that no client of it needs are not started."""
+
+    def __init__(self, seed: int, stack: contextlib.AsyncExitStack) -> None:
+        self.seed, self._stack = seed, stack
+        self.chance = random.Random(f"deployment {seed}")
+        self.history = History("servers")
+        self.draft = f"salt=0,miss={self.chance.choice([0.0, 0.2, 0.5])}"
+        self.slots = self.chance.randrange(2, 5)
+        self.sites: list[Site] = []
+        self._target: Site | None = None
+
+    def _faults(self, number: int) -> FaultInterceptor:
+        rate, in_a_row = self.chance.choice([0.1, 0.2, 0.3, 0.6]), self.chance.choice([1, 2, 5])
+        return FaultInterceptor(Schedule(self.seed * 10 + number, rate, in_a_row), self.history)
+
+    async def target(self) -> Site:
+        if self._target is None:
+            faults = self._faults(0)
+            runner = toy(slots=self.slots, chunk=self.chance.choice([4, 16]))
+            self._target = await self._enter(target_site(runner, interceptors=[faults]))
+            service = self._target.verifier
+            assert service is not None
+            faults.expire = lambda session: _expire(service, session)
+        return self._target
+
+    async def worker(self) -> Site:
+        target = await self.target()
+        pipeline = self.chance.choice([Pipeline.OFF, Pipeline.AUTO])
+        faults = [self._faults(1)]
+        return await self._enter(
+            worker_site(target.address, self.draft, interceptors=faults, pipeline=pipeline, deadlines=DEADLINES)
+        )
+
+    async def fused(self) -> Site:
+        return await self._enter(
+            fused_site(toy(slots=self.slots), toy(slots=self.slots), interceptors=[self._faults(2)])
+        )
+
+    async def _enter(self, site: Any) -> Site:
+        entered = await self._stack.enter_async_context(site)
+        self.sites.append(entered)
+        return entered
+
+    # --- the ways to ask ---
+
+    async def wire_unary(self, ask: Ask) -> Ended:
+        return await self._wire(ask, streams=False)
+
+    async def wire_stream(self, ask: Ask) -> Ended:
+        return await self._wire(ask, streams=True)
+
+    async def _wire(self, ask: Ask, streams: bool) -> Ended:
+        target = await self.target()
+        async with raw_stub(target.address) as stub:
+            return await WireClient(stub, ask, random.Random(f"wire {self.seed} {ask.client}"), streams).run()
+
+    async def distributed_unary(self, ask: Ask) -> Ended:
+        return await self._distributed(ask, Pipeline.OFF)
+
+    async def distributed_stream(self, ask: Ask) -> Ended:
+        return await self._distributed(ask, Pipeline.ON)
+
+    async def _distributed(self, ask: Ask, pipeline: Pipeline) -> Ended:
+        target = await self.target()
+        async with distributed(target.address, self.draft, pipeline=pipeline) as (generator, client):
+            client.deadlines = DEADLINES
+            return await by_generate(generator.generate, ask, again=1)
+
+    async def by_rejection(self, ask: Ask) -> Ended:
+        """Tokens depend on drafts there, but every random number is seeded: faults change nothing."""
+        ask = replace(ask, rule=Rule.REJECTION)
+        async with target_site(toy()) as calm, distributed(calm.address, self.draft) as (generator, _):
+            undisturbed = await by_generate(generator.generate, ask, again=1)
+        ended = await self._distributed(ask, Pipeline.OFF)
+        return replace(ended, expected=tuple(undisturbed.tokens))
+
+    async def plain(self, ask: Ask) -> Ended:
+        return await self._generated(await self.target(), ask)
+
+    async def by_worker(self, ask: Ask) -> Ended:
+        return await self._generated(await self.worker(), ask)
+
+    async def by_fused(self, ask: Ask) -> Ended:
+        return await self._generated(await self.fused(), ask)
+
+    async def _generated(self, site: Site, ask: Ask) -> Ended:
+        async with site.client() as client:
+            return await by_generate(client.generate, ask)
+
+    def ways(self) -> list[Callable[[Ask], Awaitable[Ended]]]:
+        weighted = [self.wire_unary, self.wire_stream, self.distributed_unary, self.distributed_stream] * 2
+        return [*weighted, self.plain, self.by_worker, self.by_fused, self.by_rejection]
+
+
+async def run_schedule(seed: int, seconds: float = SECONDS) -> Result:
+    """Servers, three clients, faults; everything they said checked. Never raises for what a schedule finds."""
+    result = Result(seed)
+    chance = random.Random(f"schedule {seed}")
+    asks = wishes(chance, 3)
+    async with contextlib.AsyncExitStack() as stack:
+        deployment = Deployment(seed, stack)
+        await deployment.target()
+        ways = [chance.choice(deployment.ways()) for _ in asks]
+        running = (asyncio.wait_for(way(ask), seconds) for way, ask in zip(ways, asks, strict=True))
+        ended = await asyncio.gather(*running, return_exceptions=True)
+        for way, ask, end in zip(ways, asks, ended, strict=True):
+            end = Ended([], f"{type(end).__name__} {end}") if isinstance(end, BaseException) else end
+            note_outcome(deployment.history, result, way.__name__, ask, end)
+        result.violations += await _left_behind(deployment.sites)
+    by_client = {ask.client: ask for ask in asks}
+    plain = [ask for way, ask in zip(ways, asks, strict=True) if way != deployment.by_rejection]
+    validator = Validator(
+        lambda client, count: by_client[client].truth(count), {ask.client: len(ask.prompt) for ask in plain}
+    )
+    result.history = deployment.history.events
+    result.violations += validator.check(result.history, all_ended=True)
+    return result
+
+
+def note_outcome(history: History, result: Result, way: str, ask: Ask, end: Ended) -> None:
+    expected = list(ask.expected if end.expected is None else end.expected)
+    history.outcome(ask.client, way=way, tokens=end.tokens, expected=expected, error=end.error)
+    result.tokens += len(end.tokens)
+    result.wrong_tokens += sum(ours != true for ours, true in zip(end.tokens, expected, strict=False))
+
+
+async def _left_behind(sites: list[Site]) -> list[Violation]:
+    """Sessions whose client is gone lose their lease; then nothing may be held."""
+    for site in sites:
+        await let_all_expire(site)
+    held: list[Violation] = []
+    for site in sites:
+        engine = site.engine
+        try:
+            await until(lambda engine=engine: engine is None or engine.slots.free == engine.slots.count, 3.0)
+        except AssertionError:
+            held.append(Violation("answered", f"{site.service} holds {engine.slots.count - engine.slots.free} slots"))
+    return held
+
+
+async def run_schedules(seeds: list[int], at_once: int = 4, seconds: float = SECONDS) -> list[Result]:
+    """Several at once, each with servers of its own."""
+    gate = asyncio.Semaphore(at_once)
+
+    async def one(seed: int) -> Result:
+        async with gate:
+            return await run_schedule(seed, seconds)
+
+    return list(await asyncio.gather(*map(one, seeds)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs fault schedules; prints what is wrong with them.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1)
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    seeds = list(range(arguments.seed, arguments.seed + arguments.count))
+    results = asyncio.run(run_schedules(seeds))
+    for result in results:
+        if arguments.count == 1:
+            print(*result.history, sep="\n")
+        if result.violations:
+            print(result)
+    print(sum((result.faults for result in results), Counter()), f"{sum(r.tokens for r in results)} tokens")
+    return int(any(result.violations for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

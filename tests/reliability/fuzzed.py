@@ -1,0 +1,162 @@
+"""The servers that are fuzzed, in a thread of their own, and the canary that must be answered correctly all along."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from clients import wire
+from clients.channel import DRAFT, FUSED, MESSAGES, TARGET, stub
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.reliability.messages import LONGEST
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    Site,
+    fused_site,
+    ids,
+    let_all_expire,
+    oracle,
+    target_site,
+    toy,
+    until,
+    worker_site,
+)
+
+PROMPT = b"canary"
+COUNT = 12
+SECONDS = 10.0
+"""No answer by then is a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of the contract, from the service's descriptor."""
+
+    service: str
+    name: str
+    request: Any
+    streams_up: bool
+    streams_down: bool
+
+    @property
+    def path(self) -> str:
+        return f"/tandem.v1.{self.service}/{self.name}"
+
+
+def methods() -> list[Method]:
+    found = []
+    for service, messages in MESSAGES.items():
+        for method in messages.DESCRIPTOR.services_by_name[service].methods:
+            request = getattr(messages, method.input_type.name)
+            found.append(Method(service, method.name, request, method.client_streaming, method.server_streaming))
+    return found
+
+
+@dataclass(slots=True)
+class Servers:
+    """All three services of the toy runner, listening, and channels to them."""
+
+    sites: dict[str, Site]
+    channels: dict[str, grpc.Channel]
+    loop: asyncio.AbstractEventLoop
+    answered: Counter[str] = field(default_factory=Counter)
+
+    def ask(self, method: Method, message: bytes | Any) -> str:
+        """The status that a message is answered with; of a stream, the last. Bytes are sent as they are."""
+        raw = message if isinstance(message, bytes) else message.SerializeToString()
+        channel = self.channels[method.service]
+        kind = f"{'stream' if method.streams_up else 'unary'}_{'stream' if method.streams_down else 'unary'}"
+        call = getattr(channel, kind)(method.path)
+        status = "OK"
+        try:
+            reply = call(iter([raw, raw]) if method.streams_up else raw, timeout=SECONDS)
+            for _ in reply if method.streams_down else ():
+                pass
+        except grpc.RpcError as error:
+            status = error.code().name
+        self.answered[status] += 1
+        return status
+
+    def canary(self) -> None:
+        """Every service answers a request as if nothing had happened."""
+        for service, channel in self.channels.items():
+            for sampling in (GREEDY, SAMPLED):
+                request = getattr(MESSAGES[service], f"{service}GenerateRequest")(
+                    generation=wire.generation_to_wire(ids(PROMPT, COUNT, sampling=sampling))
+                )
+                said = [t for r in stub(channel, service).Generate(request, timeout=SECONDS) for t in r.chunk.token_ids]
+                assert tuple(said) == oracle(PROMPT, sampling, COUNT), f"{service} says {said}"
+        self._canary_session()
+
+    def nothing_is_held(self) -> None:
+        """Once the leases of the sessions that messages opened have run out."""
+
+        async def released() -> None:
+            for site in self.sites.values():
+                await let_all_expire(site)
+                slots = site.engine.slots
+                await until(lambda slots=slots: slots.free == slots.count, 5.0)
+
+        asyncio.run_coroutine_threadsafe(released(), self.loop).result(20)
+
+    def _canary_session(self) -> None:
+        target = stub(self.channels[TARGET], TARGET)
+        truth = list(oracle(PROMPT, GREEDY, COUNT))
+        target.OpenSession(
+            pb.OpenSessionRequest(session_id="canary", prefix=PROMPT, prompt_length=1, sampling={"temperature": 0.0}),
+            timeout=SECONDS,
+        )
+        round_ = pb.VerifyRequest(
+            session_id="canary", base_length=len(PROMPT), last_token=PROMPT[-1], draft_tokens=truth[:3]
+        )
+        assert list(target.Verify(round_, timeout=SECONDS).token_ids) == truth[:4]
+        assert target.CloseSession(pb.CloseSessionRequest(session_id="canary"), timeout=SECONDS).closed
+
+
+@contextlib.contextmanager
+def fuzzed_servers() -> Iterator[Servers]:
+    """Servers in a thread, until the block ends. Sessions of the messages' few names always find a slot."""
+    ready, done = threading.Event(), threading.Event()
+    sites: dict[str, Site] = {}
+    loops: list[asyncio.AbstractEventLoop] = []
+    failed: list[BaseException] = []
+
+    async def serve() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            target = await stack.enter_async_context(target_site(toy(slots=8, max_length=LONGEST)))
+            fused = await stack.enter_async_context(
+                fused_site(toy(slots=8, max_length=LONGEST), toy(slots=8, max_length=LONGEST))
+            )
+            worker = await stack.enter_async_context(worker_site(target.address, slots=8, max_length=LONGEST))
+            sites.update({TARGET: target, FUSED: fused, DRAFT: worker})
+            loops.append(asyncio.get_running_loop())
+            ready.set()
+            await asyncio.get_running_loop().run_in_executor(None, done.wait)
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            failed.append(error)
+            ready.set()
+
+    thread = threading.Thread(target=run, name="fuzzed servers")
+    thread.start()
+    assert ready.wait(20) and not failed, failed
+    channels = {name: grpc.insecure_channel(site.address) for name, site in sites.items()}
+    try:
+        yield Servers(sites, channels, loops[0])
+    finally:
+        for channel in channels.values():
+            channel.close()
+        done.set()
+        thread.join(20)
+    assert not failed and not thread.is_alive(), failed

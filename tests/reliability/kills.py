@@ -1,0 +1,213 @@
+"""One schedule with kill -9: real server processes, clients in this one, servers killed once so many tokens are there.
+
+python -m tests.reliability.kills --seed 4        runs that schedule again and prints its history
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clients.channel import DRAFT, TARGET
+from clients.generation import GenerationClient
+from clients.remote import Deadlines
+from speculation.depth import Pipeline
+from speculation.types import Chunk
+from tests.reliability.campaign import Result, note_outcome
+from tests.reliability.history import History, read
+from tests.reliability.processes import Killable
+from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes
+from tests.reliability.validator import Validator, Violation
+from tests.support import distributed, raw_stub, until
+
+DEADLINES = Deadlines(open=5.0, verify=1.5, close=0.5, admission=30.0)
+SECONDS = 60.0
+TARGET_ROLE = ("--role", "target", "--model", "step=0.004", "--batch", "4", "--sequence_length", "160")
+
+
+@dataclass(slots=True)
+class Progress:
+    """Tokens that clients have seen: what kills are timed by, so that they come in the middle whatever the machine."""
+
+    tokens: int = 0
+
+    async def watched(self, events: Any) -> AsyncIterator[Any]:
+        async for event in events:
+            if isinstance(event, Chunk):
+                self.tokens += len(event.token_ids)
+            yield event
+
+
+class KillSchedule:
+    """Which servers there are, who asks how, and who is killed when, by seed."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.seed, self.folder = seed, folder
+        self.chance = random.Random(f"kills {seed}")
+        self.kind = ("restart", "failover", "worker", "remote draft")[seed % 4]
+        self.asks = wishes(self.chance, 4, least=20)
+        self.progress = Progress()
+        self.kills = 0
+        self.servers = [Killable(folder, "a", TARGET_ROLE, seed)]
+        if self.kind == "failover":
+            self.servers.append(Killable(folder, "b", TARGET_ROLE, seed + 1))
+
+    async def start(self) -> None:
+        await asyncio.gather(*(server.start() for server in self.servers))
+        first = self.servers[0]
+        if self.kind == "worker":
+            self.servers.append(Killable(self.folder, "w", ("--role", "draft_worker", "--target_host", first.address)))
+        if self.kind == "remote draft":
+            worker = Killable(self.folder, "w", ("--role", "draft_worker", "--propose_only"), self.seed)
+            await worker.start()
+            rest = ("--draft_host", worker.address, "--draft_seconds", "1")
+            self.servers += [worker, Killable(self.folder, "t", (*TARGET_ROLE, *rest))]
+        if self.kind in ("worker", "remote draft"):
+            await self.servers[-1].start()
+
+    @property
+    def victim(self) -> Killable:
+        return self.servers[1] if self.kind == "remote draft" else self.servers[0]
+
+    async def kill(self) -> None:
+        """Once, twice: after so many tokens; then it comes back on the same port."""
+        total = sum(len(ask.expected) for ask in self.asks)
+        for share in sorted(self.chance.choice([[0.3], [0.15, 0.5], [0.1, 0.6]])):
+            with contextlib.suppress(AssertionError):  # clients that were done before are no reason to fail
+                await until(lambda share=share: self.progress.tokens >= share * total, 20.0)
+            await self.victim.kill()
+            self.kills += 1
+            await asyncio.sleep(self.chance.uniform(0, 0.2))
+            await self.victim.start()
+
+    # --- the ways to ask ---
+
+    def way(self, ask: Ask) -> Callable[[Ask], Awaitable[Ended]]:
+        if self.kind == "worker":
+            return lambda ask: self._generated(self.servers[-1].address, DRAFT, ask)
+        if self.kind == "remote draft":
+            return lambda ask: self._generated(self.servers[-1].address, TARGET, ask)
+        choices = [self.unary, self.stream]
+        if self.kind == "restart":
+            choices += [self.wire_unary, self.wire_stream]
+        return choices[(ask.client + self.seed) % len(choices)]
+
+    async def unary(self, ask: Ask) -> Ended:
+        return await self._distributed(ask, Pipeline.OFF)
+
+    async def stream(self, ask: Ask) -> Ended:
+        return await self._distributed(ask, Pipeline.ON)
+
+    async def _distributed(self, ask: Ask, pipeline: Pipeline) -> Ended:
+        verifiers = [server.address for server in self.servers]
+        async with distributed(",".join(verifiers), "salt=0,miss=0.3", pipeline=pipeline, reconnect_seconds=30.0) as (
+            generator,
+            client,
+        ):
+            client.deadlines = DEADLINES
+            return await by_generate(lambda request: self.progress.watched(generator.generate(request)), ask, again=1)
+
+    async def wire_unary(self, ask: Ask) -> Ended:
+        return await self._wire(ask, streams=False)
+
+    async def wire_stream(self, ask: Ask) -> Ended:
+        return await self._wire(ask, streams=True)
+
+    async def _wire(self, ask: Ask, streams: bool) -> Ended:
+        async with raw_stub(self.victim.address) as stub:
+            chance = random.Random(f"wire {self.seed} {ask.client}")
+            client = WireClient(stub, ask, chance, streams, seconds=1.5, patience=400, pause=0.05)
+            client.on_tokens = self._counted
+            return await client.run()
+
+    def _counted(self, tokens: int) -> None:
+        self.progress.tokens += tokens
+
+    async def _generated(self, address: str, service: str, ask: Ask) -> Ended:
+        async with GenerationClient.connect(address, service) as client:
+            return await by_generate(
+                lambda request: self.progress.watched(client.generate(request)), ask, again=400, pause=0.05
+            )
+
+
+async def run_kills(seed: int, folder: Path) -> Result:
+    """Servers, clients, kills; everything checked. Never raises for what a schedule finds."""
+    schedule, result, history = KillSchedule(seed, folder), Result(seed, command="kills"), History("clients")
+    try:
+        await schedule.start()
+        killing = asyncio.create_task(schedule.kill())
+        running = (asyncio.wait_for(schedule.way(ask)(ask), SECONDS) for ask in schedule.asks)
+        ended = await asyncio.gather(*running, return_exceptions=True)
+        await killing
+        for ask, end in zip(schedule.asks, ended, strict=True):
+            end = Ended([], f"{type(end).__name__} {end}") if isinstance(end, BaseException) else end
+            note_outcome(history, result, schedule.kind, ask, end)
+    except AssertionError as error:
+        result.violations.append(Violation("finished", f"a server did not start: {error}"))
+    finally:
+        for server in schedule.servers:
+            server.end()
+    result.kills = schedule.kills
+    _check(schedule, result, history)
+    return result
+
+
+def _check(schedule: KillSchedule, result: Result, history: History) -> None:
+    """Each life's history by itself: what was under way when it was killed has no end."""
+    by_client = {ask.client: ask for ask in schedule.asks}
+    prompts = {ask.client: len(ask.prompt) for ask in schedule.asks}
+    for path in (path for server in schedule.servers for path in server.histories if path.exists()):
+        validator = Validator(lambda client, count: by_client[client].truth(count), prompts)
+        events = read(path)
+        result.history += events
+        result.violations += validator.check(events, all_ended=False)
+    result.history += history.events
+    result.violations += Validator(lambda client, count: [], {}).check(history.events)
+    for log in schedule.folder.glob("*.log"):
+        if "Traceback" in (text := log.read_text(errors="replace")):
+            result.violations.append(Violation("refusal", f"a traceback in a server's log: {text[-1500:]}"))
+
+
+async def run_many(seeds: list[int], folder: Path, at_once: int = 3) -> list[Result]:
+    gate = asyncio.Semaphore(at_once)
+
+    async def one(seed: int) -> Result:
+        async with gate:
+            own = folder / f"seed-{seed}"
+            own.mkdir()
+            return await run_kills(seed, own)
+
+    return list(await asyncio.gather(*map(one, seeds)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Runs schedules with kill -9; prints what is wrong with them.")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1)
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        seeds = list(range(arguments.seed, arguments.seed + arguments.count))
+        results = asyncio.run(run_many(seeds, Path(folder)))
+    for result in results:
+        if arguments.count == 1:
+            print(*result.history, sep="\n")
+        if result.violations:
+            print(result)
+    faults = sum((result.faults for result in results), Counter())
+    print(faults, f"{sum(r.kills for r in results)} kills, {sum(r.tokens for r in results)} tokens")
+    return int(any(result.violations for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""What holds the promises, taken away piece by piece: code is swapped in where it is used, and back again."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`old` in the function `where` (module:qualified.name) becomes `new`. `cases` of the conformance suite must fail;
+    `schedules`: fault schedules must find it too, under one of these rules of the validator."""
+
+    name: str
+    where: str
+    old: str
+    new: str
+    cases: tuple[str, ...]
+    schedules: tuple[str, ...] = ()
+
+
+def function_at(where: str) -> Any:
+    """The function that runs; of a context manager, the one it wraps."""
+    module, _, name = where.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = inspect.getattr_static(found, part)
+    return inspect.unwrap(found)
+
+
+@contextlib.contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """The mutant instead of the original, for everybody who holds the function."""
+    function = function_at(mutant.where)
+    original = function.__code__
+    function.__code__ = _mutated(function, mutant)
+    try:
+        yield
+    finally:
+        function.__code__ = original
+
+
+def _mutated(function: Any, mutant: Mutant) -> Any:
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(mutant.old) == 1, f"{mutant.name}: adapt the mutant, its place is gone from {mutant.where}"
+    tree = ast.parse(source.replace(mutant.old, mutant.new))
+    (definition,) = tree.body
+    assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
+    definition.decorator_list = []
+    wanted = function.__code__.co_freevars
+    assert not wanted, f"{mutant.name}: {mutant.where} closes over {wanted}"
+    namespace: dict[str, Any] = dict(function.__globals__)
+    future = ast.parse("from __future__ import annotations").body
+    exec(compile(ast.Module([*future, definition], []), inspect.getfile(function), "exec"), namespace)
+    return namespace[definition.name].__code__
+
+
+FENCE = "services.sessions:Session.fence"
+
+# Its case needs callers that say who they are: tests/reliability/test_ownership.py.
+OWNERSHIP = Mutant(
+    "sessions belong to nobody", "services.identity:caller", "return _CALLER.get()", "return ANONYMOUS", ()
+)
+
+MUTANTS = (
+    OWNERSHIP,
+    Mutant(
+        "the fence is gone",
+        FENCE,
+        "if base_length == len(self.tokens):\n        return Fence.APPLY",
+        "if True:\n        return Fence.APPLY",
+        ("lost_reply_is_replayed", "stale_round_applies_nothing", "two_rounds_at_once_commit_once"),
+        ("once", "growth", "committed", "output"),
+    ),
+    Mutant(
+        "the fence does not look at the last token",
+        FENCE,
+        " or self.tokens[base_length - 1] != last_token",
+        "",
+        ("stale_round_applies_nothing",),
+        ("committed", "output", "replay", "finished"),
+    ),
+    Mutant(
+        "the reply is not recorded",
+        "services.sessions:Session.commit",
+        "self.recorded_base, self.recorded = len(self.tokens), reply",
+        "pass",
+        ("lost_reply_is_replayed", "two_rounds_at_once_commit_once"),
+        ("replay",),
+    ),
+    Mutant(
+        "a round older than the last one is replayed too",
+        FENCE,
+        "if base_length == self.recorded_base else Fence.STALE",
+        "if self.recorded is not None else Fence.STALE",
+        ("stale_round_applies_nothing",),
+        ("replay", "committed", "output"),
+    ),
+    Mutant(
+        "a round is answered, but not committed",
+        "services.sessions:Session.commit",
+        "self.tokens += tokens",
+        "pass",
+        ("rounds_commit_the_targets_own", "lost_reply_is_replayed"),
+        ("stale", "finished", "replay"),
+    ),
+    Mutant(
+        "an open id takes any prefix",
+        "services.sessions:Session.resume",
+        "if prefix[:common] != self.tokens[:common]:",
+        "if False:",
+        ("reopen_with_other_prefix_is_refused",),
+    ),
+    Mutant(
+        "an open id takes any sampling",
+        "services.sessions:Session.resume",
+        "if sampling != self.sampling:",
+        "if False:",
+        ("reopen_with_other_prefix_is_refused",),
+    ),
+    Mutant(
+        "a cancelled open keeps its slot",
+        "services.holding:using",
+        "            await free(session)",
+        "            pass",
+        ("cancelled_open_frees_slot",),
+    ),
+    Mutant(
+        "a cancelled Generate keeps its slot",
+        "models.fused_rounds:FusedRounds.close",
+        "self._pair.target.slots.release(self._target.slot)",
+        "pass",
+        ("cancel_frees_slot",),
+        ("answered", "finished"),
+    ),
+    Mutant(
+        "an expired session keeps its slot",
+        "services.holding:expire",
+        "await free(session)",
+        "pass",
+        ("expired_session_is_not_found",),
+    ),
+    Mutant(
+        "a closed session keeps its slot",
+        "services.holding:drop",
+        "await free(session)",
+        "pass",
+        ("close_frees_slot_once", "full_server_refuses_with_retry_info"),
+        ("answered", "finished"),
+    ),
+    Mutant(
+        "a closed session is still there",
+        "services.sessions:SessionTable.drop",
+        "self._sessions.pop(session_id, None)",
+        "self._sessions.get(session_id)",
+        ("close_frees_slot_once",),
+    ),
+    Mutant(
+        "a client gives up at once",
+        "clients.failover:Patience.wait",
+        "if now + pause >= self._end:",
+        "if self.attempts >= 1:",
+        (),
+        ("finished",),
+    ),
+    Mutant(
+        "a draining server takes new work",
+        "services.lifecycle:Lifecycle.check",
+        "if not self.accepting:",
+        "if False:",
+        ("drain_refuses_new_and_finishes_running",),
+    ),
+    Mutant(
+        "nobody compares tokenizers",
+        "services.target_verifier:TargetVerifierService._check_open",
+        "if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:",
+        "if False:",
+        ("tokenizer_mismatch",),
+    ),
+    Mutant(
+        "nobody checks token ids",
+        "models.generator:check_tokens",
+        "if not 0 <= token < vocab_size:",
+        "if False:",
+        ("bad_open_fields", "bad_round_fields", "bad_fields_are_named"),
+    ),
+    Mutant(
+        "a full server does not say when to ask again",
+        "services.errors:_details",
+        "messages.append(_retry(RETRY_SECONDS))",
+        "pass",
+        ("full_server_refuses_with_retry_info",),
+    ),
+)

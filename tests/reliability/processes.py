@@ -1,0 +1,81 @@
+"""Server processes that are killed with -9 and come back on the same port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support import REPOSITORY, until
+
+START_SECONDS = 30.0
+
+
+class Killable:
+    """A server process of `arguments` (main.py's). Its name counts its lives: a, a', ..."""
+
+    def __init__(self, folder: Path, name: str, arguments: Sequence[str], seed: int | None = None) -> None:
+        self.folder, self.name, self.arguments, self.seed = folder, name, tuple(arguments), seed
+        self.port, self.lives = 0, 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def histories(self) -> list[Path]:
+        return [self.folder / f"{self.name}.{life}.jsonl" for life in range(1, self.lives + 1)]
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.{self.lives}.log"
+
+    @property
+    def probe_file(self) -> Path:
+        return self.folder / f"{self.name}.probe"
+
+    async def start(self) -> None:
+        """Starts a life, on the port of the one before, and waits until it is ready."""
+        self.lives += 1
+        life = f"{self.name}.{self.lives}"
+        ready = self.folder / f"{life}.ready"
+        ours = ["--name", life, "--probe", str(self.probe_file)]
+        if self.seed is not None:
+            ours += ["--history", str(self.histories[-1]), "--seed", str(self.seed + 1000 * self.lives)]
+        theirs = ["--backend", "toy", "--port", str(self.port), "--ready_file", str(ready), *self.arguments]
+        command = [sys.executable, "-m", "tests.reliability.server", *ours, "--", *theirs]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, cwd=self.folder, stdout=log, stderr=log, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}
+            )
+        await until(lambda: ready.exists() or self.process.poll() is not None, START_SECONDS)
+        assert ready.exists(), self.log.read_text()
+        self.port = json.loads(ready.read_text())["port"]
+
+    async def kill(self) -> None:
+        """SIGKILL: nothing is said, nothing is closed."""
+        assert self.process
+        self.process.send_signal(signal.SIGKILL)
+        await asyncio.get_running_loop().run_in_executor(None, self.process.wait)
+
+    async def probe(self) -> dict[str, int]:
+        """What the process holds."""
+        assert self.process
+        self.probe_file.unlink(missing_ok=True)
+        self.process.send_signal(signal.SIGUSR1)
+        await until(self.probe_file.exists, 10.0)
+        found: dict[str, int] = json.loads(self.probe_file.read_text())
+        return found
+
+    def end(self) -> None:
+        if self.process and self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            self.process.wait()

@@ -1,0 +1,117 @@
+"""Random messages, bytes and frames: every message is answered from the declared set, and a canary all along."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.reliability import figures, frames, messages
+from tests.reliability.fuzzed import Method, Servers, fuzzed_servers, methods
+
+DECLARED = {
+    "OK",
+    "INVALID_ARGUMENT",
+    "OUT_OF_RANGE",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "FAILED_PRECONDITION",
+    "RESOURCE_EXHAUSTED",
+    "ABORTED",
+}
+LIBRARY = {"UNKNOWN"}  # grpc's own word for bytes that are no message
+METHODS = methods()
+EVERY = 50
+"""Messages between two canaries."""
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    with fuzzed_servers() as running:
+        yield running
+
+
+def fuzz(strategy: Callable[[Method], st.SearchStrategy[Any]], count: int, servers: Servers, allowed: set[str]) -> int:
+    """Sends `count` messages to random methods. A failing one is shrunk, and printed with its method."""
+    sent = [0]
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @hypothesis.seed(7)
+    @given(st.sampled_from(METHODS).flatmap(lambda method: st.tuples(st.just(method), strategy(method))))
+    def one(pair: tuple[Method, Any]) -> None:
+        method, message = pair
+        status = servers.ask(method, message)
+        assert status in allowed, f"{method.path} answers {status} to {message!r}"
+        sent[0] += 1
+        if sent[0] % EVERY == 0:
+            servers.canary()
+
+    one()
+    servers.canary()
+    return sent[0]
+
+
+def fuzz_frames(count: int, servers: Servers, seed: int = 7) -> int:
+    chance = random.Random(seed)
+    for i in range(count):
+        method = chance.choice(METHODS)
+        request = method.request(
+            **({"session_id": "s1"} if "session_id" in method.request.DESCRIPTOR.fields_by_name else {})
+        )
+        data = frames.conversation(chance, method.path, request.SerializeToString())
+        frames.send(servers.sites[method.service].address, data)
+        if i % EVERY == 0:
+            servers.canary()
+    servers.canary()
+    return count
+
+
+def test_well_formed_messages_get_a_declared_answer(servers: Servers) -> None:
+    assert fuzz(lambda method: messages.requests(method.request), 300, servers, DECLARED) >= 300
+    assert servers.answered["OK"] > 30 and servers.answered["INVALID_ARGUMENT"] > 30
+    servers.nothing_is_held()
+
+
+def test_bytes_that_are_no_message_get_an_answer(servers: Servers) -> None:
+    assert fuzz(lambda method: messages.broken(method.request), 200, servers, DECLARED | LIBRARY) >= 200
+    servers.nothing_is_held()
+
+
+def test_noise_on_a_connection_disturbs_nobody(servers: Servers) -> None:
+    assert fuzz_frames(60, servers) == 60
+    servers.nothing_is_held()
+
+
+def test_every_method_of_the_contract_is_fuzzed() -> None:
+    assert len(METHODS) == 12
+    assert {method.name for method in METHODS} >= {"OpenSession", "Verify", "VerifyStream", "Propose", "EndProposals"}
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
+def test_thousands_of_messages_get_a_declared_answer(servers: Servers) -> None:
+    servers.answered.clear()
+    well_formed = fuzz(lambda method: messages.requests(method.request), 4000, servers, DECLARED)
+    statuses = dict(servers.answered.most_common())
+    undecodable = fuzz(lambda method: messages.broken(method.request), 2000, servers, DECLARED | LIBRARY)
+    connections = fuzz_frames(600, servers)
+    servers.nothing_is_held()
+    figures.note(
+        "fuzz",
+        well_formed_messages=well_formed,
+        answers=statuses,
+        broken_messages=undecodable,
+        connections_of_noise=connections,
+        wrong_answers=0,
+    )

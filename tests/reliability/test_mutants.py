@@ -1,0 +1,74 @@
+"""Each mechanism that a promise rests on, taken away: the conformance suite and the schedules must notice."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from tests.conformance.bench import COMBINATIONS
+from tests.conformance.cases import CASES, Entry
+from tests.conformance.here import here
+from tests.reliability.campaign import run_schedules
+from tests.reliability.mutants import FENCE, MUTANTS, OWNERSHIP, Mutant, function_at, planted
+
+BY_NAME = {entry.name: entry for entry in CASES}
+SEEDS = list(range(8))
+
+
+async def holds(entry: Entry, seconds: float) -> bool:
+    """Whether a case passes on one combination of each architecture that it runs on; one that hangs does not."""
+    for architecture in entry.architectures:
+        combination = next(c for c in COMBINATIONS if c.architecture == architecture and not entry.left_out(c))
+        try:
+            async with here(combination, entry.lease_seconds) as bench:
+                await asyncio.wait_for(entry.case(bench), seconds)
+        except Exception:
+            return False
+    return True
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("mutant", "case"), [pytest.param(m, c, id=f"{m.name}: {c}") for m in MUTANTS for c in m.cases]
+)
+def test_the_case_fails_without_it(mutant: Mutant, case: str) -> None:
+    with planted(mutant):
+        assert not asyncio.run(holds(BY_NAME[case], 2)), f"{case} does not notice that {mutant.name}"
+
+
+@pytest.mark.parametrize("case", sorted({case for mutant in MUTANTS for case in mutant.cases}))
+def test_the_case_holds_with_it(case: str) -> None:
+    assert asyncio.run(holds(BY_NAME[case], 30))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.schedules], ids=lambda m: m.name)
+def test_fault_schedules_find_it(mutant: Mutant) -> None:
+    async def found() -> set[str]:
+        with contextlib.suppress(asyncio.TimeoutError):
+            results = await asyncio.wait_for(run_schedules(SEEDS, at_once=len(SEEDS), seconds=2.5), 30)
+            return {violation.rule for result in results for violation in result.violations}
+        return set()
+
+    with planted(mutant):
+        rules = asyncio.run(found())
+    assert rules & set(mutant.schedules), f"found {rules or 'nothing'} where {mutant.name}"
+
+
+def test_the_list_has_what_the_contract_rests_on() -> None:
+    names = {mutant.name for mutant in MUTANTS}
+    assert {"the fence is gone", "the reply is not recorded", "a cancelled open keeps its slot"} <= names
+    assert "sessions belong to nobody" in names
+    assert len(names) == len(MUTANTS)
+    assert all(mutant.cases or mutant.schedules or mutant is OWNERSHIP for mutant in MUTANTS)
+
+
+def test_a_mutant_whose_place_is_gone_says_so_and_the_original_comes_back() -> None:
+    code = function_at(FENCE).__code__
+    with pytest.raises(AssertionError, match="adapt the mutant"), planted(Mutant("x", FENCE, "no such text", "", ())):
+        pass
+    with planted(next(mutant for mutant in MUTANTS if mutant.where == FENCE)):
+        assert function_at(FENCE).__code__ is not code
+    assert function_at(FENCE).__code__ is code

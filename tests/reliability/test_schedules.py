@@ -1,0 +1,74 @@
+"""Seeded fault schedules on the toy runner: a few always, 200 as a campaign, and every one that ever failed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.reliability import figures
+from tests.reliability.campaign import Result, run_schedules
+from tests.reliability.faults import Fault, FaultInterceptor, Schedule
+from tests.reliability.history import History
+
+REGRESSIONS = json.loads((Path(__file__).parent / "regressions.json").read_text(encoding="utf-8"))
+FEW, MANY = 20, 200
+
+
+def run(seeds: list[int], seconds: float = 120.0) -> list[Result]:
+    results: list[Result] = asyncio.run(asyncio.wait_for(run_schedules(seeds), seconds))
+    failed = [result for result in results if result.violations]
+    assert not failed, "\n".join(map(str, failed))
+    return results
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_few_schedules_hold() -> None:
+    results = run(list(range(FEW)))
+    faults = sum((result.faults for result in results), Counter())
+    assert faults.total() > 3 * FEW
+    assert {fault for result in results for fault in result.faults} >= {"abort after", "expire lease", "duplicate"}
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(300)
+def test_two_hundred_schedules_hold_and_meet_every_kind_of_fault() -> None:
+    results = run(list(range(1000, 1000 + MANY)), 280)
+    faults = sum((result.faults for result in results), Counter())
+    figures.note(
+        "fault schedules",
+        schedules=len(results),
+        faults=faults.total(),
+        by_kind=dict(faults.most_common()),
+        tokens=sum(result.tokens for result in results),
+        wrong_tokens=sum(result.wrong_tokens for result in results),
+    )
+    assert faults.keys() == {fault.value for fault in Fault}
+
+
+@pytest.mark.parametrize("case", REGRESSIONS["schedules"], ids=lambda case: f"seed {case['seed']}")
+def test_a_schedule_that_once_failed_holds(case: dict[str, object]) -> None:
+    run([int(str(case["seed"]))])
+
+
+def test_the_same_seed_draws_the_same_faults_whatever_was_called_in_between() -> None:
+    def drawn(clients: list[int], seed: int = 3) -> dict[int, list[Fault | None]]:
+        plan = FaultInterceptor(Schedule(seed, rate=0.5), History())
+        found: dict[int, list[Fault | None]] = {client: [] for client in clients}
+        for client in clients:
+            found[client].append(plan.draw(client, "Verify", tuple(Fault))[0])
+        return found
+
+    once = drawn([65, 66] * 20)
+    assert once == drawn([65] * 20 + [66] * 20)
+    assert once != drawn([65, 66] * 20, seed=4)
+    assert {fault for faults in once.values() for fault in faults} > {None, Fault.ABORT_AFTER}
+
+
+def test_a_schedule_ends_with_the_same_tokens_when_it_is_run_again() -> None:
+    (once,), (again,) = run([3]), run([3])
+    tokens = [[e.message["tokens"] for e in result.history if e.kind == "outcome"] for result in (once, again)]
+    assert tokens[0] == tokens[1] != []

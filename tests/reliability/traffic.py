@@ -1,0 +1,202 @@
+"""What clients do in a schedule: each asks for one continuation, by one of our ways or by a wire client of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from clients import wire
+from clients.errors import TandemError, from_rpc
+from speculation.types import Chunk, GenerationRequest, Rule, SamplingParams
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.support import oracle
+
+PATIENCE = 40
+"""How often a client of this file asks again before it gives up; a schedule injects fewer faults than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One client's wish. Its prompt's first token is its name."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    count: int
+    k: int
+    rule: Rule = Rule.AGREEMENT
+
+    @property
+    def client(self) -> int:
+        return self.prompt[0]
+
+    @property
+    def expected(self) -> tuple[int, ...]:
+        return oracle(self.prompt, self.sampling, self.count)
+
+    def truth(self, count: int) -> list[int]:
+        """The prompt and what the target alone says after it, past its end."""
+        return [*self.prompt, *oracle(self.prompt, self.sampling, count, past_the_end=True)]
+
+    def request(self) -> GenerationRequest:
+        return GenerationRequest(
+            token_ids=self.prompt,
+            max_new_tokens=self.count,
+            sampling=self.sampling,
+            speculation_length=self.k,
+            rule=self.rule,
+        )
+
+
+def wishes(chance: random.Random, clients: int, least: int = 8) -> list[Ask]:
+    asks = []
+    for i in range(clients):
+        prompt = (65 + i, *(chance.randrange(256) for _ in range(chance.randrange(30))))
+        warm = SamplingParams(chance.choice([0.5, 1.0]), chance.choice([0, 40]), 0.95, 0.0, chance.randrange(2**40))
+        sampling = SamplingParams() if chance.random() < 0.5 else warm
+        asks.append(Ask(prompt, sampling, chance.randrange(least, least + 28), chance.randrange(6)))
+    return asks
+
+
+@dataclass(slots=True)
+class Ended:
+    """What a client was left with. `expected`: what it should be, where that is not the target's plain output."""
+
+    tokens: list[int]
+    error: str = ""
+    expected: tuple[int, ...] | None = None
+
+
+async def by_generate(generate: Any, ask: Ask, again: int = PATIENCE, pause: float = 0.01) -> Ended:
+    """A stream of one of our clients or generators; one that breaks is asked for again from the start."""
+    tokens: list[int] = []
+    for attempt in range(again):
+        tokens = []
+        try:
+            async for event in generate(ask.request()):
+                if isinstance(event, Chunk):
+                    tokens += event.token_ids
+            return Ended(tokens)
+        except TandemError as error:
+            if error.code != "UNAVAILABLE" or attempt + 1 == again:
+                return Ended(tokens, str(error))
+            if tokens != list(ask.expected[: len(tokens)]):
+                return Ended(tokens, f"wrong before it broke off: {error}")
+            await asyncio.sleep(pause)
+    return Ended(tokens, "patience ran out")
+
+
+class WireClient:
+    """A client of the session protocol that trusts nothing and is none of ours: it drafts from the truth with errors,
+    drafts anew for a retry (G2), asks out of turn now and then, and follows what replies say."""
+
+    def __init__(
+        self,
+        stub: Any,
+        ask: Ask,
+        chance: random.Random,
+        streams: bool,
+        seconds: float = 0.4,
+        patience: int = PATIENCE,
+        pause: float = 0.01,
+    ) -> None:
+        self._stub, self._ask, self._chance = stub, ask, chance
+        self._streams, self._seconds = streams, seconds
+        self._patience, self._pause = patience, pause
+        self.on_tokens: Callable[[int], None] = lambda tokens: None
+        self._session = f"wire-{ask.client}-{chance.randrange(2**32):x}"
+        self._tokens = list(ask.prompt)
+        self._stream: Any = None
+        self.wrong: list[str] = []
+
+    async def run(self) -> Ended:
+        end = [*self._ask.prompt, *self._ask.expected]
+        opened = False
+        for _ in range(self._patience):
+            try:
+                if not opened:
+                    await self._open()
+                    opened = True
+                while len(self._tokens) < len(end):
+                    await self._round(end)
+                await self._stub.CloseSession(pb.CloseSessionRequest(session_id=self._session), timeout=self._seconds)
+            except grpc.RpcError as error:
+                self._leave()
+                failed = from_rpc(error)
+                opened = opened and failed.code != "NOT_FOUND"
+                if failed.code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "NOT_FOUND", "RESOURCE_EXHAUSTED"):
+                    return Ended(self._output(), str(failed))
+                if failed.code == "UNAVAILABLE" and self._chance.random() < 0.2:
+                    opened = False  # opening what is open resumes it (G4)
+                await asyncio.sleep(failed.retry_seconds or self._pause)
+            else:
+                self._leave()
+                return Ended(self._output()[: self._ask.count], "; ".join(self.wrong))
+        return Ended(self._output(), "patience ran out")
+
+    def _output(self) -> list[int]:
+        """Rounds may reach past the end; what follows it is no output."""
+        return self._tokens[len(self._ask.prompt) : len(self._ask.prompt) + len(self._ask.expected)]
+
+    async def _open(self) -> None:
+        request = pb.OpenSessionRequest(
+            session_id=self._session,
+            prefix=self._tokens,
+            prompt_length=len(self._ask.prompt),
+            sampling=wire.sampling_to_wire(self._ask.sampling),
+        )
+        await self._stub.OpenSession(request, timeout=self._seconds)
+
+    async def _round(self, end: Sequence[int]) -> None:
+        at = len(self._tokens)
+        if at > len(self._ask.prompt) and self._chance.random() < 0.1:
+            await self._out_of_turn()
+        draft = [t if self._chance.random() < 0.7 else self._chance.randrange(256) for t in end[at : at + self._ask.k]]
+        reply = await self._verify(at, self._tokens[-1], draft)
+        if reply.stale:
+            self._follow_stale(reply, end)
+            await self._open()
+        else:
+            self._tokens += reply.token_ids
+            self.on_tokens(len(reply.token_ids))
+
+    def _follow_stale(self, reply: Any, end: Sequence[int]) -> None:
+        """The server is elsewhere than we are: what we know is opened again; nothing that it committed is wrong."""
+        if reply.committed_length < len(self._ask.prompt):
+            self.wrong.append(f"committed length {reply.committed_length} is below the prompt's")
+
+    async def _out_of_turn(self) -> None:
+        """A round that extends nothing: it must be stale, and change nothing."""
+        at = len(self._tokens)
+        base, last = self._chance.choice([(at, (self._tokens[-1] + 1) % 256), (at + 3, 5), (1, self._tokens[0] ^ 1)])
+        reply = await self._verify(base, last, [])
+        if not reply.stale:
+            self.wrong.append(f"a round out of turn at {base} was answered: {reply}")
+
+    async def _verify(self, base: int, last: int, draft: Sequence[int]) -> Any:
+        request = pb.VerifyRequest(session_id=self._session, base_length=base, last_token=last, draft_tokens=draft)
+        if not self._streams:
+            return await self._stub.Verify(request, timeout=self._seconds)
+        if self._stream is None:
+            self._stream = self._stub.VerifyStream(timeout=20)
+        try:
+            await self._stream.write(request)
+            reply = await self._stream.read()
+        except asyncio.InvalidStateError:
+            reply = grpc.aio.EOF
+        if reply is grpc.aio.EOF:
+            await self._stream.code()
+            stream, self._stream = self._stream, None
+            async for _ in stream:  # raises what it ended with
+                pass
+            raise AssertionError("a stream ended without a status")
+        return reply
+
+    def _leave(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()

@@ -1,0 +1,219 @@
+"""A history checked against the contract: what may never happen, whatever the faults were.
+
+It knows nothing of our code: it follows every session by what was asked and answered, beside what the target alone
+says (G1). The checks are named in RULES; a test plants a violation of each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.reliability.history import Event
+
+RULES = {
+    "output": "G1: a client's tokens are the target's own; where it ended with an error, a prefix of them",
+    "finished": "a client whose servers are back ends with all its tokens",
+    "committed": "G1: a committed token is the target's own, and never changes",
+    "prefix": "G4: a session is opened only with tokens that are the target's own",
+    "growth": "G2: a round is applied at the committed length and adds at least one token",
+    "once": "G2: a round is applied once",
+    "replay": "G2: a repeated round gets the recorded reply",
+    "stale": "G2: a stale reply applies nothing and says the committed length",
+    "drafts": "G3: accepted tokens are the drafts that were sent, and one more",
+    "unknown session": "G5: a session that is not open is not found",
+    "refusal": "a refusal has a declared status: never INTERNAL, never UNKNOWN",
+    "answered": "every call ends",
+}
+_REFUSALS = {1, 3, 4, 5, 6, 8, 9, 10, 11, 12, 14}  # google.rpc.Code without UNKNOWN, INTERNAL and what we never say
+_UNAVAILABLE = 14
+_VOLATILE = ("replayed", "server_seconds")
+Truth = Callable[[int, int], Sequence[int]]
+"""(client, count) → prompt and the first `count` tokens that the target alone says after it, past its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}  [{RULES[self.rule]}]"
+
+
+@dataclass(slots=True)
+class _Session:
+    """A session of one server life. `loose`: rounds whose caller left; they may or may not have been applied."""
+
+    tokens: list[int]
+    recorded: dict[int, dict[str, Any]] = field(default_factory=dict)
+    loose: set[int] = field(default_factory=set)
+
+
+class Validator:
+    """Feed it events in order, then ask for `violations`."""
+
+    def __init__(self, truth: Truth, prompts: dict[int, int], deterministic: bool = True) -> None:
+        """`prompts`: client → length of its prompt. Not `deterministic`: tokens depend on drafts (rejection)."""
+        self._truth, self._prompts, self._deterministic = truth, prompts, deterministic
+        self._sessions: dict[tuple[str, str], _Session] = {}
+        self._open_calls: dict[tuple[str, int], Event] = {}
+        self._said: dict[tuple[str, int], list[int]] = {}
+        self.violations: list[Violation] = []
+
+    def check(self, events: Iterable[Event], all_ended: bool = True) -> list[Violation]:
+        for event in events:
+            self._take(event)
+        if all_ended:
+            for request in self._open_calls.values():
+                self._broken("answered", f"no end of {request}")
+        return self.violations
+
+    def _broken(self, rule: str, what: Any) -> None:
+        self.violations.append(Violation(rule, str(what)))
+
+    def _take(self, event: Event) -> None:
+        key = (event.server, event.call)
+        if event.kind == "request":
+            self._open_calls[key] = event
+        elif event.kind == "outcome":
+            self._outcome(event)
+        elif event.kind == "fault":
+            if event.message["fault"] == "expire lease":
+                self._sessions.pop((event.server, event.session), None)
+        elif event.method == "Generate" and event.kind == "reply":
+            self._generated(event)
+        else:
+            request = self._open_calls.pop(key, None)
+            if request is None and event.method == "Generate":
+                return  # its completion was the end; then its stream broke
+            if request is None:
+                self._broken("answered", f"an end without a request: {event}")
+            else:
+                self._ended(request, event)
+
+    def _ended(self, request: Event, end: Event) -> None:
+        session = self._sessions.get((end.server, end.session))
+        if end.kind == "cancelled":
+            if session is not None and "base_length" in request.message:
+                session.loose.add(request.message["base_length"])
+        elif end.kind == "refusal":
+            if end.message["code"] not in _REFUSALS:
+                self._broken("refusal", end)
+        elif end.method == "OpenSession":
+            self._opened(request, end)
+        elif end.method == "CloseSession":
+            self._sessions.pop((end.server, end.session), None)
+        elif end.method in ("Verify", "VerifyStream"):
+            self._verified(session, request.message, end)
+
+    # --- sessions ---
+
+    def _opened(self, request: Event, reply: Event) -> None:
+        prefix, committed = list(request.message["prefix"]), reply.message["committed_length"]
+        self._compare("prefix", reply, prefix)
+        key = (reply.server, reply.session)
+        known = self._sessions.get(key)
+        if known is not None and _lacks_last_round(known, prefix):  # it stays committed, to be replayed (G3)
+            if committed != len(known.tokens):
+                self._broken("prefix", f"{reply} to a prefix that lacks the last round of {len(known.tokens)}")
+            return
+        if committed != len(prefix) and not (known is not None and len(prefix) in known.loose):
+            self._broken("prefix", f"{reply} to a prefix of {len(prefix)}")
+        if known is None or (known.tokens != prefix and committed == len(prefix)):
+            self._sessions[key] = _Session(prefix)
+
+    def _verified(self, session: _Session | None, asked: dict[str, Any], reply: Event) -> None:
+        said = reply.message
+        if session is None:
+            self._broken("unknown session", reply)
+        elif said["stale"]:
+            if said["token_ids"] or (said["committed_length"] != len(session.tokens) and not session.loose):
+                self._broken("stale", f"{reply} while {len(session.tokens)} are committed")
+            elif _is_repeated(session, asked):
+                self._broken("replay", f"{reply} at {asked['base_length']}, the last round's base: it was recorded")
+        elif said["replayed"]:
+            self._replayed(session, asked, reply)
+        else:
+            self._applied(session, asked, reply)
+
+    def _replayed(self, session: _Session, asked: dict[str, Any], reply: Event) -> None:
+        base = asked["base_length"]
+        recorded = session.recorded.get(base)
+        if recorded is None and base in session.loose:
+            self._append(session, base, reply)
+        elif recorded is None or recorded != _lasting(reply.message):
+            self._broken("replay", f"{reply}, recorded was {recorded}")
+
+    def _applied(self, session: _Session, asked: dict[str, Any], reply: Event) -> None:
+        base, said = asked["base_length"], reply.message
+        if base in session.recorded:
+            self._broken("once", f"{reply} at {base}, applied before")
+        if base != len(session.tokens) and not session.loose:
+            self._broken("growth", f"{reply} at {base} while {len(session.tokens)} are committed")
+        if not said["token_ids"] or said["committed_length"] != base + len(said["token_ids"]):
+            self._broken("growth", f"{reply} at {base}")
+        accepted = said["accepted"]
+        if accepted != len(said["token_ids"]) - 1 or said["token_ids"][:accepted] != asked["draft_tokens"][:accepted]:
+            self._broken("drafts", f"{reply} to drafts {asked['draft_tokens']}")
+        self._append(session, base, reply)
+
+    def _append(self, session: _Session, base: int, reply: Event) -> None:
+        tokens = [*session.tokens[:base], *reply.message["token_ids"]]
+        if tokens[: len(session.tokens)] != session.tokens[: len(tokens)]:
+            self._broken("committed", f"{reply} changes tokens from {base} on")
+        session.tokens = tokens
+        session.recorded[base] = _lasting(reply.message)
+        session.loose.discard(base)
+        self._compare("committed", reply, tokens)
+
+    def _compare(self, rule: str, event: Event, tokens: list[int]) -> None:
+        prompt = self._prompts.get(event.client)
+        if prompt is None or not self._deterministic:
+            return
+        truth = list(self._truth(event.client, max(0, len(tokens) - prompt)))
+        if tokens != truth[: len(tokens)]:
+            at = next(i for i, (ours, true) in enumerate(itertools.zip_longest(tokens, truth)) if ours != true)
+            self._broken(
+                rule, f"{event}: token {at} is {tokens[at : at + 1]}, the target alone says {truth[at : at + 1]}"
+            )
+
+    # --- outputs ---
+
+    def _generated(self, reply: Event) -> None:
+        said = self._said.setdefault((reply.server, reply.call), [])
+        said += reply.message.get("chunk", {}).get("token_ids", [])
+        if reply.client in self._prompts:
+            prompt = list(self._truth(reply.client, 0))
+            self._compare("committed", reply, prompt + said)
+        if "completion" in reply.message:
+            self._open_calls.pop((reply.server, reply.call), None)
+
+    def _outcome(self, event: Event) -> None:
+        tokens, expected = list(event.message["tokens"]), list(event.message["expected"])
+        error = event.message.get("error")
+        if error and not event.message.get("may_fail"):
+            self._broken("finished", f"client {event.client} ended with {error} after {len(tokens)} tokens")
+        if tokens != (expected[: len(tokens)] if error else expected):
+            self._broken("output", f"client {event.client} got {tokens}, the target alone says {expected}")
+
+
+def _is_repeated(session: _Session, asked: dict[str, Any]) -> bool:
+    """Whether a round is the last one that was applied, sent again."""
+    base = asked["base_length"]
+    last = max(session.recorded, default=-1)
+    return not session.loose and base == last and session.tokens[base - 1] == asked["last_token"]
+
+
+def _lacks_last_round(session: _Session, prefix: list[int]) -> bool:
+    return (
+        len(prefix) < len(session.tokens)
+        and len(prefix) == max(session.recorded, default=-1)
+        and prefix == session.tokens[: len(prefix)]
+    )
+
+
+def _lasting(reply: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in reply.items() if name not in _VOLATILE}
