@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "dependencies.md"
-FILES = ("requirements.txt", "constraints.txt", "requirements-weights.txt")
+FILES = ("requirements.txt", "constraints.txt", "requirements-weights.txt", "requirements-graphs.txt")
 
 # Packages whose metadata name no licence, or that are not installed everywhere; looked up in their sources.
 SAID_ELSEWHERE = {
@@ -26,14 +26,16 @@ SAID_ELSEWHERE = {
     "kiwisolver": "BSD-3-Clause",
     "matplotlib": "PSF-2.0",
     "tomli": "MIT",
+    "torch-mlir": "Apache-2.0 WITH LLVM-exception",
 }
 
 HEAD = """# Dependencies
 
 Everything that `make setup` may install, at the versions that `requirements.txt`, `constraints.txt` and
-`requirements-weights.txt` pin; two versions are of two ranges of Python. Ranges and extras are in `pyproject.toml`. The
-page is made by `python tests/dependencies.py`, and `tests/test_dependencies.py` compares it with the pins, with what
-installed packages say of their licences, and with what our modules import.
+`requirements-weights.txt` pin, and `requirements-graphs.txt`, which the strict check of graphs alone needs; two
+versions are of two ranges of Python. Ranges and extras are in `pyproject.toml`. The page is made by `python
+tests/dependencies.py`, and `tests/test_dependencies.py` compares it with the pins, with what installed packages say of
+their licences, and with what our modules import.
 
 On Linux with PyPI's own index torch also brings NVIDIA's CUDA libraries (`nvidia-*`, `cuda-*`, proprietary; `triton`,
 MIT), which it pins itself; the CPU build (see `requirements.txt`) has none. How to look for known vulnerabilities is in

@@ -18,7 +18,9 @@ PINS, ROWS = dependencies.pins(), dependencies.rows()
 BROUGHT = {
     "googleapis-common-protos": "grpcio-status",
     "huggingface-hub": "transformers",
+    "jaxlib": "jax",
     "markupsafe": "jinja2",
+    "ml-dtypes": "jax",
     "tokenizers": "transformers",
 }
 

@@ -36,7 +36,7 @@ def test_asking_for_nxdi_where_it_is_not_is_one_line(role: list[str], capsys: py
         (["--neuron_config", '{"fused_qkv": true}'], "need --backend nxdi"),
         (["--eagle"], "need --backend nxdi"),
         (["--backend", "nxdi", "--tp_degree", "0"], "tp_degree: 0 is below 1"),
-        (["--tp_degree", "2"], "tp_degree: 2 is not available"),
+        (["--tp_degree", "2"], "tp_degree: 2 needs 2 processes, and there is 1"),
     ],
 )
 def test_wrong_flags_are_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
