@@ -20,6 +20,7 @@ FILES = ("requirements.txt", "constraints.txt", "requirements-weights.txt", "req
 
 # Packages whose metadata name no licence, or that are not installed everywhere; looked up in their sources.
 SAID_ELSEWHERE = {
+    "async-timeout": "Apache-2.0",
     "colorama": "BSD-3-Clause",
     "cycler": "BSD-3-Clause",
     "exceptiongroup": "MIT",
