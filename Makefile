@@ -11,11 +11,12 @@ PYTHON ?=
 ARGS ?=
 PIP_ARGS ?=
 
-.PHONY: help setup compare screenshot test reliability proto lint format clean distclean
+.PHONY: help setup compare screenshot test thorough reliability proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
 	@echo 'make test        run the tests'
+	@echo 'make thorough    the tests of graphs and module code that take minutes'
 	@echo 'make reliability fault schedules, kill -9, fuzz and soak at full size, and what they counted'
 	@echo 'make screenshot  docs/report.png from the newest report of make compare (needs chromium)'
 	@echo 'make setup       create $(VENV) and install what is pinned (every target does it when it is due)'
@@ -67,7 +68,11 @@ screenshot: $(STAMP)
 	@$(BIN)/python -m reporting.screenshot $(ARGS)
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+
+# What `make test` leaves out for its minutes of CPU: graphs at every bucket, module code in every dtype.
+thorough: $(STAMP)
+	@$(BIN)/python -m pytest -q -m thorough tests/models $(ARGS)
 
 # What is measured goes to results/reliability.json too. The soak of ten minutes: ARGS="-m marathon".
 reliability: $(STAMP)

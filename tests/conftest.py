@@ -1,4 +1,4 @@
-"""Campaigns run where asked for, what needs hardware where there is some; the rest everywhere, without a network."""
+"""What takes minutes runs where asked for, what needs hardware where there is some; the rest everywhere."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+LONG = ("campaign", "marathon", "thorough")
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = config.getoption("markexpr")
-    if "campaign" not in asked and "marathon" not in asked:  # not by addopts: another -m would let campaigns in
-        campaigns = [item for item in items if item.get_closest_marker("campaign")]
-        config.hook.pytest_deselected(items=campaigns)
-        items[:] = [item for item in items if item not in campaigns]
+    if not any(marker in asked for marker in LONG):  # not by addopts: another -m would let them in
+        left_out = [item for item in items if any(item.get_closest_marker(marker) for marker in LONG)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

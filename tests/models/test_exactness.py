@@ -155,7 +155,7 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
     assert accepted > 0, "no draft was ever accepted: the test would not see a wrong acceptance"
 
 
-@both_steps
+@pytest.mark.parametrize("compile", ["native", pytest.param("off", marks=pytest.mark.thorough)])
 def test_float32_greedy_equals_transformers_generate(compile: str) -> None:
     module = AutoModelForCausalLM.from_pretrained(real.checkpoint().folder, dtype=torch.float32)
     for prompt in map(real.prompt_tokens, real.PROMPTS[:2]):

@@ -34,7 +34,7 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
     [
         ("llama", torch.float32, (2,), ("sample", "fused")),  # fused: propose and verify; prefill's are verify's parts
         *(
-            pytest.param(family, dtype, batches, ("",), marks=[pytest.mark.slow, pytest.mark.timeout(400)])
+            pytest.param(family, dtype, batches, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(400)])
             for family in ("llama", "qwen2", "qwen3")
             for dtype, batches in ((torch.float32, (1, 2)), (torch.bfloat16, (2,)))
         ),
@@ -181,7 +181,7 @@ def strict_pair() -> tuple[CompiledRunner, CompiledRunner, list[StrictBackend]]:
     return pair[0], pair[1], backends
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_rows_join_and_leave_sampled_and_greedy_and_nothing_is_compiled_again() -> None:
     target, draft, backends = strict_pair()
