@@ -13,16 +13,11 @@ from acceptance.costs import Costs, measure_costs
 from acceptance.replay import Agreement, Continuation, Remembered, agreement, replay
 from comparison.metrics import sum_counts, sum_positions
 from comparison.workloads import Prompt
-from models.assembly import (
-    Loaded,
-    ModelConfig,
-    load,
-    load_draft,
-    plain_generator,
-    same_tokens,
-)
+from models.assembly import Loaded, ModelConfig, load, load_draft
 from models.batcher import Batcher
 from models.engine import ModelDrafter
+from models.generators import plain_generator
+from models.tokenizers import same_tokens
 from speculation.drafters import Drafter, NgramDrafter
 from speculation.hybrid import HybridDrafter
 from speculation.trust import Trust, TrustedLookup

@@ -8,10 +8,12 @@ from clients.failover import Persistence
 from clients.remote import RemoteVerifier, VerifierClient
 from clients.traced_rounds import traced_flights, traced_guesser, traced_verifier
 from clients.verify_stream import StreamedVerifier
-from models.assembly import ModelConfig, same_tokens, worker_info
+from models.assembly import ModelConfig
 from models.batcher import Batcher
 from models.drafting import Drafting, load_drafting
 from models.generator import Generator
+from models.generators import worker_info
+from models.tokenizers import same_tokens
 from speculation.depth import Depth, MeasuredTimes, Pipeline
 from speculation.loop import DraftThenVerify, Rounds
 from speculation.pipeline import MOST_IN_FLIGHT, PipelinedRounds

@@ -8,8 +8,9 @@ from dataclasses import replace
 from clients.distributed import open_distributed
 from clients.failover import Persistence
 from clients.terminal import ClientConfig, Events, run_prompts
-from models.assembly import ModelConfig, load, plain_generator
+from models.assembly import ModelConfig, load
 from models.batcher import Batcher
+from models.generators import plain_generator
 from speculation.depth import Pipeline
 from speculation.types import GenerationRequest
 

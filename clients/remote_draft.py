@@ -6,8 +6,9 @@ from clients.credentials import Credentials
 from clients.errors import TandemError
 from clients.remote_drafter import DraftClient, RemoteDrafter
 from clients.traced_rounds import traced_drafter
-from models.assembly import Loaded, drafted_generator
+from models.assembly import Loaded
 from models.generator import Generator
+from models.generators import drafted_generator
 from speculation.drafters import Drafter
 from speculation.fallible import FallibleDrafter
 from speculation.types import DraftLimit, GenerationRequest, SpeculationStats

@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from models.assembly import (
-    DraftChoice,
-    Loaded,
-    ModelConfig,
-    default_length,
-    draft_name,
-    drafter_health,
-    load_draft,
-    make_drafter,
-    own_tokenizer,
-)
+from models.assembly import DraftChoice, Loaded, ModelConfig, load_draft, own_tokenizer
 from models.batcher import Batcher
+from models.generators import default_length, draft_name, drafter_health, make_drafter
 from models.runner import RowFailed
 from models.slots import NoFreeSlot
 from models.startup import Startup

@@ -96,3 +96,12 @@ def _load(checkpoint: Checkpoint) -> Any:
 
 def _end_ids(tokenizer: Any) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+
+
+def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
+    """Raises ValueError unless draft and target speak of the same ids."""
+    if draft.sha256 != target_sha256:
+        raise ValueError(
+            f"draft_model: its tokenizer ({draft.sha256[:12]}) is not the target's ({target_sha256[:12]}); "
+            "draft and target must share a vocabulary"
+        )

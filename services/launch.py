@@ -14,20 +14,12 @@ from clients.failover import Persistence
 from clients.profile import Profile
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import PROPOSE_SECONDS
-from models.assembly import (
-    Loaded,
-    ModelConfig,
-    close,
-    drafter_health,
-    fused_generator,
-    load,
-    load_pair,
-    plain_generator,
-)
+from models.assembly import Loaded, ModelConfig, close, load, load_pair
 from models.batcher import Batcher
 from models.drafting import Drafting, drafting_info, load_drafting
 from models.follower import run_follower
 from models.generator import Generator
+from models.generators import drafter_health, fused_generator, plain_generator
 from models.slots import MOST_WAITING
 from services.calls import CallInterceptor
 from services.draft_worker import DraftWorkerService

@@ -26,11 +26,12 @@ from clients.generation import GenerationClient
 from clients.remote import Deadlines, VerifierClient
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import DraftClient
-from models.assembly import DraftChoice, Loaded, ModelConfig, fused_generator, plain_generator
+from models.assembly import DraftChoice, Loaded, ModelConfig
 from models.batcher import Batcher
 from models.drafting import Drafting, drafting_info, load_drafting
 from models.engine import Engine
 from models.generator import Generator
+from models.generators import fused_generator, plain_generator
 from models.loading import Shape
 from models.runner import Limits, Runner
 from models.tokenizers import Tokenizer

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LAUNCHERS = ("main", "compare_architectures", "configuration")
+LAUNCHERS = ("main", "compare_architectures", "configuration", "flags")
 
 # A package, and which of the others it may import.
 MAY_IMPORT = {

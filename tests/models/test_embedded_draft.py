@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from acceptance.replay import Agreement, Continuation, agreement
 from comparison.workloads import built_in_prompts
-from models.assembly import DraftChoice, load_tokenizer, make_drafter
+from models.assembly import DraftChoice, load_tokenizer
 from models.assembly import Loaded as LoadedModel
 from models.batcher import Batcher
 from models.checkpoints import EMBEDDED_DRAFT, embedded_draft, find, frequent_tokens
 from models.engine import Engine
+from models.generators import make_drafter
 from models.loading import Execution, Shape, load_runner
 from speculation.types import SamplingParams
 from tests.models import real

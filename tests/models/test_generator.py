@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from models.assembly import DraftChoice, Loaded, fused_generator, plain_generator, target_info
+from models.assembly import DraftChoice, Loaded
 from models.batcher import Batcher
 from models.engine import Engine
 from models.generator import Generator, check_tokens
+from models.generators import fused_generator, plain_generator, target_info
 from models.runner import Limits
 from models.toy import END, ToyConfig, ToyTokenizer, toy_logits
 from speculation.types import FinishReason, GenerationRequest, InvalidField, TooLong

@@ -11,7 +11,8 @@ import pytest
 from clients import wire
 from clients.channel import MESSAGES
 from clients.errors import TandemError
-from models.assembly import Loaded, plain_generator
+from models.assembly import Loaded
+from models.generators import plain_generator
 from models.toy import ToyConfig, ToyRunner, ToyText, ToyTokenizer
 from services.errors import MOST_PARTIAL, Interrupted, QueueFull, to_status
 from services.generation import GenerateMethod

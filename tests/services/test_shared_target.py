@@ -16,8 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from clients.generation import GenerationClient
-from models.assembly import ModelConfig, load, plain_generator
+from models.assembly import ModelConfig, load
 from models.batcher import Batcher
+from models.generators import plain_generator
 from models.loading import Execution, Shape
 from speculation.types import GenerationRequest, SamplingParams
 from tests.support import REPOSITORY, answer, run

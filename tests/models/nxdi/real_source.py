@@ -280,10 +280,11 @@ def field_names() -> dict[str, list[str]]:
 
 
 async def scenarios(folder: Path) -> dict[str, Any]:
-    from models.assembly import DraftChoice, Loaded, drafted_generator, fused_generator, plain_generator
+    from models.assembly import DraftChoice, Loaded
     from models.batcher import Batcher
     from models.checkpoints import find
     from models.engine import Engine, ModelDrafter
+    from models.generators import drafted_generator, fused_generator, plain_generator
     from models.loading import Execution, Shape
     from models.nxdi.assembly import load_nxdi, load_nxdi_pair, start_on_device
     from models.nxdi.settings import NxdiSettings

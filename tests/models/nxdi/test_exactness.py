@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from clients.distributed import connect_distributed
-from models.assembly import DraftChoice, Loaded, ModelConfig, drafted_generator, plain_generator
+from models.assembly import DraftChoice, Loaded, ModelConfig
 from models.batcher import Batcher
 from models.drafting import Drafting
 from models.engine import Engine, ModelDrafter
+from models.generators import drafted_generator, plain_generator
 from models.loading import Shape
 from models.runner import Runner
 from models.toy import ToyTokenizer

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from models import assembly
-from models.assembly import DraftChoice, ModelConfig, fused_generator, load, load_draft, load_pair, plain_generator
+from models.assembly import DraftChoice, ModelConfig, load, load_draft, load_pair
 from models.batcher import Batcher
+from models.generators import fused_generator, plain_generator
 from models.loading import Shape
 from models.nxdi.fused import FusedDraft, FusedRunner
 from models.runner import Runner
