@@ -83,7 +83,6 @@ class Settings:
             sequence_length=self.sequence_length,
             batch=batch,
             threads=self.threads,
-            pipeline="auto",  # as a draft worker has it by default
         )
 
 

@@ -208,3 +208,10 @@ def test_auto_waits_where_waiting_is_faster_and_goes_ahead_where_it_is_not() -> 
         assert auto.tokens == said(300)
         assert auto.tpot <= 1.15 * min(fixed.values())
         assert (auto.stats.mean_in_flight > 1.3) == pipelines, (acceptance, times)
+
+
+def test_auto_does_not_go_ahead_over_a_network_that_is_next_to_nothing() -> None:
+    """What theory would gain there, the cores that draft and target share lose."""
+    assert Depth(Pipeline.AUTO, 8, measured(Times(0.002, 0.01, 0.002))).of(3) == 1
+    assert Depth(Pipeline.AUTO, 8, measured(Times(0.002, 0.01, 0.01))).of(3) > 1
+    assert Depth(Pipeline.ON, 8, measured(Times(0.002, 0.01, 0.002))).of(3) == 2
