@@ -19,9 +19,9 @@ from speculation.theory import expected_tokens_measured
 WORTH = 0.03
 """A depth must be expected to save this share of the time per token before a smaller one is left for it."""
 NEAR = 0.25
-"""A network shorter than this share of a verification hides nothing worth having: what is drafted ahead takes longer
-than it saves where draft and target share cores. Measured on one machine (network 1 ms, verification 11): `auto` took 1.1
-to 1.2 times as long per token as stop-and-wait before it knew."""
+"""A network shorter than this share of a verification hides nothing worth having: drafting ahead takes longer than it
+saves where draft and target share cores. Measured on one machine (network 1 ms, verification 11): `auto` took 1.1 to
+1.2 times as long per token as stop-and-wait before it knew."""
 PRIOR_RATE, PRIOR_TRIALS = 0.6, 2.0
 """What is thought of a position's acceptance before it has been seen, and how many trials that is worth."""
 MEMORY = 0.95
