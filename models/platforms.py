@@ -84,7 +84,7 @@ class Platform:
         """For a server's log."""
         visible = os.environ.get(self.cores or "", "")
         cores = f", {self.cores}={visible}" if visible else ""
-        return f"{self.name}, {self.memory() / 2**30:.1f} GiB{cores}"
+        return f"{self.name} ({self.memory() / 2**30:.1f} GiB of memory{cores})"
 
 
 def platform_of(device: str) -> Platform:

@@ -117,7 +117,7 @@ def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> 
 def test_the_cpu_is_described() -> None:
     assert CPU.absent() is None
     CPU.synchronize()
-    assert CPU.describe().startswith("cpu, ") and CPU.memory() > 2**28
+    assert CPU.describe().startswith("cpu (") and CPU.memory() > 2**28
     assert chosen("auto") is (CUDA if torch.cuda.is_available() else CPU)
 
 
