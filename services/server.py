@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -93,6 +94,7 @@ async def serve(
     if not building.done():
         return 0
     hosted = building.result()
+    settle()
     with config.startup.stage("listening"):
         health = await _listen(server, hosted.service, hosted.register)
         await probes.start(health)
@@ -118,6 +120,13 @@ async def _first(*events: asyncio.Event) -> None:
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()
+
+
+def settle() -> None:
+    """What loading left stays as long as the process. Looked through by a full garbage collection, again and again, it
+    would hold up whoever is being served for a fifth of a second (measured)."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _as_task(work: Awaitable[Any]) -> Any:

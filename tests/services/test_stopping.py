@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from clients.channel import open_channel
 from clients.errors import TandemError
+from services.server import settle
 from speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_errors import opening, refusal
@@ -181,3 +183,11 @@ def test_a_new_request_goes_to_the_verifier_that_is_not_stopping() -> None:
             assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", "DRAINING")
 
     run(test())
+
+
+def test_what_loading_left_is_not_looked_through_while_requests_are_served() -> None:
+    settle()
+    try:
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
