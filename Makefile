@@ -70,9 +70,9 @@ screenshot: $(STAMP)
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
-# What `make test` leaves out for its minutes of CPU: graphs at every bucket, module code in every dtype.
+# What `make test` leaves out: graphs at every bucket, module code in every dtype, a Ray cluster, which wants the machine.
 thorough: $(STAMP)
-	@$(BIN)/python -m pytest -q -m thorough tests/models $(ARGS)
+	@$(BIN)/python -m pytest -q -m thorough tests/models tests/deploy $(ARGS)
 
 # What is measured goes to results/reliability.json too. The soak of ten minutes: ARGS="-m marathon".
 reliability: $(STAMP)
