@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from clients.request_context import Attributes, Span, current_span, within
-from speculation.drafters import Drafter, Guesser
+from speculation.drafters import Drafter, Guesser, teach
 from speculation.loop import Rounds, Verifier
 from speculation.pipeline import Answer, FlightVerifier
 from speculation.types import Draft, SamplingParams, SparseDistribution, Verdict
@@ -78,6 +78,9 @@ class TracedDrafter(_Traced[Drafts]):
             draft = await self._inner.propose(tokens, k)
             span.note({"drafted": len(draft.token_ids), **_seconds(draft)})
         return draft
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        teach(self._inner, tokens, ())
 
 
 class TracedGuesser(TracedDrafter[Guesser]):

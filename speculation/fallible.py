@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from speculation.drafters import Drafter, Guesser, Learner
+from speculation.drafters import Drafter, Guesser, teach
 from speculation.types import Draft, SamplingParams, SpeculationStats
 
 log = logging.getLogger("tandem.drafter")
@@ -139,8 +139,7 @@ class FallibleDrafter:
         return draft or Draft()
 
     def learn(self, tokens: Sequence[int]) -> None:
-        if isinstance(self._drafter, Learner):
-            self._drafter.learn(tokens)
+        teach(self._drafter, tokens, ())
 
     async def close(self) -> None:
         if self._trial:

@@ -17,11 +17,20 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from clients.errors import TandemError
 from clients.request_context import Request, begin, outgoing
-from clients.traced_rounds import traced_drafter, traced_flights, traced_guesser, traced_rounds, traced_verifier
+from clients.traced_rounds import (
+    TracedGuesser,
+    traced_drafter,
+    traced_flights,
+    traced_guesser,
+    traced_rounds,
+    traced_verifier,
+)
 from clients.tracing import Tracing, open_tracing
 from services.calls import CallInterceptor
 from services.spans import CallSpans
 from speculation.depth import Pipeline
+from speculation.drafters import teach
+from speculation.trust import LONG, Trust, TrustedLookup
 from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
 from tests.support import Answer, answer, distributed, ids, launch, raw_stub, run, server_process, target_site
@@ -331,3 +340,13 @@ def test_a_session_that_is_lost_is_opened_again_within_the_trace(monkeypatch: py
     assert resumed.attributes["base_length"] > 3
     again = [s for s in traced.named("OpenSession", "target") if "client:resume" in traced.path(s)]
     assert len(again) == 1
+
+
+def test_a_drafter_that_is_traced_learns_as_one_that_is_not() -> None:
+    trust = Trust()
+    lookup: Any = TrustedLookup(trust)
+    before = trust.rates(LONG, 1)
+    run(lookup.open([1, 2, 3], support.GREEDY))
+    span: Any = None
+    teach(TracedGuesser(lookup, span), [1, 2, 3], [4, 1, 2, 3, 4] * 3)
+    assert trust.rates(LONG, 1) > before
