@@ -22,6 +22,7 @@ from models.runner import RowFailed
 from models.slots import NoFreeSlot
 from services.limits import LimitReached
 from services.sessions import SessionConflict, SessionExpired, SessionNotFound
+from services.wrapping import wrapped
 from speculation.pipeline import OutOfStep
 from speculation.types import InvalidField, TooLong
 from tandem.v1 import generation_pb2
@@ -167,17 +168,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith("/tandem.v1."):
             return handler
-        coders = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(_guard_unary(handler.unary_unary, self._log_prompts), **coders)
-        if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(
-                _guard_stream(handler.stream_stream, self._log_prompts), **coders
-            )
-        return grpc.unary_stream_rpc_method_handler(_guard_stream(handler.unary_stream, self._log_prompts), **coders)
+        return wrapped(
+            handler,
+            lambda method: _guard_unary(method, self._log_prompts),
+            lambda method: _guard_stream(method, self._log_prompts),
+        )
 
 
 def _guard_unary(method: Callable[..., Awaitable[Any]], log_prompts: bool) -> Callable[..., Awaitable[Any]]:
