@@ -41,40 +41,42 @@ public:
         return {at, at + panel_bytes()};
     }
 
-    // Calls done(token, first 16 outputs, last 16 outputs) for each of `tokens` rows of x, `stride` values apart. The
-    // first tile waits for memory; during the others, which find the panel in the cache, `then` is fetched.
+    // Calls done(token, first 16 outputs, last 16 outputs) for each of `tokens` rows of x, `stride` values apart, in tiles as
+    // equal as can be. Meanwhile `then`, the panel after this one, is fetched, as much of it in one tile as in another.
     template <class Done> void panel(int which, const stored* x, size_t stride, int tokens, Soon then, Done done) const {
-        int at = 0;
-        for (; tokens - at >= TILE; at += TILE) {
-            if (at) tile<TILE, true>(which, x + at * stride, stride, at, done, &then);
-            else tile<TILE>(which, x, stride, at, done);
-        }
-        switch (tokens - at) {
-            case 1: return tile<1>(which, x + at * stride, stride, at, done);
-            case 2: return tile<2>(which, x + at * stride, stride, at, done);
-            case 3: return tile<3>(which, x + at * stride, stride, at, done);
-            case 4: return tile<4>(which, x + at * stride, stride, at, done);
-            case 5: return tile<5>(which, x + at * stride, stride, at, done);
-            case 6: return tile<6>(which, x + at * stride, stride, at, done);
-            case 7: return tile<7>(which, x + at * stride, stride, at, done);
+        const int tiles = (tokens + TILE - 1) / TILE, lines = (BURST_LINES + tiles - 1) / tiles;
+        for (int at = 0, left = tiles; left; left--) {
+            const int count = (tokens - at + left - 1) / left;
+            sized<TILE>(count, which, x + at * stride, stride, at, then, lines, done);
+            at += count;
         }
     }
 
 private:
-    template <int N, bool FETCH = false, class Done>
-    void tile(int which, const stored* x, size_t stride, int at, Done done, Soon* then = nullptr) const {
+    static constexpr int BURST = 8, BURST_LINES = BURST * PANEL * sizeof(unit) / 64;  // between two fetches: units, and their lines
+
+    template <int N, class Done>
+    void sized(int count, int which, const stored* x, size_t stride, int at, Soon& then, int lines, Done& done) const {
+        if (count == N) tile<N>(which, x, stride, at, then, lines, done);
+        else if constexpr (N > 1) sized<N - 1>(count, which, x, stride, at, then, lines, done);
+    }
+
+    template <int N, class Done>
+    void tile(int which, const stored* x, size_t stride, int at, Soon& then, int lines, Done& done) const {
         const unit* w = packed_ + size_t(which) * units_ * PANEL;
         v16f first[N], last[N];
 #pragma GCC unroll 8  // all of these loops, or else the sums lie in memory
         for (int m = 0; m < N; m++) first[m] = last[m] = v16f{};
-        for (int i = 0; i < units_; i++, w += PANEL) {
-            v16u near = load<v16u>(w), far = load<v16u>(w + LANES);
-            if (FETCH) then->fetch(2);
+        for (int i = 0; i < units_;) {
+            then.fetch(lines);
+            for (const int end = std::min(i + BURST, units_); i < end; i++, w += PANEL) {
+                v16u near = load<v16u>(w), far = load<v16u>(w + LANES);
 #pragma GCC unroll 8
-            for (int m = 0; m < N; m++) {
-                unit value = load<unit>(x + m * stride + size_t(i) * D::PER_UNIT);
-                first[m] = D::multiply_add(first[m], value, near);
-                last[m] = D::multiply_add(last[m], value, far);
+                for (int m = 0; m < N; m++) {
+                    unit value = load<unit>(x + m * stride + size_t(i) * D::PER_UNIT);
+                    first[m] = D::multiply_add(first[m], value, near);
+                    last[m] = D::multiply_add(last[m], value, far);
+                }
             }
         }
         v16f near = load<v16f>(&bias_[size_t(which) * PANEL]), far = load<v16f>(&bias_[size_t(which) * PANEL + LANES]);

@@ -17,16 +17,14 @@ template <class D> template <class Piece> void Transformer<D>::share(Place& plac
     meet(place, then);
 }
 
-// With more tokens than a tile holds, the panel after this one is claimed early, to be fetched meanwhile.
+// The panel after this one is claimed early, to be fetched meanwhile. One or two tokens leave no time for that.
 template <class D> template <class Done>
 void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const stored* x, size_t stride, int tokens, Done done) {
     std::atomic<int>& next = claims_[place.phase];
-    const bool early = tokens > TILE;
     for (int panel = place.claimed, after = 0; panel < layer.panels(); panel = after) {
-        if (early) after = next.fetch_add(1, std::memory_order_relaxed);
-        Soon soon = early && after < layer.panels() ? layer.soon(after) : Soon{};
+        after = next.fetch_add(1, std::memory_order_relaxed);
+        Soon soon = tokens > 2 && after < layer.panels() ? layer.soon(after) : Soon{};
         layer.panel(panel, x, stride, tokens, soon, [&](int t, v16f first, v16f last) { done(panel, t, first, last); });
-        if (!early) after = next.fetch_add(1, std::memory_order_relaxed);
     }
     meet(place, then);
 }
@@ -52,7 +50,10 @@ template <class D> void Transformer<D>::work_layer(Layer& layer, const Linear<D>
         D::keep(&qkv_[t * wide_ + panel * PANEL], first);
         D::keep(&qkv_[t * wide_ + panel * PANEL + LANES], last);
     });
-    share(place, tokens * turned, nullptr, [&](int i) { rotate(layer, i / turned, i % turned); });
+    const int parts = tokens < 4 * threads_ ? turned : 1;  // of a token's heads: pieces, but not too many
+    share(place, tokens * parts, nullptr, [&](int i) {
+        for (int head = i % parts; head < turned; head += parts) rotate(layer, i / parts, head);
+    });
     share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
         attend_group(layer, groups_[i / shape.kv_heads], i % shape.kv_heads, thread);
     });
