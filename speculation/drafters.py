@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from speculation.types import Draft, Proposer, SamplingParams
 
@@ -28,18 +28,11 @@ class Guesser(Drafter, Protocol):
         """One token, or none: drawn with the noise of the target's own draw, whatever the rule."""
 
 
-@runtime_checkable
-class Learner(Protocol):
-    """A drafter that learns from what was committed."""
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """All of `tokens`, the prompt first, is committed now."""
-
-
 def teach(drafter: Drafter | None, tokens: Sequence[int], committed: Sequence[int]) -> None:
-    """Tells a drafter that learns that `committed` was committed after `tokens`."""
-    if isinstance(drafter, Learner):
-        drafter.learn([*tokens, *committed])
+    """Tells a drafter that learns (it has `learn(tokens)`) that `committed` was committed after `tokens`."""
+    learn = getattr(drafter, "learn", None)  # to ask isinstance of a protocol takes longer than the learning
+    if learn:
+        learn([*tokens, *committed])
 
 
 class NgramDrafter:
@@ -64,11 +57,15 @@ class NgramDrafter:
         _, copied = self.match(tokens, k)
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
-    def match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
-        """How many last tokens stood somewhere before (0: none), and the `k` that followed them there."""
-        self._index(tokens)
-        size, start = self._find(tokens)
-        return size, tuple(_copy(tokens, start, k)) if size else ()
+    def match(self, tokens: Sequence[int], k: int, end: int | None = None) -> tuple[int, tuple[int, ...]]:
+        """How many last tokens stood somewhere before (0: none), and the `k` that followed them there.
+
+        Of `tokens` the first `end` are looked at (None: all).
+        """
+        end = len(tokens) if end is None else end
+        self._index(tokens, end)
+        size, start = self._find(tokens, end)
+        return size, tuple(_copy(tokens, start, k, end)) if size else ()
 
     async def guess(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
@@ -81,15 +78,18 @@ class NgramDrafter:
         self._indexed.clear()
         self._noted.clear()
 
-    def _index(self, tokens: Sequence[int]) -> None:
+    def _index(self, tokens: Sequence[int], end: int) -> None:
         """Notes for every n-gram that is followed by a token where its latest follower stands."""
-        self._roll_back(_common(self._indexed, tokens))
         start = len(self._indexed)
-        for end in range(start, len(tokens)):
-            grams = [tuple(tokens[end - n : end]) for n in self._sizes if n <= end]
+        if start > end or self._indexed != list(tokens[:start]):
+            start = _common(self._indexed, tokens[:end])
+            self._roll_back(start)
+        for at in range(start, end):
+            before = tuple(tokens[max(0, at - self._sizes[0]) : at])
+            grams = [before[-n:] for n in self._sizes if n <= at]
             self._noted.append([(gram, self._follower.get(gram)) for gram in grams])
-            self._follower.update(dict.fromkeys(grams, end))
-        self._indexed += tokens[start:]
+            self._follower.update(dict.fromkeys(grams, at))
+        self._indexed += tokens[start:end]
 
     def _roll_back(self, length: int) -> None:
         """To the first `length` tokens. A loop that drafts ahead comes here at every wrong guess."""
@@ -101,9 +101,10 @@ class NgramDrafter:
                 else:
                     self._follower[gram] = before
 
-    def _find(self, tokens: Sequence[int]) -> tuple[int, int]:
+    def _find(self, tokens: Sequence[int], end: int) -> tuple[int, int]:
+        last = tuple(tokens[max(0, end - self._sizes[0]) : end])
         for n in self._sizes:
-            at = self._follower.get(tuple(tokens[-n:])) if n <= len(tokens) else None
+            at = self._follower.get(last[-n:]) if n <= end else None
             if at is not None:
                 return n, at
         return 0, 0
@@ -111,15 +112,12 @@ class NgramDrafter:
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
     """How many tokens both begin with."""
-    length = min(len(left), len(right))
-    if list(left[:length]) == list(right[:length]):
-        return length
-    return next(i for i in range(length) if left[i] != right[i])
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
-def _copy(tokens: Sequence[int], start: int, k: int) -> list[int]:
+def _copy(tokens: Sequence[int], start: int, k: int, end: int) -> list[int]:
     copied: list[int] = []
     for source in range(start, start + k):
-        inside = source < len(tokens)
-        copied.append(tokens[source] if inside else copied[source - len(tokens)])
+        copied.append(tokens[source] if source < end else copied[source - end])
     return copied

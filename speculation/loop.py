@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -77,22 +78,46 @@ async def speculate(
 ) -> AsyncGenerator[Chunk, None]:
     """Yields what each round commits, up to the stop. `lengths` says how much each drafts, and learns from it.
 
-    `stats` grows as it goes; `rounds` is closed in any case.
+    A round begins before the tokens of the one before are put into words, unless their text may end it all. `stats` grows
+    as it goes; `rounds` is closed in any case.
     """
     tokens = list(prompt)
+    ahead: _Begun | None = None
     try:
         started = time.perf_counter()
         await rounds.open(tokens, sampling)
         stats.prefill_seconds = time.perf_counter() - started
         while stopping.remaining:
-            k = lengths.choose(stopping.remaining)
-            started = time.perf_counter()
-            draft, verdict = await rounds.round(tokens, k)
-            lengths.observe(k, draft, verdict, time.perf_counter() - started)
+            begun = ahead or _Begun(rounds, tokens, lengths.choose(stopping.remaining), time.perf_counter())
+            draft, verdict, ended = await begun.task
+            ahead = None
+            lengths.observe(begun.k, draft, verdict, ended - begun.started)
             stats.spent(draft)
             stats.observe(draft.token_ids, verdict)
             stats.attribute(draft.proposed_by, verdict.accepted)
             tokens += verdict.token_ids
+            if left := stopping.left_after(verdict.token_ids):
+                ahead = _Begun(rounds, tokens, lengths.choose(left), ended)
+                await asyncio.sleep(0)  # it goes out
             yield stopping.push(verdict.token_ids, verdict.margins)
     finally:
+        if ahead:
+            await ahead.leave()
         await rounds.close()
+
+
+class _Begun:
+    """A round of `k` draft tokens under way. `started`: since when it could have been (perf_counter)."""
+
+    def __init__(self, rounds: Rounds, tokens: Sequence[int], k: int, started: float) -> None:
+        self.k, self.started = k, started
+        self.task = asyncio.create_task(_timed(rounds, tokens, k), name="round")
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def _timed(rounds: Rounds, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict, float]:
+    draft, verdict = await rounds.round(tokens, k)
+    return draft, verdict, time.perf_counter()

@@ -44,6 +44,13 @@ class Stopping:
         """Tokens that may still be produced."""
         return 0 if self.reason else self.rules.max_new_tokens - self.emitted
 
+    def left_after(self, tokens: Sequence[int]) -> int:
+        """Tokens that may still be produced once `tokens` are pushed. 0: none, or only their text will tell."""
+        rules = self.rules
+        if rules.stop_strings or any(t in rules.end_of_sequence_ids or t in rules.stop_token_ids for t in tokens):
+            return 0
+        return max(0, self.remaining - len(tokens))
+
     def push(self, tokens: Sequence[int], margins: Sequence[float] = ()) -> Chunk:
         """The part of newly committed `tokens` that comes before or at the stop, with its text."""
         kept: list[int] = []

@@ -62,13 +62,12 @@ class TrustedLookup:
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
         self._seen = {source: AcceptanceCounts(FADING_HERE) for source in BEFOREHAND}
-        self._lookup, self._judged = NgramDrafter(LONGEST), NgramDrafter(LONGEST)
+        self._lookup = NgramDrafter(LONGEST)
         self._open: list[_Prediction] = []
         self._learned = 0
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         await self._lookup.open(prompt, sampling)
-        await self._judged.open(prompt, sampling)
         self._open, self._learned = [], len(prompt)
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
@@ -83,7 +82,6 @@ class TrustedLookup:
 
     async def close(self) -> None:
         await self._lookup.close()
-        await self._judged.close()
 
     def modelled(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         """The model drafted `draft` after `tokens`, of which some may not be committed yet."""
@@ -93,7 +91,7 @@ class TrustedLookup:
     def learn(self, tokens: Sequence[int]) -> None:
         """All of `tokens` is committed now."""
         for at in range(self._learned, len(tokens)):
-            size, copied = self._judged.match(tokens[:at], JUDGED)
+            size, copied = self._lookup.match(tokens, JUDGED, at)
             if copied:
                 self._open.append(_Prediction(min(size, LONG), at, tokens[at - 1], copied))
         self._learned = len(tokens)

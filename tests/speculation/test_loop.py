@@ -196,7 +196,30 @@ def test_rounds_are_closed_when_the_reader_leaves():
         await chunks.aclose()
 
     asyncio.run(leave())
-    assert [c[0] for c in script.calls] == ["open", "round", "close", "closed"]
+    assert [c[0] for c in script.calls] == ["open", "round", "round", "close", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "before"),
+    [
+        (StopRules(9), 2),
+        (StopRules(9, stop_strings=("never said",)), 1),
+        (StopRules(9, stop_token_ids=frozenset({1})), 1),
+        (StopRules(1), 1),
+    ],
+    ids=["goes on", "its text may end it", "a token ends it", "no room"],
+)
+def test_the_next_round_begins_before_a_chunk_is_read_unless_the_chunk_may_be_the_last(rules, before):
+    script = Script(*[agreed([], 0, 1)] * 4)
+
+    async def first() -> int:
+        chunks = start(script, rules=rules)
+        await chunks.__anext__()
+        begun = [call[0] for call in script.calls].count("round")
+        await chunks.aclose()
+        return begun
+
+    assert asyncio.run(first()) == before
 
 
 def test_rounds_are_closed_on_cancellation():
