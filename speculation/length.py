@@ -9,6 +9,7 @@ no clock, no chance; seconds are arguments.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -36,13 +37,16 @@ CATCHES_UP = 8
 
 
 class LengthPolicy(Protocol):
-    """Says for one session how long the next draft may be, and hears what became of it."""
+    """Says for one session how long the next draft may be, and hears what became of it.
+
+    It may be asked for a round before it hears of the one that is under way.
+    """
 
     def choose(self, remaining: int) -> int:
         """Draft tokens to ask for, 0 to `remaining` - 1, where `remaining` >= 1 tokens may still be produced."""
 
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """The round that was asked for `asked` draft tokens, and the seconds it took as a whole."""
+        """The oldest round not heard of yet: it asked for `asked` draft tokens, and took so many seconds as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +147,14 @@ def _most_gained(tokens: Sequence[float], seconds: Sequence[float], rate: float)
     return gained.index(max(gained))
 
 
+class _Choice(NamedTuple):
+    """What was chosen for a round: its length, what of it is the model's, and the best rate where it is a trial."""
+
+    length: int
+    model: int
+    trial_rate: float | None = None
+
+
 class AdaptiveLength:
     """Lengths for one session, at most `most`; what it learns about costs it shares through `experience`.
 
@@ -163,24 +175,25 @@ class AdaptiveLength:
         self._undrafted_tokens = 0
         self._tokens_known: dict[Proposer, tuple[list[float], list[float]]] = {}
         self._allowance: float | None = None
-        self._trial_rate: float | None = None
+        self._chosen: deque[_Choice] = deque()
         self._rows = experience.rows
 
     def choose(self, remaining: int) -> int:
         most = min(self._most, remaining - 1)
-        self._trial_rate = None
-        if most <= 0:
-            self._limit.model = 0
-            return 0
-        if self._experience.rounds < TRIED or not self._experience.verify.steps:
-            first = (min(FIRST, self._most), 0, self._most, 1)[self._experience.rounds % 4]
-            self._limit.model = min(first, most)
-            return self._limit.model
-        plan = self._choose(most)
-        self._limit.model = plan.model
-        return max(plan.copied, plan.model)
+        choice = self._choose(most) if most > 0 else _Choice(0, 0)
+        self._chosen.append(choice)
+        self._limit.model = choice.model
+        return choice.length
 
-    def _choose(self, most: int) -> Plan:
+    def _choose(self, most: int) -> _Choice:
+        if self._experience.rounds < TRIED or not self._experience.verify.steps:
+            first = min(most, (min(FIRST, self._most), 0, self._most, 1)[self._experience.rounds % 4])
+            return _Choice(first, first)
+        plan, trial_rate = self._plan(most)
+        return _Choice(max(plan.copied, plan.model), plan.model, trial_rate)
+
+    def _plan(self, most: int) -> tuple[Plan, float | None]:
+        """The lengths to use, and where they are a trial the rate of those that seem best."""
         costs, mix = self._costs(most), Mix(self._copied / self._asked, self._empty / self._asked_model)
         if self._allowance is None:
             self._allowance = TRIALS_AT_FIRST * costs.plain
@@ -191,13 +204,11 @@ class AdaptiveLength:
         if hoped.copied > plan.copied or hoped.model > plan.model:
             trial = value(hoped.copied, hoped.model, copies, models, costs, mix)
             if trial.seconds - trial.tokens / plan.rate <= self._allowance:
-                self._trial_rate = plan.rate
-                return hoped
+                return hoped, plan.rate
         overdue = max(plan.copied, plan.model) and self._experience.rounds_since_plain >= PLAIN_AFTER
         if overdue and costs.plain - 1 / plan.rate <= self._allowance:
-            self._trial_rate = plan.rate
-            return Plan(0, 0, 1.0, costs.plain)
-        return plan
+            return Plan(0, 0, 1.0, costs.plain), plan.rate
+        return plan, None
 
     def _costs(self, most: int) -> Costs:
         experience = self._experience
@@ -216,7 +227,7 @@ class AdaptiveLength:
         return known[0][: most + 1], known[1][: most + 1]
 
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        by = proposer_of(draft)
+        by, chosen = proposer_of(draft), self._chosen.popleft()
         steady = self._undrafted_tokens <= CATCHES_UP
         self._experience.note(asked, draft, verdict, seconds, steady)
         self._rows = verdict.rows
@@ -226,16 +237,16 @@ class AdaptiveLength:
         if by is not None:
             self._counts[by].note(len(draft.token_ids), verdict.accepted, self._quiet[by])
             self._quiet[by] = 0
-        self._note_mix(asked, by)
+        self._note_mix(asked, by, chosen.model)
         if self._allowance is not None:
             self._allowance += TRIALS_ON * seconds
-            if self._trial_rate is not None:
-                self._allowance -= seconds - len(verdict.token_ids) / self._trial_rate
+            if chosen.trial_rate is not None:
+                self._allowance -= seconds - len(verdict.token_ids) / chosen.trial_rate
 
-    def _note_mix(self, asked: int, by: Proposer | None) -> None:
+    def _note_mix(self, asked: int, by: Proposer | None, model: int) -> None:
         if asked:
             self._asked = FADING * self._asked + 1
             self._copied = FADING * self._copied + (by is Proposer.NGRAM)
-        if asked and by is not Proposer.NGRAM and self._limit.model:
+        if asked and by is not Proposer.NGRAM and model:
             self._asked_model = FADING * self._asked_model + 1
             self._empty = FADING * self._empty + (by is None)

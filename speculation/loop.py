@@ -78,35 +78,42 @@ async def speculate(
 ) -> AsyncGenerator[Chunk, None]:
     """Yields what each round commits, up to the stop. `lengths` says how much each drafts, and learns from it.
 
-    A round begins before the tokens of the one before are put into words, unless their text may end it all. `stats` grows
-    as it goes; `rounds` is closed in any case.
+    A round begins as soon as the one before has ended, unless the text of that may end it all: its length was chosen
+    before, and what there is to learn and to say of the former is done meanwhile. `stats` grows as it goes; `rounds` is
+    closed in any case.
     """
     tokens = list(prompt)
-    ahead: _Begun | None = None
+    under_way: _Round | None = None
     try:
         started = time.perf_counter()
         await rounds.open(tokens, sampling)
         stats.prefill_seconds = time.perf_counter() - started
+        k = lengths.choose(stopping.remaining)
         while stopping.remaining:
-            begun = ahead or _Begun(rounds, tokens, lengths.choose(stopping.remaining), time.perf_counter())
-            draft, verdict, ended = await begun.task
-            ahead = None
-            lengths.observe(begun.k, draft, verdict, ended - begun.started)
+            if under_way is None:
+                under_way = _Round(rounds, tokens, min(k, stopping.remaining - 1), time.perf_counter())
+                await asyncio.sleep(0)  # it goes out
+                k = lengths.choose(stopping.remaining)
+            draft, verdict, ended = await under_way.task
+            done, under_way = under_way, None
+            tokens += verdict.token_ids
+            if left := stopping.left_after(verdict.token_ids):
+                under_way = _Round(rounds, tokens, min(k, left - 1), ended)
+                await asyncio.sleep(0)
+            lengths.observe(done.k, draft, verdict, ended - done.started)
+            if left:
+                k = lengths.choose(left)
             stats.spent(draft)
             stats.observe(draft.token_ids, verdict)
             stats.attribute(draft.proposed_by, verdict.accepted)
-            tokens += verdict.token_ids
-            if left := stopping.left_after(verdict.token_ids):
-                ahead = _Begun(rounds, tokens, lengths.choose(left), ended)
-                await asyncio.sleep(0)  # it goes out
             yield stopping.push(verdict.token_ids, verdict.margins)
     finally:
-        if ahead:
-            await ahead.leave()
+        if under_way:
+            await under_way.leave()
         await rounds.close()
 
 
-class _Begun:
+class _Round:
     """A round of `k` draft tokens under way. `started`: since when it could have been (perf_counter)."""
 
     def __init__(self, rounds: Rounds, tokens: Sequence[int], k: int, started: float) -> None:
