@@ -118,7 +118,7 @@ async def agreement(drafter: Drafter, said: Continuation) -> Agreement:
             proposed += bool(guess)
             agreed += guess == (token,)
             text.append(token)
-            teach(drafter, text, ())
+            teach(drafter, text)
     finally:
         await drafter.close()
     return Agreement(agreed, proposed, len(said.answer))

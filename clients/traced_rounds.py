@@ -80,7 +80,7 @@ class TracedDrafter(_Traced[Drafts]):
         return draft
 
     def learn(self, tokens: Sequence[int]) -> None:
-        teach(self._inner, tokens, ())
+        teach(self._inner, tokens)
 
 
 class TracedGuesser(TracedDrafter[Guesser]):
@@ -127,6 +127,9 @@ class TracedRounds(_Traced[Rounds]):
             span.note({"k": len(draft.token_ids), "accepted": verdict.accepted, **_seconds(verdict)})
             span.note({"draft_seconds": draft.compute_seconds})
         return draft, verdict
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        self._inner.learn(tokens)
 
 
 def _seconds(of: Draft | Verdict) -> dict[str, float]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from models.batcher import DeviceLost, Timed
 from models.engine import DraftSequence, Engine, KVSequence
 from models.runner import FusedResult, FusedRow, ProposeRow, RowFailed, fused
-from speculation.drafters import teach
 from speculation.fallible import DrafterHealth
 from speculation.trust import TrustedLookup
 from speculation.types import Draft, DraftLimit, Proposer, Rule, SamplingParams, SpeculationStats, Verdict
@@ -86,7 +85,6 @@ class FusedRounds:
         result: FusedResult = done.value
         if asked:
             self._answered(self._draft, tokens, result)
-        teach(self._lookup, tokens, result.verdict.token_ids)
         if k and not copied and (asked is None or result.draft_failed):
             self._stats.undrafted_rounds += 1
             self._pair.health.undrafted += 1
@@ -128,6 +126,10 @@ class FusedRounds:
             ),
             replace(result.verdict, queue_seconds=waited, compute_seconds=done.compute_seconds - result.draft_seconds),
         )
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        if self._lookup:
+            self._lookup.learn(tokens)
 
     async def close(self) -> None:
         if self._target:

@@ -96,7 +96,7 @@ class Proposals:
             await held.drafter.close()  # what an opening that was cancelled may hold
             await held.drafter.open(tokens, session.sampling)
             held.ready = True
-        teach(held.drafter, tokens, ())
+        teach(held.drafter, tokens)
         told = request.HasField("model_speculation_length")
         held.limit.model = request.model_speculation_length if told else None
         draft = await held.drafter.propose(tokens, request.speculation_length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from speculation.types import Draft, Proposer, SamplingParams
 
@@ -28,11 +28,20 @@ class Guesser(Drafter, Protocol):
         """One token, or none: drawn with the noise of the target's own draw, whatever the rule."""
 
 
-def teach(drafter: Drafter | None, tokens: Sequence[int], committed: Sequence[int]) -> None:
-    """Tells a drafter that learns (it has `learn(tokens)`) that `committed` was committed after `tokens`."""
+def teach(drafter: Drafter | None, tokens: Sequence[int]) -> None:
+    """Tells a drafter that learns (it has `learn(tokens)`) that all of `tokens`, the prompt first, is committed now."""
     learn = getattr(drafter, "learn", None)  # to ask isinstance of a protocol takes longer than the learning
     if learn:
-        learn([*tokens, *committed])
+        learn(tokens)
+
+
+class _Noted(NamedTuple):
+    """At one position: the n-grams that end before it, the longest first, each with where its follower stood earlier; and
+    the longest that had one."""
+
+    grams: list[tuple[tuple[int, ...], int | None]]
+    size: int
+    start: int
 
 
 class NgramDrafter:
@@ -48,7 +57,7 @@ class NgramDrafter:
         self._sizes = range(longest, shortest - 1, -1)
         self._follower: dict[tuple[int, ...], int] = {}
         self._indexed: list[int] = []
-        self._noted: list[list[tuple[tuple[int, ...], int | None]]] = []  # by position: n-grams, and who stood before
+        self._noted: list[_Noted] = []  # by position
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._forget()
@@ -57,15 +66,16 @@ class NgramDrafter:
         _, copied = self.match(tokens, k)
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
-    def match(self, tokens: Sequence[int], k: int, end: int | None = None) -> tuple[int, tuple[int, ...]]:
-        """How many last tokens stood somewhere before (0: none), and the `k` that followed them there.
+    def match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
+        """How many last tokens stood somewhere before (0: none), and the `k` that followed them there."""
+        self.note(tokens)
+        size, start = self._find(tokens)
+        return size, tuple(_copy(tokens, start, k, len(tokens))) if size else ()
 
-        Of `tokens` the first `end` are looked at (None: all).
-        """
-        end = len(tokens) if end is None else end
-        self._index(tokens, end)
-        size, start = self._find(tokens, end)
-        return size, tuple(_copy(tokens, start, k, end)) if size else ()
+    def matched(self, tokens: Sequence[int], at: int, k: int) -> tuple[int, tuple[int, ...]]:
+        """Likewise after the first `at` of `tokens`, which were noted and go on."""
+        noted = self._noted[at]
+        return noted.size, tuple(_copy(tokens, noted.start, k, at)) if noted.size else ()
 
     async def guess(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
@@ -78,33 +88,34 @@ class NgramDrafter:
         self._indexed.clear()
         self._noted.clear()
 
-    def _index(self, tokens: Sequence[int], end: int) -> None:
+    def note(self, tokens: Sequence[int]) -> None:
         """Notes for every n-gram that is followed by a token where its latest follower stands."""
         start = len(self._indexed)
-        if start > end or self._indexed != list(tokens[:start]):
-            start = _common(self._indexed, tokens[:end])
+        if self._indexed != list(tokens[:start]):
+            start = _common(self._indexed, tokens)
             self._roll_back(start)
-        for at in range(start, end):
+        for at in range(start, len(tokens)):
             before = tuple(tokens[max(0, at - self._sizes[0]) : at])
-            grams = [before[-n:] for n in self._sizes if n <= at]
-            self._noted.append([(gram, self._follower.get(gram)) for gram in grams])
-            self._follower.update(dict.fromkeys(grams, at))
-        self._indexed += tokens[start:end]
+            grams = [(before[-n:], self._follower.get(before[-n:])) for n in self._sizes if n <= at]
+            size, found = next(((len(gram), stood) for gram, stood in grams if stood is not None), (0, 0))
+            self._noted.append(_Noted(grams, size, found))
+            self._follower.update((gram, at) for gram, _ in grams)
+        self._indexed += tokens[start:]
 
     def _roll_back(self, length: int) -> None:
         """To the first `length` tokens. A loop that drafts ahead comes here at every wrong guess."""
         del self._indexed[length:]
         while len(self._noted) > length:
-            for gram, before in self._noted.pop():
+            for gram, before in self._noted.pop().grams:
                 if before is None:
                     del self._follower[gram]
                 else:
                     self._follower[gram] = before
 
-    def _find(self, tokens: Sequence[int], end: int) -> tuple[int, int]:
-        last = tuple(tokens[max(0, end - self._sizes[0]) : end])
+    def _find(self, tokens: Sequence[int]) -> tuple[int, int]:
+        last = tuple(tokens[-self._sizes[0] :])
         for n in self._sizes:
-            at = self._follower.get(last[-n:]) if n <= end else None
+            at = self._follower.get(last[-n:]) if n <= len(last) else None
             if at is not None:
                 return n, at
         return 0, 0

@@ -139,7 +139,7 @@ class FallibleDrafter:
         return draft or Draft()
 
     def learn(self, tokens: Sequence[int]) -> None:
-        teach(self._drafter, tokens, ())
+        teach(self._drafter, tokens)
 
     async def close(self) -> None:
         if self._trial:

@@ -39,6 +39,9 @@ class Rounds(Protocol):
 
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]: ...
 
+    def learn(self, tokens: Sequence[int]) -> None:
+        """All of `tokens` is committed now; a round that goes on from them may have begun."""
+
     async def close(self) -> None: ...
 
 
@@ -57,8 +60,10 @@ class DraftThenVerify:
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
         draft = await self.drafter.propose(tokens, k) if self.drafter and k else Draft()
         verdict = await self.verifier.verify(tokens, draft.token_ids, draft.distributions)
-        teach(self.drafter, tokens, verdict.token_ids)
         return draft, verdict
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        teach(self.drafter, tokens)
 
     async def close(self) -> None:
         try:
@@ -100,6 +105,7 @@ async def speculate(
             if left := stopping.left_after(verdict.token_ids):
                 under_way = _Round(rounds, tokens, min(k, left - 1), ended)
                 await asyncio.sleep(0)
+            rounds.learn(tokens)
             lengths.observe(done.k, draft, verdict, ended - done.started)
             if left:
                 k = lengths.choose(left)

@@ -129,6 +129,9 @@ class PipelinedRounds:
             self._path = list(tokens)
             self._send(again.draft, ahead=False)
 
+    def learn(self, tokens: Sequence[int]) -> None:
+        teach(self.drafter, tokens)
+
     async def close(self) -> None:
         try:
             await self._forget_ahead()
@@ -206,7 +209,6 @@ class PipelinedRounds:
         self._dry = False
         if not goes_on:
             await self._forget_ahead()
-        teach(self.drafter, tokens, verdict.token_ids)
         return flight.draft, verdict
 
     def _account(self, flight: _Flight, verdict: Verdict, network_seconds: float) -> None:

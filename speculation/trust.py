@@ -90,8 +90,9 @@ class TrustedLookup:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """All of `tokens` is committed now."""
+        self._lookup.note(tokens)
         for at in range(self._learned, len(tokens)):
-            size, copied = self._lookup.match(tokens, JUDGED, at)
+            size, copied = self._lookup.matched(tokens, at, JUDGED)
             if copied:
                 self._open.append(_Prediction(min(size, LONG), at, tokens[at - 1], copied))
         self._learned = len(tokens)

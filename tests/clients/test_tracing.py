@@ -348,5 +348,5 @@ def test_a_drafter_that_is_traced_learns_as_one_that_is_not() -> None:
     before = trust.rates(LONG, 1)
     run(lookup.open([1, 2, 3], support.GREEDY))
     span: Any = None
-    teach(TracedGuesser(lookup, span), [1, 2, 3], [4, 1, 2, 3, 4] * 3)
+    teach(TracedGuesser(lookup, span), [1, 2, 3, *[4, 1, 2, 3, 4] * 3])
     assert trust.rates(LONG, 1) > before

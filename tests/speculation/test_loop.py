@@ -35,6 +35,9 @@ class Script:
         await asyncio.sleep(0)
         return self._rounds.pop(0)
 
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Nothing."""
+
     async def close(self) -> None:
         self.calls.append(("close",))
         await asyncio.sleep(0)
@@ -163,6 +166,17 @@ def failing_at(where: str, after: int = 0) -> Callable[[str], None]:
             raise Broken
 
     return on
+
+
+def test_rounds_hear_of_all_that_is_committed_after_each_round():
+    class Learning(Script):
+        def learn(self, tokens: Sequence[int]) -> None:
+            self.calls.append(("learn", tuple(tokens)))
+
+    script = Learning(agreed([1, 2], 1, 3), agreed([], 0, 4), agreed([], 0, 5))
+    asyncio.run(collect(start(script, rules=StopRules(4))))
+    learned = [call[1] for call in script.calls if call[0] == "learn"]
+    assert learned == [(*PROMPT, 1, 3), (*PROMPT, 1, 3, 4), (*PROMPT, 1, 3, 4, 5)]
 
 
 def test_rounds_are_closed_at_a_normal_end():

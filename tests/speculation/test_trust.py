@@ -70,6 +70,7 @@ def proposers(text: Sequence[int], prompt: int, trust: Trust, model: Model, k: i
             draft, verdict = await rounds.round(tokens, k)
             found.append(draft.proposed_by[0] if draft.proposed_by else None)
             tokens += verdict.token_ids
+            rounds.learn(tokens)
         await rounds.close()
         return found
 
