@@ -152,9 +152,11 @@ class PipelinedRounds:
         answer = self._flights[0].answer
         while not answer.done():
             self._go_ahead()
-            either: list[asyncio.Future[Any]] = [answer, self._ahead] if self._ahead else [answer]
+            if self._ahead is None:
+                return await answer
+            either: list[asyncio.Future[Any]] = [answer, self._ahead]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self._ahead and self._ahead.done():
+            if self._ahead.done():
                 await self._ahead_sent()
         return answer.result()
 
