@@ -32,7 +32,7 @@ ObserveStep = Callable[[Any, int, float, float], None]
 # sequence that holds a slot is here, it begins at once: what else the loop has to do, it does beside the step.
 _TURNS = 8
 
-# Both threads are Python's: what the loop has to do after a step (0.4 ms of replies, measured) would hold up the next one,
+# Both threads are Python's: what the loop has to do after a step (0.4 ms of replies, measured) would hold up the next,
 # which is there by then. So the loop lets the device begin first; it waits no longer than this, in seconds.
 _BEGINS = 0.005
 

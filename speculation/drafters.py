@@ -36,8 +36,8 @@ def teach(drafter: Drafter | None, tokens: Sequence[int]) -> None:
 
 
 class _Noted(NamedTuple):
-    """At one position: the n-grams that end before it, the longest first, each with where its follower stood earlier; and
-    the longest that had one."""
+    """At one position: the n-grams that end before it, the longest first, each with where its follower stood earlier;
+    and the longest that had one."""
 
     grams: list[tuple[tuple[int, ...], int | None]]
     size: int

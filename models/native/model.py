@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.native.library import LAYER_FIELDS, Batch, Ints, LayerWeights, ModelShape, pointer
+from models.native.library import LAYER_FIELDS, Batch, Ints, LayerWeights, ModelShape, ints, pointer
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -54,7 +54,8 @@ class NativeModel:
         check(module)
         config, self.dtype = module.config, next(module.parameters()).dtype
         self.device, self.vocab_size, self.threads = "cpu", int(config.vocab_size), threads
-        self.only: Ints | None = None if only is None else np.array(only, dtype=np.int32)
+        self.only: NDArray[np.int32] | None = None if only is None else np.array(only, dtype=np.int32)
+        self.stands_for: Ints | None = None if only is None else ints(only)
         self.most_tokens = most_tokens
         self.library = threads.library
         self.outputs = module.get_output_embeddings().weight.shape[0] if only is None else len(only)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.certify import certify
-from models.native.library import Batch, Ints, ints, pointer
+from models.native.library import Batch, Ints, ints, zeros
 from models.native.model import NativeModel
 from models.runner import (
     TAIL,
@@ -95,28 +95,31 @@ class NativeRunner:
         tails = _tails([row.propose for row in rows])
         stride = max(1, *(max(row.propose.k, len(row.given)) for row in rows))
         counts = ints([len(row.given) or row.propose.k for row in rows])
-        given = ints([bool(row.given) for row in rows])
-        drafts = np.zeros((len(rows), stride), dtype=np.int32)
-        for row, into in zip(rows, drafts, strict=True):
-            into[: len(row.given)] = row.given
-        said, accepted = np.zeros((len(rows), stride + 1), dtype=np.int32), np.zeros(len(rows), dtype=np.int32)
+        drafts, said, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
+        for r, row in enumerate(rows):
+            drafts[r * stride : r * stride + len(row.given)] = list(row.given)
         seconds = c_double()
         self.model.library.tandem_fused(
             draft.model.handle,
             self.model.handle,
             ctypes.byref(tails.rows),
-            *(pointer(array) for array in (counts, given, draft.model.only)),
+            counts,
+            ints([bool(row.given) for row in rows]),
+            draft.model.stands_for,
             self.limits.vocab_size,
             stride,
-            *(pointer(array) for array in (drafts, said, accepted)),
+            drafts,
+            said,
+            accepted,
             ctypes.byref(seconds),
         )
         results: list[FusedResult | RowFailed] = []
         for r, row in enumerate(rows):
-            proposal = Proposal(tuple(drafts[r, : counts[r]].tolist()), 0.0 if row.given else seconds.value)
-            verdict = _verdict(said[r], int(accepted[r]))
+            drafted = tuple(drafts[r * stride : r * stride + counts[r]])
+            proposal = Proposal(drafted, 0.0 if row.given else seconds.value)
+            verdict = _verdict(said, r * (stride + 1), accepted[r])
             results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
-        return [sized(result, len(rows), 1 + int(counts.max()), seconds.value) for result in results]
+        return [sized(result, len(rows), 1 + max(counts), seconds.value) for result in results]
 
     def _verify_greedily(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         batch = Batch(
@@ -124,22 +127,23 @@ class NativeRunner:
             [row.position for row in rows],
             [(row.last_token, *row.draft) for row in rows],
         )
-        said, accepted = np.zeros(len(batch.tokens), dtype=np.int32), np.zeros(len(rows), dtype=np.int32)
-        self.model.library.tandem_verify(self.model.handle, ctypes.byref(batch.rows), pointer(said), pointer(accepted))
-        return [_verdict(said[begin:], int(n)) for begin, n in zip(batch.begins, accepted, strict=False)]
+        said, accepted = zeros(len(batch.tokens)), zeros(len(rows))
+        self.model.library.tandem_verify(self.model.handle, ctypes.byref(batch.rows), said, accepted)
+        return [_verdict(said, begin, n) for begin, n in zip(batch.begins, accepted, strict=False)]
 
     def _propose_greedily(self, rows: Sequence[ProposeRow]) -> list[_Draft]:
         tails, counts = _tails(rows), ints([row.k for row in rows])
-        drafts = np.zeros((len(rows), max(1, *(row.k for row in rows))), dtype=np.int32)
+        stride = max(1, *(row.k for row in rows))
+        drafts = zeros(len(rows) * stride)
         self.model.library.tandem_propose(
             self.model.handle,
             ctypes.byref(tails.rows),
-            pointer(counts),
-            pointer(self.model.only),
-            drafts.shape[1],
-            pointer(drafts),
+            counts,
+            self.model.stands_for,
+            stride,
+            drafts,
         )
-        return [(tuple(tokens[:count].tolist()), ()) for tokens, count in zip(drafts, counts, strict=True)]
+        return [(tuple(drafts[r * stride : r * stride + count]), ()) for r, count in enumerate(counts)]
 
     def _propose_drawn(self, rows: Sequence[ProposeRow]) -> list[_Draft]:
         drafts: list[tuple[list[int], list[SparseDistribution]]] = [([], []) for _ in rows]
@@ -169,8 +173,9 @@ def _tails(rows: Sequence[ProposeRow]) -> Batch:
     return Batch([r.slot for r in rows], [r.position + 1 - len(r.tail) for r in rows], [r.tail for r in rows])
 
 
-def _verdict(said: Ints, accepted: int) -> Verdict | RowFailed:
-    return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[: accepted + 1].tolist()), accepted)
+def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
+    """Of a row whose part of `said` begins there."""
+    return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
 
 
 def _judged(row: VerifyRow, logits: Logits) -> Verdict:
