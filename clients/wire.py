@@ -97,6 +97,7 @@ def answer_from_wire(reply: verifier_pb.VerifyResponse, seconds: float) -> Answe
         tuple(reply.margins),
         max(1, reply.step_rows),
         reply.step_width,
+        reply.step_tokens,
     )
     network_seconds = max(0.0, seconds - reply.server_seconds)
     return Answer(None if reply.stale else verdict, reply.committed_length, network_seconds)

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from models.patience import Patience
 from models.runner import RowFailed
 from models.slots import SlotPool
 
@@ -67,8 +68,10 @@ class Batcher:
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"device-{name}")
         self._ready: list[_Waiting] = []
-        self._running = self._looking = False
+        self._running = False
+        self._again: asyncio.Handle | None = None
         self._turns = _TURNS
+        self._patience = Patience()
         self._context = contextvars.Context()  # nobody's, whoever's row came first
         self._pools: list[SlotPool] = []
         self._prefilled = False
@@ -105,24 +108,32 @@ class Batcher:
         Of `prefill` rows no two steps run in a row while others wait: newcomers hold up a round by one chunk at most.
         """
         future = asyncio.get_running_loop().create_future()
-        self._ready.append(_Waiting(step, row, limit, time.perf_counter(), prefill, future))
+        now = time.perf_counter()
+        self._ready.append(_Waiting(step, row, limit, now, prefill, future))
+        if not prefill:
+            self._patience.came(now, self._running)
         self._look()
         return await future
 
     def _look(self) -> None:
-        """Begins a step if the device is free and every sequence is here, or looks again in a turn of the loop."""
-        if self._running or self._looking or not self._ready:
+        """Begins a step if the device is free and who is not here is not worth waiting for; else looks again later."""
+        if self._running or not self._ready:
             return
-        if self._turns and len(self._ready) < self._sequences():
+        if self._again:
+            self._again.cancel()
+            self._again = None
+        missing, loop = self._sequences() - len(self._ready), asyncio.get_running_loop()
+        if missing > 0 and self._turns:
             self._turns -= 1
-            self._looking = True
-            asyncio.get_running_loop().call_soon(self._look_again, context=self._context)
+            self._again = loop.call_soon(self._look, context=self._context)
+        elif missing > 0 and (wait := self._worth_waiting(missing)):
+            self._again = loop.call_later(wait, self._look, context=self._context)
         elif rows := self._gather():
             self._begin(rows)
 
-    def _look_again(self) -> None:
-        self._looking = False
-        self._look()
+    def _worth_waiting(self, missing: int) -> float:
+        """Seconds, for rows that are on their way back. A prompt's chunk begins without them: they cannot join it."""
+        return 0.0 if self._first().prefill else self._patience.seconds(time.perf_counter(), missing)
 
     def _begin(self, rows: list[_Waiting]) -> None:
         """Hands `rows` to the device thread, and returns once it is at them."""
@@ -135,6 +146,8 @@ class Batcher:
 
     def _ended(self, rows: list[_Waiting], ran: Timed[Sequence[Any]]) -> None:
         self._running, self._turns = False, _TURNS
+        if not rows[0].prefill:
+            self._patience.answered(len(rows), time.perf_counter(), ran.compute_seconds)
         self._hand_out(rows, ran)
         self._look()
 

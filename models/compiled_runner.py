@@ -187,13 +187,13 @@ class CompiledRunner(TorchRunner):
 def _fused(graph: FusedGraph, target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
     if not graph.fits(rows):
         return fused_step(target, draft, rows)
-    results, width = graph.step(rows), 1 + max(row.propose.k for row in rows)
+    results, widths = graph.step(rows), [1 + row.propose.k for row in rows]
     for row, result in zip(rows, results, strict=True):
         if isinstance(result, RowFailed):
             graph.target.slots.clear(row.propose.slot)
             graph.draft.slots.clear(row.propose.slot)
     seconds = max((r.proposal.seconds for r in results if isinstance(r, FusedResult)), default=0.0)
-    return [sized(result, len(rows), width, seconds) for result in results]
+    return [sized(result, target.shapes, widths, seconds) for result in results]
 
 
 def _verdict(values: list[int], width: int) -> Verdict | RowFailed:

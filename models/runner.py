@@ -134,6 +134,7 @@ class StepShapes:
 
     widths: tokens per row. batches: rows. lengths: cache positions that attention reads (empty: always all).
     chunks: tokens of a prefill step, and prefill_lengths what it reads. `note` says why bits could not be compared.
+    `ragged`: rows of one step may differ in width, and nothing is padded.
     """
 
     widths: tuple[int, ...]
@@ -143,6 +144,15 @@ class StepShapes:
     chunks: tuple[int, ...] = ()
     prefill_lengths: tuple[int, ...] = ()
     note: str = ""
+    ragged: bool = False
+
+    def step_tokens(self, widths: Sequence[int]) -> int:
+        """Tokens of a step of rows this wide, padding included."""
+        if self.ragged:
+            return sum(widths)
+        rows, widest = len(widths), max(widths)
+        padded = min((b for b in self.batches if b >= rows), default=rows)
+        return padded * min((w for w in self.widths if w >= widest), default=widest)
 
     def width(self, needed: int) -> int:
         return next(w for w in self.widths if w >= needed)
@@ -256,17 +266,23 @@ def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[
     return [_fused_result(p, v, known, seconds) for p, v in zip(proposals, verdicts, strict=True)]
 
 
-def sized(result: FusedResult | RowFailed, rows: int, width: int, draft_seconds: float) -> FusedResult | RowFailed:
+def sized(
+    result: FusedResult | RowFailed, shapes: StepShapes, widths: Sequence[int], draft_seconds: float
+) -> FusedResult | RowFailed:
     """With how large the step was that the rows shared, and what all their drafts took."""
     if isinstance(result, RowFailed):
         return result
-    return replace(result, verdict=replace(result.verdict, rows=rows, width=width), draft_seconds=draft_seconds)
+    return replace(result, verdict=_sized(result.verdict, shapes, widths), draft_seconds=draft_seconds)
+
+
+def _sized(verdict: Verdict, shapes: StepShapes, widths: Sequence[int]) -> Verdict:
+    return replace(verdict, rows=len(widths), width=max(widths), step_tokens=shapes.step_tokens(widths))
 
 
 def verify_sized(target: Runner, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
     """The target's verification; each verdict says how large the step was that the rows shared."""
-    width = 1 + max(len(row.draft) for row in rows)
-    return [replace(v, rows=len(rows), width=width) if isinstance(v, Verdict) else v for v in target.verify(rows)]
+    widths = [1 + len(row.draft) for row in rows]
+    return [_sized(v, target.shapes, widths) if isinstance(v, Verdict) else v for v in target.verify(rows)]
 
 
 def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:

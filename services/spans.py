@@ -68,7 +68,7 @@ def _round(span: Span, request: Any, reply: Any, now: float) -> None:
         }
     )
     if not (reply.stale or reply.replayed):
-        about = {"rows": reply.step_rows, "width": reply.step_width}
+        about = {"rows": reply.step_rows, "width": reply.step_width, "tokens": reply.step_tokens}
         _step(span, "verify", reply.queue_seconds, reply.compute_seconds, about, now)
 
 

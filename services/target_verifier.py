@@ -168,6 +168,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             margins=verdict.margins,
             step_rows=verdict.rows,
             step_width=verdict.width,
+            step_tokens=verdict.step_tokens,
         )
         session.commit(verdict.token_ids, reply)
         return reply

@@ -1,9 +1,9 @@
 """How many draft tokens a round asks for: a fixed number, or what measurements say commits most tokens per second.
 
-Choosing maximises tokens / seconds over the mix of rounds that copies answer (free, longer) and rounds that the draft
-model answers (a cost per token, shorter). With the best rate r so far, each kind of round takes the length that
-maximises tokens - r * seconds, and r is what they give together: Dinkelbach's method, the renewal-reward optimum. Pure:
-no clock, no chance; seconds are arguments.
+Choosing maximises tokens / seconds, those of the rows that share the steps included, over the mix of rounds that copies
+answer (free, longer) and rounds that the draft model answers (a cost per token, shorter). With the best rate r so far,
+each kind of round takes the length that maximises tokens - r * seconds, and r is what they give together: Dinkelbach's
+method, the renewal-reward optimum. Pure: no clock, no chance; seconds are arguments.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from speculation.experience import Experience, proposer_of
+from speculation.experience import ALONE, Experience, proposer_of, without_queue
 from speculation.rates import HIGHEST, AcceptanceCounts
 from speculation.types import Draft, DraftLimit, Proposer, Verdict
 
@@ -29,7 +29,8 @@ TOGETHER, EACH = 3.0, 3.0
 STALE_AFTER = 8
 """Rounds without a draft in which what is known about acceptance is taken to be as good as new."""
 TRIALS_AT_FIRST, TRIALS_ON = 0.75, 0.01
-"""What trials may cost a session: plain rounds at its beginning, and a share of its time from then on."""
+"""What trials may cost a session: plain rounds at its beginning, and a share of its time from then on. Rows that share
+steps share this too: all of them pay for a trial of one."""
 PLAIN_AFTER = 64
 """Rounds of a process after which a plain one is measured again, as a trial: else drafting would never be left."""
 CATCHES_UP = 8
@@ -69,26 +70,33 @@ class FixedLength:
 class Plan(NamedTuple):
     """Lengths for copies and for the model's drafts, and what they bring: tokens and seconds of a mean round.
 
-    Both 0: nobody is asked.
+    Both 0: nobody is asked. `company`: tokens that the rows beside this one bring meanwhile.
     """
 
     copied: int
     model: int
     tokens: float
     seconds: float
+    company: float = 0.0
 
     @property
     def rate(self) -> float:
-        return self.tokens / self.seconds
+        """Tokens a second, of all rows: one that drafts makes its neighbours wait."""
+        return (self.tokens + self.company) / self.seconds
 
 
 class Costs(NamedTuple):
-    """Seconds: a verification of n tokens (verify[n]), a draft of n (draft[n]), and the rest of a round."""
+    """Seconds: a verification of n tokens (verify[n]), a draft of n (draft[n]), and the rest of a round.
+
+    The verification is that of the step that others share, who commit `company` tokens by it. Of a draft step that
+    others share, the row's part: it costs the same for all of them, and would never pay for the first that wants it.
+    """
 
     verify: Sequence[float]
     draft: Sequence[float]
     undrafted: float
     drafted: float
+    company: float = 0.0
 
     @property
     def plain(self) -> float:
@@ -120,12 +128,13 @@ def expected_tokens(rates: Sequence[float]) -> list[float]:
 def value(copied: int, model: int, copies: Sequence[float], models: Sequence[float], costs: Costs, mix: Mix) -> Plan:
     """Two lengths with what they bring, if a round commits `copies[n]` or `models[n]` tokens of a draft of n."""
     if not copied and not model:
-        return Plan(0, 0, 1.0, costs.plain)
+        return Plan(0, 0, 1.0, costs.plain, costs.company)
     c, e = mix.copied, mix.empty if model else 0.0
     seconds_copied = costs.verify[copied + 1]
     seconds_model = (1 - e) * (costs.verify[model + 1] + costs.draft[model]) + e * costs.verify[1]
     tokens = c * copies[copied] + (1 - c) * (e + (1 - e) * models[model])
-    return Plan(copied, model, tokens, costs.drafted + c * seconds_copied + (1 - c) * seconds_model)
+    seconds = costs.drafted + c * seconds_copied + (1 - c) * seconds_model
+    return Plan(copied, model, tokens, seconds, costs.company)
 
 
 def best_plan(copies: Sequence[float], models: Sequence[float], costs: Costs, mix: Mix) -> Plan:
@@ -148,11 +157,15 @@ def _most_gained(tokens: Sequence[float], seconds: Sequence[float], rate: float)
 
 
 class _Choice(NamedTuple):
-    """What was chosen for a round: its length, what of it is the model's, and the best rate where it is a trial."""
+    """What was chosen for a round: its length, what of it is the model's, and the best rate where it is a trial.
+
+    `company`: what its neighbours were thought to commit meanwhile.
+    """
 
     length: int
     model: int
     trial_rate: float | None = None
+    company: float = 0.0
 
 
 class AdaptiveLength:
@@ -176,7 +189,6 @@ class AdaptiveLength:
         self._tokens_known: dict[Proposer, tuple[list[float], list[float]]] = {}
         self._allowance: float | None = None
         self._chosen: deque[_Choice] = deque()
-        self._rows = experience.rows
 
     def choose(self, remaining: int) -> int:
         most = min(self._most, remaining - 1)
@@ -190,31 +202,37 @@ class AdaptiveLength:
             first = min(most, (min(FIRST, self._most), 0, self._most, 1)[self._experience.rounds % 4])
             return _Choice(first, first)
         plan, trial_rate = self._plan(most)
-        return _Choice(max(plan.copied, plan.model), plan.model, trial_rate)
+        return _Choice(max(plan.copied, plan.model), plan.model, trial_rate, plan.company)
 
     def _plan(self, most: int) -> tuple[Plan, float | None]:
         """The lengths to use, and where they are a trial the rate of those that seem best."""
         costs, mix = self._costs(most), Mix(self._copied / self._asked, self._empty / self._asked_model)
         if self._allowance is None:
-            self._allowance = TRIALS_AT_FIRST * costs.plain
+            self._allowance = TRIALS_AT_FIRST * costs.plain / (1 + self._experience.neighbours)
         copies, hoped_copies = self._tokens(Proposer.NGRAM, most)
         models, hoped_models = self._tokens(Proposer.MODEL, most)
         plan = best_plan(copies, models, costs, mix)
         hoped = best_plan(hoped_copies, hoped_models, costs, mix)
         if hoped.copied > plan.copied or hoped.model > plan.model:
             trial = value(hoped.copied, hoped.model, copies, models, costs, mix)
-            if trial.seconds - trial.tokens / plan.rate <= self._allowance:
+            if trial.seconds - (trial.tokens + trial.company) / plan.rate <= self._allowance:
                 return hoped, plan.rate
         overdue = max(plan.copied, plan.model) and self._experience.rounds_since_plain >= PLAIN_AFTER
-        if overdue and costs.plain - 1 / plan.rate <= self._allowance:
-            return Plan(0, 0, 1.0, costs.plain), plan.rate
+        plain = value(0, 0, copies, models, costs, mix)
+        if overdue and plain.seconds - (plain.tokens + plain.company) / plan.rate <= self._allowance:
+            return plain, plan.rate
         return plan, None
 
     def _costs(self, most: int) -> Costs:
         experience = self._experience
         undrafted, drafted = experience.seconds_beside
-        draft = experience.draft.table(self._rows, self._most) if experience.draft.steps else (0.0,) * (self._most + 1)
-        return Costs(experience.verify.table(self._rows, self._most + 1), (0.0, *draft[1:]), undrafted, drafted)
+        rows = 1 + round(experience.neighbours)
+        draft = experience.draft.table(rows, self._most) if experience.draft.steps else (0.0,) * (self._most + 1)
+        verify = experience.verify.table(ALONE, self._most + 1, round(experience.beside))
+        company = experience.neighbours * experience.committed
+        others = experience.drafting * (rows - 1) / rows
+        shares = (0.0, *(seconds / rows for seconds in draft[1:]))
+        return Costs(verify, shares, undrafted + others, drafted + others, company)
 
     def _tokens(self, proposer: Proposer, most: int) -> tuple[list[float], list[float]]:
         """Expected tokens by draft length, as estimated and as hoped."""
@@ -230,7 +248,6 @@ class AdaptiveLength:
         by, chosen = proposer_of(draft), self._chosen.popleft()
         steady = self._undrafted_tokens <= CATCHES_UP
         self._experience.note(asked, draft, verdict, seconds, steady)
-        self._rows = verdict.rows
         self._undrafted_tokens = 0 if by is Proposer.MODEL else self._undrafted_tokens + len(verdict.token_ids)
         for proposer in Proposer:
             self._quiet[proposer] += 1
@@ -239,9 +256,10 @@ class AdaptiveLength:
             self._quiet[by] = 0
         self._note_mix(asked, by, chosen.model)
         if self._allowance is not None:
-            self._allowance += TRIALS_ON * seconds
+            self._allowance += TRIALS_ON * seconds / verdict.rows
             if chosen.trial_rate is not None:
-                self._allowance -= seconds - len(verdict.token_ids) / chosen.trial_rate
+                took = without_queue(seconds, draft, verdict)
+                self._allowance -= took - (len(verdict.token_ids) + chosen.company) / chosen.trial_rate
 
     def _note_mix(self, asked: int, by: Proposer | None, model: int) -> None:
         if asked:

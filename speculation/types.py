@@ -144,8 +144,8 @@ class Verdict:
     """What one verification committed: `accepted` draft tokens, then one token of the target's own.
 
     Seconds are measured beside the target; `margins` (logits, 0 is a tie) only where asked for, and not where the
-    rejection rule decided: it compares no scores. `rows` shared the step, each as wide as the widest of them: `width`
-    tokens (0: not said, the row's own).
+    rejection rule decided: it compares no scores. `rows` shared the step, the widest of them of `width` tokens
+    (0: not said, the row's own), all of them together of `step_tokens` (0: not said, all as wide as that).
     """
 
     token_ids: tuple[int, ...]
@@ -155,6 +155,7 @@ class Verdict:
     margins: tuple[float, ...] = ()
     rows: int = 1
     width: int = 0
+    step_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import functools
 import time
 from collections.abc import Sequence
 from ctypes import c_double
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,7 @@ class NativeRunner:
             tuple(range(1, limits.slots + 1)),
             False,
             chunks=tuple(range(1, limits.chunk + 1)),
+            ragged=True,
         )
 
     def warm_up(self, startup: Startup | None = None) -> None:
@@ -113,13 +115,14 @@ class NativeRunner:
             accepted,
             ctypes.byref(seconds),
         )
+        widths = [1 + count for count in counts]
         results: list[FusedResult | RowFailed] = []
         for r, row in enumerate(rows):
             drafted = tuple(drafts[r * stride : r * stride + counts[r]])
             proposal = Proposal(drafted, 0.0 if row.given else seconds.value)
             verdict = _verdict(said, r * (stride + 1), accepted[r])
             results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
-        return [sized(result, len(rows), 1 + max(counts), seconds.value) for result in results]
+        return [sized(result, self.shapes, widths, seconds.value) for result in results]
 
     def _verify_greedily(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         batch = Batch(
@@ -189,4 +192,4 @@ def certify_ragged(model: NativeModel, limits: Limits, shapes: StepShapes) -> St
     widths = tuple(sorted({1, 2, limits.max_draft + 1}))
     batches = tuple(sorted({1, limits.slots}))
     found = certify(model, limits, widths, batches, chunks=(max(1, limits.chunk // 4), limits.chunk))
-    return StepShapes(shapes.widths, shapes.batches, found.bit_exact, chunks=shapes.chunks)
+    return replace(shapes, bit_exact=found.bit_exact)

@@ -64,7 +64,7 @@ class FusedRunner(NxdiRunner):
             for r, row in enumerate(rows):
                 if r not in results:
                     results[r] = self._result(row, answer)
-        return [sized(results[r], len(rows), self.layout.span, 0.0) for r in range(len(rows))]
+        return [sized(results[r], self.shapes, [self.layout.span] * len(rows), 0.0) for r in range(len(rows))]
 
     def feed_first(self, line: int, token: int) -> Array:
         return self._after_first(line, token)

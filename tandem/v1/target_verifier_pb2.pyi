@@ -89,7 +89,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., base_length: _Optional[int] = ..., last_token: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., report_margins: bool = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("stale", "committed_length", "token_ids", "accepted", "replayed", "queue_seconds", "compute_seconds", "margins", "server_seconds", "step_rows", "step_width")
+    __slots__ = ("stale", "committed_length", "token_ids", "accepted", "replayed", "queue_seconds", "compute_seconds", "margins", "server_seconds", "step_rows", "step_width", "step_tokens")
     STALE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +101,7 @@ class VerifyResponse(_message.Message):
     SERVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
     STEP_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     stale: bool
     committed_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -112,7 +113,8 @@ class VerifyResponse(_message.Message):
     server_seconds: float
     step_rows: int
     step_width: int
-    def __init__(self, stale: bool = ..., committed_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., replayed: bool = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., margins: _Optional[_Iterable[float]] = ..., server_seconds: _Optional[float] = ..., step_rows: _Optional[int] = ..., step_width: _Optional[int] = ...) -> None: ...
+    step_tokens: int
+    def __init__(self, stale: bool = ..., committed_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., replayed: bool = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., margins: _Optional[_Iterable[float]] = ..., server_seconds: _Optional[float] = ..., step_rows: _Optional[int] = ..., step_width: _Optional[int] = ..., step_tokens: _Optional[int] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id",)

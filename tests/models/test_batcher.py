@@ -236,3 +236,31 @@ def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turn
         await batcher.close()
 
     run(test())
+
+
+def test_two_that_come_back_from_elsewhere_share_steps_however_they_began() -> None:
+    """Each drafts for 2 ms after its answer; a step takes 20 whoever is in it. Left alone they would take turns."""
+
+    async def test() -> None:
+        batcher, slots = Batcher("test"), SlotPool(2)
+        batcher.serves(slots)
+        sizes: list[int] = []
+
+        def step(rows: Sequence[Any]) -> list[Any]:
+            sizes.append(len(rows))
+            time.sleep(0.02)
+            return list(rows)
+
+        async def sequence(begins: float) -> None:
+            slots.take()
+            await asyncio.sleep(begins)
+            for round_number in range(20):
+                await batcher.run(step, round_number, 2)
+                await asyncio.sleep(0.002)
+
+        await asyncio.gather(sequence(0.0), sequence(0.01))
+        await batcher.close()
+        assert sizes[0] == 1, "they did not begin apart"
+        assert sizes.count(2) >= 15
+
+    run(test())

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.experience import Experience
+from speculation.experience import Experience, tokens_of_step
 from speculation.length import AdaptiveLength, Costs, FixedLength, Mix, best_plan, expected_tokens
+from speculation.rates import AcceptanceCounts
 from speculation.types import Draft, DraftLimit, Proposer, Verdict
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
 
@@ -203,3 +204,38 @@ class Counting:
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         self.drafted += len(draft.token_ids)
         self.accepted += verdict.accepted
+
+
+def crowded(rows: int, others: int) -> Experience:
+    """Of a process whose steps have so many rows, all but one of `others` tokens: 10 ms, and 0.5 for each token."""
+    experience = Experience()
+    for i in range(200):
+        n = i % (MOST + 1)
+        tokens = (rows - 1) * others + n + 1
+        verdict = Verdict(
+            (0, 0), 1, 0.0, 0.010 + 0.0005 * tokens, rows=rows, width=max(others, n + 1), step_tokens=tokens
+        )
+        experience.note(n, Draft((0,) * n, 0.0, 0.0, (Proposer.MODEL,) * n), verdict, verdict.compute_seconds, True)
+    return experience
+
+
+@pytest.mark.parametrize(("rate", "alone", "beside_others"), [(0.3, True, False), (0.9, True, True)])
+def test_a_row_that_makes_others_wait_drafts_only_what_is_worth_their_while(
+    rate: float, alone: bool, beside_others: bool
+) -> None:
+    """A token drafted costs 0.5 ms: alone that is worth 0.05 tokens, beside seven others that commit two each 0.5."""
+    for experience, drafts in ((crowded(1, 0), alone), (crowded(8, 2), beside_others)):
+        experience.accepted = {proposer: AcceptanceCounts(1.0) for proposer in Proposer}
+        for proposer in Proposer:
+            for _ in range(400):
+                experience.accepted[proposer].note(MOST, MOST if _ % 10 < 10 * rate else 0)
+        policy = AdaptiveLength(MOST, experience)
+        policy._allowance = -1.0  # no trials
+        assert (policy.choose(50) > 0) is drafts
+
+
+def test_a_step_s_tokens_are_those_of_ragged_rows_or_of_rows_as_wide_as_the_widest() -> None:
+    ragged = Verdict((1,), 0, rows=3, width=4, step_tokens=6)
+    assert tokens_of_step(ragged, 0) == 6
+    assert tokens_of_step(Verdict((1,), 0, rows=3, width=4), 0) == 12
+    assert tokens_of_step(Verdict((1,), 0), 2) == 3
