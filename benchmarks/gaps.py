@@ -25,20 +25,22 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The same request without and with newcomers; `chunk`: ms of one prefill chunk of them, alone on the server."""
+    """The same request without and with newcomers; ms of their first prefill chunk, and of the last, which attends to
+    all before it, alone on the server."""
 
     without: Gaps
     beside: Gaps
     newcomers: int
     newcomer_tokens: int
-    chunk: float
+    first_chunk: float
+    last_chunk: float
     chunk_tokens: int
     same_tokens: bool
 
     @property
     def chunks(self) -> float:
-        """What newcomers add to the p99 gap, in prefill chunks."""
-        return (self.beside.p99 - self.without.p99) / self.chunk
+        """What newcomers add to the p99 gap, in prefill chunks: their longest."""
+        return (self.beside.p99 - self.without.p99) / max(self.first_chunk, self.last_chunk)
 
 
 def gaps(answers: Iterable[Answered]) -> Gaps:
@@ -57,7 +59,8 @@ async def measure_stall(
     chunk_tokens: int,
 ) -> Stall:
     """`at_once` newcomers at any time, each replaced by the next once it has its one token."""
-    chunk = [await server.answer(newcomer[: chunk_tokens + 1], 1) for _ in range(6)]
+    whole = (len(newcomer) - 1) // chunk_tokens
+    prefills = [await _prefill(server, newcomer, n * chunk_tokens) for n in (1, whole - 1, whole)]
     without = [await server.answer(running, max_new_tokens) for _ in range(runs)]
     beside: list[Answered] = []
     arrived = 0
@@ -74,10 +77,17 @@ async def measure_stall(
         gaps(beside),
         arrived,
         len(newcomer),
-        1000 * statistics.median(a.stats.prefill_seconds for a in chunk[1:] if a.stats),
+        prefills[0],
+        prefills[2] - prefills[1],
         chunk_tokens,
         {a.token_ids for a in beside} == {a.token_ids for a in without},
     )
+
+
+async def _prefill(server: Ours, newcomer: Sequence[int], tokens: int) -> float:
+    """Milliseconds of a prompt's processing, alone; the first of six counts for nothing."""
+    answers = [await server.answer(newcomer[: tokens + 1], 1) for _ in range(6)]
+    return 1000 * statistics.median(answered.stats.prefill_seconds for answered in answers[1:] if answered.stats)
 
 
 async def _keep_coming(server: Ours, newcomer: Sequence[int]) -> int:
