@@ -210,7 +210,7 @@ def document(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
         "attention": outcome.attention,
         "seconds": outcome.seconds,
         "servers": {name: asdict(info) for name, info in outcome.servers.items()},
-        "ratios": [asdict(ratio) | {"speedup": ratio.speedup} for ratio in ratios(outcome.samples, PAIRINGS)],
+        "ratios": [asdict(ratio) for ratio in ratios(outcome.samples, PAIRINGS)],
         "identical_to_generate": {name: asdict(same) for name, same in _agreements(outcome.samples).items()},
         "samples": [asdict(sample) for sample in outcome.samples],
     }

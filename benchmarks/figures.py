@@ -51,7 +51,8 @@ class Pairing:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A pairing's outcome. `speedup`: median ms per token of theirs over ours, above 1 where ours is faster.
+    """A pairing's outcome. `speedup`: the median over requests of theirs over ours, above 1 where ours is faster:
+    a request's two times were taken close together, where a machine's speed drifts and prompts differ.
 
     `faster` counts the requests (prompt and run) in which ours took less time, `total` those that both answered.
     """
@@ -59,12 +60,9 @@ class Ratio:
     pairing: Pairing
     ours_ms: float
     theirs_ms: float
+    speedup: float
     faster: int
     total: int
-
-    @property
-    def speedup(self) -> float:
-        return self.theirs_ms / self.ours_ms
 
 
 Figure = Callable[[Sample], float | None]
@@ -111,6 +109,7 @@ def _ratio(
         pairing,
         statistics.median(mine for mine, _ in pairs),
         statistics.median(other for _, other in pairs),
+        statistics.median(other / mine for mine, other in pairs),
         sum(mine < other for mine, other in pairs),
         len(pairs),
     )

@@ -27,7 +27,15 @@ SAMPLES = [
 ]
 
 
-def test_a_ratio_is_that_of_the_medians_over_the_prompts_both_answered():
+def test_a_speedup_is_the_median_of_what_each_request_says_not_that_of_two_requests():
+    """A prompt that is slow for one and a prompt that is fast for the other have nothing to say about each other."""
+    pairs = {"a": (10.0, 20.0), "b": (40.0, 44.0), "c": (50.0, 55.0)}
+    both = [sample(who, prompt, ms[i]) for prompt, ms in pairs.items() for i, who in enumerate(("ours", "theirs"))]
+    (ratio,) = ratios(both, [Pairing("speed", "ours", "theirs")])
+    assert ratio.speedup == pytest.approx(1.1)
+
+
+def test_times_are_medians_over_the_prompts_both_answered():
     (ratio,) = ratios(SAMPLES, [Pairing("speed", "ours", "theirs")])
     assert (ratio.ours_ms, ratio.theirs_ms) == pytest.approx((20.0, 40.0))
     assert ratio.speedup == pytest.approx(2.0)
