@@ -191,8 +191,7 @@ def _load_cell(outcome: Outcome, load: Load, least: Load) -> str:
 def _stall_table(stall: Stall) -> Table:
     title = (
         f"Gaps between chunks of a running fused request, ms; newcomers of {stall.newcomer_tokens} tokens;"
-        f" a prefill chunk of {stall.chunk_tokens}, target and draft: the first {stall.first_chunk:.1f} ms,"
-        f" the last {stall.last_chunk:.1f} ms;"
+        f" one prefill chunk of {stall.chunk_tokens}, target and draft: {stall.chunk:.1f} ms;"
         f" tokens {'unchanged' if stall.same_tokens else 'CHANGED'}"
     )
     table = _table(title, "", "newcomers", "gaps", "p50", "p99", "largest")

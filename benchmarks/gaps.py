@@ -25,22 +25,21 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """The same request without and with newcomers; ms of their first prefill chunk, and of the last, which attends to
-    all before it, alone on the server."""
+    """The same request without and with newcomers; `chunk`: ms of one prefill chunk, the mean of a newcomer's whole
+    ones, alone on the server: later ones attend to all before them."""
 
     without: Gaps
     beside: Gaps
     newcomers: int
     newcomer_tokens: int
-    first_chunk: float
-    last_chunk: float
+    chunk: float
     chunk_tokens: int
     same_tokens: bool
 
     @property
     def chunks(self) -> float:
-        """What newcomers add to the p99 gap, in prefill chunks: their longest."""
-        return (self.beside.p99 - self.without.p99) / max(self.first_chunk, self.last_chunk)
+        """What newcomers add to the p99 gap, in prefill chunks."""
+        return (self.beside.p99 - self.without.p99) / self.chunk
 
 
 def gaps(answers: Iterable[Answered]) -> Gaps:
@@ -60,7 +59,7 @@ async def measure_stall(
 ) -> Stall:
     """`at_once` newcomers at any time, each replaced by the next once it has its one token."""
     whole = (len(newcomer) - 1) // chunk_tokens
-    prefills = [await _prefill(server, newcomer, n * chunk_tokens) for n in (1, whole - 1, whole)]
+    prefill = await _prefill(server, newcomer, whole * chunk_tokens)
     without = [await server.answer(running, max_new_tokens) for _ in range(runs)]
     beside: list[Answered] = []
     arrived = 0
@@ -77,8 +76,7 @@ async def measure_stall(
         gaps(beside),
         arrived,
         len(newcomer),
-        prefills[0],
-        prefills[2] - prefills[1],
+        prefill / whole,
         chunk_tokens,
         {a.token_ids for a in beside} == {a.token_ids for a in without},
     )

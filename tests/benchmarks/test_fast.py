@@ -200,7 +200,7 @@ def test_gaps_are_those_between_chunks():
 
 
 def stall(chunk=20.0):
-    return Stall(Gaps(9, 10.0, 12.0, 13.0), Gaps(9, 20.0, 42.0, 50.0), 3, 500, chunk / 2, chunk, 64, True)
+    return Stall(Gaps(9, 10.0, 12.0, 13.0), Gaps(9, 20.0, 42.0, 50.0), 3, 500, chunk, 64, True)
 
 
 def test_what_newcomers_add_is_counted_in_chunks():
