@@ -1,6 +1,6 @@
 """Milliseconds per step, as module code and as graphs: modes take turns in one process.
 
-    .venv/bin/python -m benchmarks.compiled_steps --modes off,inductor
+    .venv/bin/python -m benchmarks.compiled_steps --modes off,inductor,native
 
 A step is a verification of `width` tokens in `rows` slots, with one host copy; a round is a fused step of target and
 draft. Each mode's own start (loading, compiling or reading graphs from disk, certifying) is timed as well: run it twice
@@ -18,13 +18,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from benchmarks.arguments import Parser, positive
 from models.checkpoints import embedded_draft, find
 from models.gguf_cache import unpacked
 from models.loading import Execution, Shape, load_runner
-from models.runner import FusedRow, Fuses, PrefillRow, ProposeRow, Runner, VerifyRow, fused_step
+from models.native.runner import Logits, NativeRunner
+from models.runner import FusedRow, FusedStep, Fuses, PrefillRow, ProposeRow, VerifyRow, fused
 from models.startup import Startup
 from models.torch_runner import TorchRunner
 from speculation.types import SamplingParams
@@ -38,8 +40,8 @@ class Mode:
     """One way to run the steps, loaded."""
 
     name: str
-    target: TorchRunner
-    draft: Runner | None
+    target: TorchRunner | NativeRunner
+    round: FusedStep | None
     startup: dict[str, float]
     notes: list[str]
     milliseconds: dict[str, list[float]] = field(default_factory=dict)
@@ -62,12 +64,13 @@ def load_mode(name: str, args: argparse.Namespace) -> Mode:
         draft.warm_up(startup)
         if isinstance(target, Fuses):
             target.fuse(draft, startup)
-    assert isinstance(target, TorchRunner)
+    assert isinstance(target, TorchRunner | NativeRunner)
     for slot in range(args.batch):
         for runner in (target, draft) if draft else (target,):
             for start in range(0, PREFIX, 64):
                 runner.prefill([PrefillRow(slot, start, tuple(_tokens(start, min(64, PREFIX - start))))])
-    return Mode(name, target, draft, {k: round(v, 2) for k, v in startup.seconds.items()}, startup.notes)
+    taken = {k: round(v, 2) for k, v in startup.seconds.items()}
+    return Mode(name, target, fused(target, draft) if draft else None, taken, startup.notes)
 
 
 def _tokens(start: int, count: int) -> list[int]:
@@ -94,7 +97,7 @@ def steps_of(args: argparse.Namespace) -> dict[str, Callable[[Mode], object]]:
         for k in sorted({3, args.speculation_length} if args.speculation_length >= 3 else {args.speculation_length}):
             round_ = fused_rows(rows, k)
             steps[f"round {rows} x {k}"] = lambda mode, round_=round_: (  # type: ignore[misc]
-                mode.draft and fused_step(mode.target, mode.draft, round_)
+                mode.round and mode.round(round_)
             )
     return steps
 
@@ -113,8 +116,15 @@ def measure(modes: Sequence[Mode], steps: dict[str, Callable[[Mode], object]], r
 
 def same_bits(one: Mode, other: Mode, rows: int, width: int) -> bool:
     wanted = verify_rows(rows, width)
-    pair = [mode.target.verify_logits(wanted)[:rows, :width] for mode in (one, other)]
-    return torch.equal(*pair)
+    return np.array_equal(*(_logits(mode, wanted, width) for mode in (one, other)))
+
+
+def _logits(mode: Mode, wanted: Sequence[VerifyRow], width: int) -> Logits:
+    """[rows, width, vocabulary]; other rows and tokens of a graph are padding."""
+    logits = mode.target.verify_logits(wanted)
+    if isinstance(logits, torch.Tensor):
+        return logits[: len(wanted), :width].float().numpy()
+    return np.stack(logits)
 
 
 def show(modes: Sequence[Mode], args: argparse.Namespace) -> None:
