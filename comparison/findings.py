@@ -12,6 +12,7 @@ from comparison.bootstrap import Interval
 from comparison.calibration import Calibration
 from comparison.conditions import BASE, LINK, Condition, LinkChoice
 from comparison.costs import ArchitectureCosts, costs_by_architecture
+from comparison.line_fit import fit_as_json
 from comparison.predictions import (
     NOTES,
     BestLength,
@@ -119,7 +120,11 @@ def theory_as_json(theory: Theory) -> dict[str, Any]:
     return {
         "costs": {
             "plain_s": model.plain_s,
-            "architectures": {name: _costs_as_json(model, name) for name in (AUTOREGRESSIVE.name, *model.drafts)},
+            "architectures": {
+                name: _costs_as_json(model, name)
+                for name in (AUTOREGRESSIVE.name, *model.drafts)
+                if name in model.costs  # plain decoding may have been costed at width 1 alone
+            },
         },
         "acceptance": {
             name: {"conditional": list(of.rates), "tokens_per_round": of.per_round, "output_tokens": of.tokens}
@@ -142,16 +147,17 @@ def theory_as_json(theory: Theory) -> dict[str, Any]:
 
 
 def _costs_as_json(model: Model, name: str) -> dict[str, Any]:
-    values = asdict(model.costs[name])
+    costs = model.costs[name]
+    values = asdict(costs)
     for key in ("draft_s_by_length", "verify_s_by_positions"):
         values[key] = {f"{size:g}": seconds for size, seconds in values[key].items()}
-    return values
+    return {**values, "fits": {step: fit_as_json(fit) for step, fit in costs.fits.items()}}
 
 
 def model_from_json(theory: Mapping[str, Any]) -> Model:
     """The model again, from the `theory` of a comparison.json."""
     costs = {
-        name: ArchitectureCosts(**{key: _sizes(value) for key, value in of.items()})
+        name: ArchitectureCosts(**{key: _sizes(value) for key, value in of.items() if key != "fits"})
         for name, of in theory["costs"]["architectures"].items()
     }
     drafts = {

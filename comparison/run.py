@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from comparison.identity import MarginTrace
+from comparison.metrics import ratio
 from comparison.records import Failure, Measurement, Record, attribute_seconds, failure_of
 from comparison.workloads import Prompt
 from speculation.types import Chunk, Completion, GenerationRequest, Rule, SamplingParams
@@ -207,7 +208,7 @@ def _measurement(stream: _Stream, bytes_up: int, bytes_down: int) -> Measurement
         tpot_s=(end_to_end_s - arrivals[0]) / (len(tokens) - 1) if len(tokens) > 1 else None,
         inter_token_latency_s=arrivals[-1] / len(tokens),
         end_to_end_latency_s=end_to_end_s,
-        request_output_throughput_token_per_s=len(tokens) / end_to_end_s,
+        request_output_throughput_token_per_s=ratio(len(tokens), end_to_end_s),
         chunk_tokens=tuple(len(chunk.token_ids) for chunk in stream.chunks if chunk.token_ids),
         chunk_gaps_s=tuple(later - earlier for earlier, later in itertools.pairwise(arrivals)),
         rounds=stats.rounds,
