@@ -17,8 +17,9 @@ class ArchitectureCosts:
     """Seconds for one architecture.
 
     draft_fixed + g * draft_slope: a round of g draft tokens (copied ones cost next to nothing). verify_fixed + n *
-    verify_slope: a verification of n positions. Both are non-negative least squares over the lengths asked for, `fits`
-    ("draft", "verify") says how sure and what was held at 0; `..._by_...` are the measured means. round_overhead: of a round, what neither steps nor network explain, waiting for the device included.
+    verify_slope: a verification of n positions. Both are non-negative least squares over the lengths asked for; `fits`
+    ("draft", "verify") say how sure they are and what was held at 0; `..._by_...` are the measured means.
+    round_overhead: of a round, what neither steps nor network explain, waiting for the device included.
     rpc: of a round trip to the other side at no added delay. message_bytes: a round's payload, both ways.
     """
 

@@ -12,7 +12,7 @@ from comparison.bootstrap import Interval
 from comparison.calibration import Calibration
 from comparison.conditions import BASE, LINK, Condition, LinkChoice
 from comparison.costs import ArchitectureCosts, costs_by_architecture
-from comparison.line_fit import fit_as_json
+from comparison.line_fit import FIXED, fit_as_json
 from comparison.predictions import (
     NOTES,
     BestLength,
@@ -27,6 +27,7 @@ from comparison.predictions import (
 from comparison.records import Measurement, Record
 from comparison.summary import Summary
 
+NOUNS = {"draft": "draft", "verify": "verification"}
 LEAST_CURVE_MS = 60.0
 """The round trips that are drawn, where the measured ones end earlier."""
 
@@ -113,6 +114,28 @@ def _crossing(links: Sequence[Condition], measured: Mapping[str, Mapping[str, fl
 
 def _difference(tpots: Mapping[str, float], name: str, other: str) -> float | None:
     return tpots[name] - tpots[other] if name in tpots and other in tpots else None
+
+
+def held_at_0(theory: Theory) -> list[str]:
+    """A sentence for each part of a cost that no step can have, as least squares alone would have had it."""
+    sentences: list[str] = []
+    for name, costs in theory.model.costs.items():
+        for step, fit in costs.fits.items():
+            if fit.held is None or fit.unheld_s is None:
+                continue
+            interval = fit.fixed_interval_s if fit.held == FIXED else fit.slope_interval_s
+            spread = "for too few requests" if interval is None else f"{_ms(interval[0])} to {_ms(interval[1])}"
+            part = "fixed part" if fit.held == FIXED else "part per token"
+            sentences.append(
+                f"{name.replace('_', ' ')}: least squares alone puts the {part} of a {NOUNS[step]} at"
+                f" {_ms(fit.unheld_s)}, which no step can take; it is held at 0"
+                f" ({'no interval' if interval is None else '95 % interval'} {spread})"
+            )
+    return sentences
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f} ms"
 
 
 def theory_as_json(theory: Theory) -> dict[str, Any]:

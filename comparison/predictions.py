@@ -134,7 +134,7 @@ class Model:
         return value, (rest + (1 + spread[0]) * self.plain_tpot, rest + (1 + spread[1]) * self.plain_tpot)
 
     def capacity_gain(self) -> float | None:
-        """Of drafts elsewhere over drafts beside the target, where both have been costed and a verification takes time."""
+        """Of drafts elsewhere over drafts beside the target, where both were costed and a verification takes time."""
         if FUSED.name not in self.costs or self.costs[FUSED.name].verify(self.length) <= 0:
             return None
         return theory.capacity_gain(self.steps(FUSED.name, self.length), self.length)

@@ -34,6 +34,13 @@ class Generator(Protocol):
     ) -> AsyncIterator[Chunk | Completion]: ...
 
 
+class Named(Protocol):
+    """What a record names."""
+
+    @property
+    def name(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
     """An architecture under test. `split`: draft and target are apart, and the traffic between them is what counts."""
@@ -105,7 +112,9 @@ async def measure_all(
     on_record: Callable[[Record], None] = lambda record: None,
     after_prompt: Callable[[Prompt], Awaitable[None]] | None = None,
 ) -> list[Record]:
-    """Interleaved, so that a machine that slows down slows all; who goes first rotates, so that order favours none.
+    """The records in the order they came, each given to `on_record` before the next request.
+
+    Interleaved, so that a machine that slows down slows all; who goes first rotates, so that order favours none.
 
     `after_prompt` is called with the first stage set, after every prompt of every run.
     """
@@ -120,7 +129,7 @@ async def measure_all(
         if after_prompt:
             await stages[0].enter()
             await after_prompt(prompt)
-    return sorted(records, key=_order(stages, contenders, prompts))
+    return records
 
 
 def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
@@ -128,13 +137,15 @@ def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
     return [*contenders[first:], *contenders[:first]]
 
 
-def _order(
-    stages: Sequence[Stage], contenders: Sequence[Contender], prompts: Sequence[Prompt]
-) -> Callable[[Record], tuple[int, int, int, int]]:
-    part = {stage.name: i for i, stage in enumerate(stages)}
-    place = {contender.name: i for i, contender in enumerate(contenders)}
-    page = {prompt.name: i for i, prompt in enumerate(prompts)}
-    return lambda record: (part[record.condition], place[record.architecture], record.run, page[record.prompt])
+def in_order(
+    records: Sequence[Record],
+    conditions: Sequence[Named],
+    architectures: Sequence[Named],
+    prompts: Sequence[Named],
+) -> list[Record]:
+    """As a report lists them: by condition, architecture, run and prompt."""
+    part, place, page = ({one.name: i for i, one in enumerate(found)} for found in (conditions, architectures, prompts))
+    return sorted(records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
 
 
 async def _record(contender: Contender, prompt: Prompt, run: int, stage: Stage) -> Record:

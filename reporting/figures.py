@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from reporting import plots_acceptance, plots_link, plots_speedup, plots_time, reading, words
+from reporting.attempt import told
 from reporting.blocks import Plot
 from reporting.plots_acceptance import bytes_per_token
 from reporting.reading import JSON, NothingToDraw
@@ -26,7 +27,14 @@ class Figure:
         try:
             return Plot(self.name, self.title, self.finding(comparison))
         except NothingToDraw as why:
-            return Plot(self.name, self.title, f"Left out: {str(why)[0].lower()}{str(why)[1:]}", drawn=False)
+            return left_out(self.name, self.title, f"{why}")
+        except Exception as error:
+            return left_out(self.name, self.title, f"it could not be made: {told(error)}")
+
+
+def left_out(name: str, title: str, why: str) -> Plot:
+    """A plot without a picture. `why`: a sentence."""
+    return Plot(name, title, f"Left out: {why[:1].lower()}{why[1:]}", drawn=False)
 
 
 def _tpot_by_rtt(comparison: JSON) -> str:
