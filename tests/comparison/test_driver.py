@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 
 from comparison import analysis, deployment, table
@@ -51,6 +53,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComparisonConfig:
     main = tmp_path / "main.py"
     main.write_text(STAND_IN)
     monkeypatch.setattr(deployment, "MAIN", main)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
     return ComparisonConfig(prompts=(prompt("one"), prompt("two", "prose")), output_dir=tmp_path / "out")
 
 
@@ -182,7 +185,8 @@ def test_an_interrupt_before_the_first_record_stops_every_server_and_says_that_n
 class Numbered(FakeGenerator):
     """Counts the requests, warm-up included, and does something at one of them."""
 
-    at = 3
+    at = 2
+    """After the warm-up and the first prompt."""
 
     async def generate(
         self, request: GenerationRequest, timeout: float | None = None
@@ -204,7 +208,6 @@ def test_an_interrupt_while_measuring_leaves_a_partial_report_of_what_there_is(
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.sleep(30)
 
-    # With its warm-up and one calibrating request before, this is its second prompt's.
     assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 130
     found = written(config)
     assert 4 <= len(found["records"]) < 8
@@ -235,8 +238,6 @@ def test_a_server_that_dies_while_measuring_leaves_a_partial_report_and_code_4(
 
 def test_a_server_that_dies_at_the_last_request_is_seen(config: ComparisonConfig) -> None:
     class Last(Numbered):
-        at = 2
-
         async def happen(self) -> None:
             os.kill(json.loads((config.output_dir / "logs" / "fused.ready.json").read_text())["pid"], signal.SIGKILL)
             raise FakeError("UNAVAILABLE", "the server is gone")
@@ -265,6 +266,7 @@ def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
     def broken(*arguments: object) -> None:
         raise ZeroDivisionError("float division by zero")
 
+    monkeypatch.setitem(sys.modules, "matplotlib", matplotlib)
     for name in ("theory_of", "decide"):
         monkeypatch.setattr(analysis, name, broken)
     for module, name in ((plots_time, "_rows"), (sections, "cause_table"), (table, "workload_table")):
