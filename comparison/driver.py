@@ -104,10 +104,9 @@ async def _measure(log: RecordLog, connect: Connect, interruption: Interruption)
     async with contextlib.AsyncExitStack() as stack:
         progress = stack.enter_context(Progress())
         site = await stack.enter_async_context(open_site(config))
-        fleet = await stack.enter_async_context(
-            Fleet(config.output_dir / "logs", config.startup_timeout_s, on_wait=progress.waiting)
-        )
-        stack.enter_context(interruption.killing(fleet.kill))
+        fleet = Fleet(config.output_dir / "logs", config.startup_timeout_s, on_wait=progress.waiting)
+        stack.enter_context(interruption.killing(fleet.kill))  # around the fleet: also while it stops its servers
+        await stack.enter_async_context(fleet)
         endpoints = await deploy(config, _Announcing(fleet, progress), _describing(connect), site)
         log.servers(endpoints)
         contenders = [await _connected(stack, connect, endpoint) for endpoint in endpoints]

@@ -27,7 +27,7 @@ from comparison.predictions import (
 from comparison.records import Measurement, Record
 from comparison.summary import Summary
 
-NOUNS = {"draft": "draft", "verify": "verification"}
+NOUNS = {"draft": "drafting", "verify": "verification"}
 LEAST_CURVE_MS = 60.0
 """The round trips that are drawn, where the measured ones end earlier."""
 
@@ -117,25 +117,27 @@ def _difference(tpots: Mapping[str, float], name: str, other: str) -> float | No
 
 
 def held_at_0(theory: Theory) -> list[str]:
-    """A sentence for each part of a cost that no step can have, as least squares alone would have had it."""
-    sentences: list[str] = []
+    """One sentence of the parts of costs that least squares alone would have put below 0; nothing where there is none.
+
+    In milliseconds: where it would have put it, and the 95 % interval of what stands in its place.
+    """
+    parts: list[str] = []
     for name, costs in theory.model.costs.items():
         for step, fit in costs.fits.items():
             if fit.held is None or fit.unheld_s is None:
                 continue
             interval = fit.fixed_interval_s if fit.held == FIXED else fit.slope_interval_s
-            spread = "for too few requests" if interval is None else f"{_ms(interval[0])} to {_ms(interval[1])}"
-            part = "fixed part" if fit.held == FIXED else "part per token"
-            sentences.append(
-                f"{name.replace('_', ' ')}: least squares alone puts the {part} of a {NOUNS[step]} at"
-                f" {_ms(fit.unheld_s)}, which no step can take; it is held at 0"
-                f" ({'no interval' if interval is None else '95 % interval'} {spread})"
-            )
-    return sentences
+            spread = "no interval" if interval is None else f"{_ms(interval[0])} to {_ms(interval[1])}"
+            part = "fixed" if fit.held == FIXED else "per token"
+            parts.append(f"{name.replace('_', ' ')}, {NOUNS[step]}, {part}: {_ms(fit.unheld_s)} ({spread})")
+    held = (
+        "Held at 0, since no step costs less, though least squares alone says, in ms (95 % interval of what is used): "
+    )
+    return [held + "; ".join(parts)] if parts else []
 
 
 def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.2f} ms"
+    return f"{1000 * seconds:.2f}"
 
 
 def theory_as_json(theory: Theory) -> dict[str, Any]:

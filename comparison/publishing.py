@@ -48,6 +48,7 @@ def publish(measured: Measured, new: bool = True) -> int:
 def _files(comparison: Comparison, as_json: Mapping[str, Any], attempts: Attempts) -> tuple[Path, ...]:
     folder, formats = comparison.config.output_dir, comparison.config.formats
     none: tuple[Path, ...] = ()
+    attempts.of("The folder", lambda: folder.mkdir(parents=True, exist_ok=True), None)
     return (
         *attempts.of("comparison.json", lambda: (write_json(as_json, folder),), none),
         *attempts.of("comparison.csv", lambda: (write_csv(comparison.records, folder),), none),

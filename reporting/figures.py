@@ -85,7 +85,7 @@ def _time_by_cause(comparison: JSON) -> str:
             if (total := sum(value or 0.0 for value in causes.values()))
         }
         if not shares:
-            raise NothingToDraw("No request completed.")
+            raise NothingToDraw("No request completed that took any time.")
         most = max(shares, key=lambda name: shares[name])
         text = f"{words.percent(shares[most])} of {words.name(most)}'s time" if shares[most] > 0 else "no time"
         parts.append(f"{text} {words.across(condition['link'])}")
