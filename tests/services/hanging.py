@@ -1,8 +1,9 @@
-"""A server process of ours whose device hangs: every step waits for as long as a file is there. FILE.hangs says that one does.
+"""A server process of ours whose device hangs: every step waits for as long as a file is there.
 
     python -m tests.services.hanging FILE --role target --backend toy ...
 
-With `load` in place of `step` in the file, loading waits instead. What follows FILE are main.py's arguments.
+With `load` in place of `step` in the file, loading waits instead. FILE.hangs says that something does. The process
+has a second to end beyond its drain. What follows FILE are main.py's arguments.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import main
 import models.assembly
+import services.server
 from models.toy import ToyRunner
 
 
@@ -45,8 +47,6 @@ def install_load(gate: Path) -> None:
     load = models.assembly._load
 
     async def hanging(config: Any, model: Any, batcher: Any, *rest: Any, **more: Any) -> Any:
-        if gate.exists():
-            print("loading hangs", flush=True)
         await batcher.on_device(wait_while, gate, "load")
         return await load(config, model, batcher, *rest, **more)
 
@@ -54,6 +54,7 @@ def install_load(gate: Path) -> None:
 
 
 if __name__ == "__main__":
+    services.server.STOP_SECONDS = 1.0
     install(Path(sys.argv[1]))
     install_load(Path(sys.argv[1]))
     sys.exit(main.main(sys.argv[2:]))

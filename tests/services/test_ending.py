@@ -31,7 +31,7 @@ from tests.reliability.frames import unread
 from tests.services.test_errors import opening, refusal
 from tests.support import (
     GREEDY,
-    MAIN,
+    REPOSITORY,
     ServerProcess,
     answer,
     ids,
@@ -89,7 +89,8 @@ def test_a_step_that_hangs_sends_callers_away_and_ends_the_process(tmp_path: Pat
                 await answer(client.generate, ids(b"new"))
             assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", "STEP_HUNG")
 
-    with hanging(tmp_path, role, "--model", "step=0.01", "--step_seconds", "1") as (server, gate):
+    pair = ("--model", "step=0.01", "--draft_model", "miss=0.3", "--draft", "model")
+    with hanging(tmp_path, role, *(pair if service == FUSED else pair[:2]), "--step_seconds", "1") as (server, gate):
         run(test(server.wait_ready(), gate))
         assert server.process.wait(ENDS) == 1
         log = server.log.read_text()
@@ -135,7 +136,8 @@ def test_sigterm_ends_a_process_whose_step_hangs_though_nobody_has_seen_it(tmp_p
     with hanging(tmp_path, "target", "--step_seconds", seconds) as (server, gate):
         run(ask(server.wait_ready(), gate, server.process.pid))
         assert server.process.wait(ENDS) == 1
-        assert "ending by force: the device thread hangs in a step" in server.log.read_text()
+        log = server.log.read_text()
+        assert "ending by force: it" in log and "device-target_0 in wait_while (hanging.py:" in log
 
 
 def test_sigterm_ends_a_process_whose_model_never_loads(tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_sigterm_ends_a_process_whose_model_never_loads(tmp_path: Path) -> None:
     arguments = ("--backend", "toy", "--port", "0", "--role", "target", "--debug")
     server = ServerProcess(tmp_path, *arguments, program=(*HANGING, str(gate)))
     try:
-        run(until(lambda: "loading hangs" in server.log.read_text(), 30))
+        run(until((tmp_path / "gate.hangs").exists, 30))
         assert server.stop(ENDS) == 1
         assert "ending by force: the model still loads" in server.log.read_text()
     finally:
@@ -168,7 +170,7 @@ def test_sigterm_ends_a_process_whose_replies_nobody_reads(tmp_path: Path) -> No
     async def test(address: str) -> list[socket.socket]:
         async with raw_stub(address) as target:
             await target.OpenSession(opening())
-        generation = generation_pb2.GenerationRequest(
+        generation = generation_pb2.Generation(
             token_ids=generation_pb2.TokenIds(ids=[1, 2]), max_new_tokens=20, ignore_end_of_sequence=True
         )
         generate = pb.TargetVerifierGenerateRequest(generation=generation).SerializeToString()
@@ -206,15 +208,15 @@ def test_a_watch_that_nobody_reads_hides_no_stop_from_a_check(tmp_path: Path) ->
 
 
 def test_a_lost_device_ends_a_process_whose_health_nobody_reads(tmp_path: Path) -> None:
-    async def test(address: str) -> None:
-        with await asyncio.to_thread(unread, address, WATCH, b""):
-            async with raw_stub(address) as target:
-                with pytest.raises(grpc.aio.AioRpcError):
-                    await target.OpenSession(opening(prefix=list(range(100)), prompt_length=100))
+    async def lose(address: str) -> None:
+        async with raw_stub(address) as target:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await target.OpenSession(opening(prefix=list(range(100)), prompt_length=100))
 
     with server_process(tmp_path, "--role", "target", "--model", "fails=1", *DRAIN) as server:
-        run(test(server.wait_ready()))
-        assert server.process.wait(ENDS) == 1
+        with unread(server.wait_ready(), WATCH, b""):
+            run(lose(server.wait_ready()))
+            assert server.process.wait(ENDS) == 1
 
 
 def test_sigterm_ends_a_process_whose_collector_never_answers(tmp_path: Path) -> None:
@@ -236,12 +238,13 @@ def test_sigterm_ends_a_process_whose_log_nobody_reads(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     arguments = ("--role", "target", "--backend", "toy", "--port", "0", "--ready_file", str(ready), *DRAIN)
     reads, writes = os.pipe()
-    with subprocess.Popen([sys.executable, MAIN, *arguments], stdout=writes, stderr=writes, cwd=tmp_path) as server:
+    program = [sys.executable, *HANGING, str(tmp_path / "gate"), *arguments]
+    with subprocess.Popen(program, stdout=writes, stderr=writes, cwd=REPOSITORY) as server:
 
         async def fill(address: str) -> None:
             """Refused openings are logged; the pipe is full after some hundred."""
             async with raw_stub(address) as target:
-                calls = [target.OpenSession(opening(session_id="x" * 129), timeout=3) for _ in range(2000)]
+                calls = [target.OpenSession(opening(session_id="x" * 129), timeout=1) for _ in range(2000)]
                 results = await asyncio.gather(*calls, return_exceptions=True)
                 assert any(error.code() is grpc.StatusCode.DEADLINE_EXCEEDED for error in results)
 
