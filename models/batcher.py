@@ -90,6 +90,7 @@ class Batcher:
         self.learn: Callable[[type, float], None] | None = None  # is told each step's kind of row, and its seconds
         self.came_back: Callable[[DeviceLost | None], None] | None = None
         self.stuck = self._closed = False
+        self.hung_steps = 0
         self.steps = 0
         self.rows = 0
 
@@ -113,6 +114,7 @@ class Batcher:
         `came_back` is told then, of the error if it failed; the device is used again only if it did not.
         """
         self._hung = why
+        self.hung_steps += 1
         for waiting in (*self._running, *self._ready):
             if not waiting.done.done():
                 waiting.done.set_exception(StepHung(why))

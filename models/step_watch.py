@@ -78,7 +78,6 @@ class StepWatch:
         self._batcher, self._bound, self._lose, self._clock = batcher, bound, lose, clock
         self._number, self._ran, self._limit, self._looked = -1, 0.0, 0.0, clock()
         self._hangs = self._lost = False
-        self.hung = 0
         self.changed: Callable[[bool], None] = lambda fine: None
         batcher.learn, batcher.came_back = bound.learn, self._came_back
 
@@ -109,7 +108,6 @@ class StepWatch:
 
     def _abandon(self, rows: list[object]) -> None:
         self._hangs = True
-        self.hung += 1
         log.error(
             "a step hangs: %s has run for %.1f s, its bound is %.1f s (--step_seconds); "
             "callers are sent away, and the process ends unless it comes back within as long again",

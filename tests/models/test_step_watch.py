@@ -109,7 +109,7 @@ def test_a_step_beyond_its_bound_fails_its_rows_those_that_wait_and_newcomers() 
                 assert isinstance(result, StepHung)
             with pytest.raises(StepHung, match="has not come back"):
                 await bench.engine.run(bench.engine.runner.prefill, ROWS[0], prefill=True)
-            assert (bench.watch.hung, bench.lost, bench.engine.lost.is_set()) == (1, [], False)
+            assert (bench.engine.batcher.hung_steps, bench.lost, bench.engine.lost.is_set()) == (1, [], False)
 
     run(test())
 

@@ -20,12 +20,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from clients.channel import FUSED, TARGET, open_channel
+from clients.channel import DRAFT, FUSED, TARGET, open_channel
 from clients.errors import TandemError
 from clients.generation import GenerationClient
 from services.ending import Ending, bounded, bounded_call
 from services.health import NOT_SERVING, SERVING
-from tandem.v1 import generation_pb2
+from tandem.v1 import draft_worker_pb2, generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.frames import unread
 from tests.services.test_errors import opening, refusal
@@ -122,6 +122,30 @@ def test_a_step_that_comes_back_is_served_on(tmp_path: Path) -> None:
         assert "came back after" in server.log.read_text()
 
 
+def test_a_draft_worker_whose_draft_hangs_finishes_what_runs_and_ends(tmp_path: Path) -> None:
+    async def test(address: str, gate: Path) -> None:
+        async with GenerationClient.connect(address, DRAFT) as client:
+            stream = client.generate(ids(b"abc", 60, ignore_end_of_sequence=True))
+            got = list((await anext(stream)).token_ids)
+            gate.write_text("step")
+            async with raw_stub(address, DRAFT) as worker:
+                asked = draft_worker_pb2.ProposeRequest(session_id="s", tokens=[1, 2, 3], speculation_length=2)
+                asked.sampling.SetInParent()
+                refused = await refusal(worker.Propose(asked))
+            assert (refused.code, refused.reason) == ("UNAVAILABLE", "STEP_HUNG")
+            async for event in stream:
+                got += getattr(event, "token_ids", ())
+            assert tuple(got) == oracle(b"abc", GREEDY, 60, past_the_end=True)
+
+    drafts = ("--draft_model", "step=0.01", "--draft", "model", "--step_seconds", "1")
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.01", ready_file="target.json") as target:
+        asking = ("--target_host", target.wait_ready())
+        with hanging(tmp_path, "draft_worker", *drafts, *asking) as (server, gate):
+            run(test(server.wait_ready(), gate))
+            assert server.process.wait(ENDS) == 1
+            assert "did not come back within" in server.log.read_text()
+
+
 @pytest.mark.parametrize("seconds", ["auto", "0"])
 def test_sigterm_ends_a_process_whose_step_hangs_though_nobody_has_seen_it(tmp_path: Path, seconds: str) -> None:
     async def ask(address: str, gate: Path, pid: int) -> None:
@@ -214,9 +238,10 @@ def test_a_lost_device_ends_a_process_whose_health_nobody_reads(tmp_path: Path) 
                 await target.OpenSession(opening(prefix=list(range(100)), prompt_length=100))
 
     with server_process(tmp_path, "--role", "target", "--model", "fails=1", *DRAIN) as server:
-        with unread(server.wait_ready(), WATCH, b""):
-            run(lose(server.wait_ready()))
-            assert server.process.wait(ENDS) == 1
+        reader = unread(server.wait_ready(), WATCH, b"")
+        run(lose(server.wait_ready()))
+        assert server.process.wait(ENDS) == 1
+        reader.close()
 
 
 def test_sigterm_ends_a_process_whose_collector_never_answers(tmp_path: Path) -> None:
