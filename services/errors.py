@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 
 from clients.errors import TandemError
 from clients.request_context import current
-from models.batcher import DeviceLost
+from models.batcher import DeviceLost, StepHung
 from models.runner import RowFailed
 from models.slots import NoFreeSlot
 from services.limits import LimitReached
@@ -85,6 +85,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
     (OutOfStep, code_pb2.ABORTED, "OUT_OF_STEP"),
     (RowFailed, code_pb2.INTERNAL, "ROW_FAILED"),
+    (StepHung, code_pb2.UNAVAILABLE, "STEP_HUNG"),
     (DeviceLost, code_pb2.UNAVAILABLE, "ENGINE_LOST"),
 )
 

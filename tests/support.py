@@ -54,6 +54,7 @@ from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServ
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+MAIN = str(REPOSITORY / "main.py")
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=7)
@@ -379,7 +380,7 @@ def run(test: Coroutine[Any, Any, Any]) -> Any:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, str(REPOSITORY / "main.py"), *arguments]
+    return [sys.executable, MAIN, *arguments]
 
 
 def launch(folder: Path, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
@@ -388,14 +389,20 @@ def launch(folder: Path, *arguments: str, timeout: float = 60.0) -> subprocess.C
 
 
 class ServerProcess:
-    """A `main.py` server role on a free port."""
+    """A `main.py` server role on a free port; `program`: what runs instead of main.py, after the interpreter."""
 
-    def __init__(self, folder: Path, *arguments: str, ready_file: str = "ready.json") -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, ready_file: str = "ready.json", program: Sequence[str] = (MAIN,)
+    ) -> None:
         self.folder, self.ready_file = folder, folder / ready_file
         self.log = folder / f"{ready_file}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command(*arguments, "--ready_file", str(self.ready_file)), cwd=folder, stdout=log, stderr=log
+                [sys.executable, *program, *arguments, "--ready_file", str(self.ready_file)],
+                cwd=folder,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
             )
 
     def wait_ready(self, seconds: float = 30.0) -> str:
@@ -417,8 +424,11 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def server_process(folder: Path, *arguments: str, ready_file: str = "ready.json") -> Iterator[ServerProcess]:
-    server = ServerProcess(folder, "--backend", "toy", "--port", "0", *arguments, ready_file=ready_file)
+def server_process(
+    folder: Path, *arguments: str, ready_file: str = "ready.json", program: Sequence[str] = (MAIN,)
+) -> Iterator[ServerProcess]:
+    ours = ("--backend", "toy", "--port", "0")
+    server = ServerProcess(folder, *ours, *arguments, ready_file=ready_file, program=program)
     try:
         server.wait_ready()
         yield server

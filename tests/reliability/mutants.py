@@ -68,6 +68,14 @@ OWNERSHIP = Mutant(
     "sessions belong to nobody", "services.identity:caller", "return _CALLER.get()", "return ANONYMOUS", ()
 )
 
+# What a row is told about its wait is checked by arithmetic: tests/models/test_batcher.py.
+_QUEUED, _HANDED_OUT = "rows[0].since - waiting.since", "models.batcher:Batcher._hand_out"
+QUEUE_SECONDS = (
+    Mutant("a row's own wait has the wrong sign", _HANDED_OUT, _QUEUED, "rows[0].since + waiting.since", ()),
+    Mutant("per-row queue seconds have the wrong sign", _HANDED_OUT, _QUEUED, "waiting.since - rows[0].since", ()),
+    Mutant("all rows waited as long as the first", _HANDED_OUT, _QUEUED, "0.0", ()),
+)
+
 MUTANTS = (
     OWNERSHIP,
     Mutant(
