@@ -68,8 +68,18 @@ OWNERSHIP = Mutant(
     "sessions belong to nobody", "services.identity:caller", "return _CALLER.get()", "return ANONYMOUS", ()
 )
 
+# Likewise.
+FIRST_TOKEN_COUNTS = Mutant(
+    "of two tokens the first counts",
+    "services.identity:IdentityInterceptor._identity",
+    "if len(given) != 1 or",
+    "if not given or",
+    (),
+)
+
 MUTANTS = (
     OWNERSHIP,
+    FIRST_TOKEN_COUNTS,
     Mutant(
         "the fence is gone",
         FENCE,
