@@ -11,6 +11,7 @@ import pytest
 
 from clients.channel import TARGET
 from clients.credentials import Credentials
+from clients.errors import TandemError
 from services.security import Security
 from services.tokens import AcceptedTokens
 from tests.services.certificates import Authority, token_file
@@ -74,10 +75,10 @@ def test_through_tls_a_proxy_is_asked_for_the_way_and_sees_no_token(proxy: FakeP
     mine = Credentials(ca=str(authority.ca), token_file=token_file(tmp_path / "alice", TOKEN))
 
     async def test() -> None:
-        async with target_site(security=Security(tls=authority.server(), tokens=accepted)) as site:
-            async with site.client(mine) as client:
-                with pytest.raises(Exception, match="UNAVAILABLE|DEADLINE"):
-                    await answer(lambda r: client.generate(r, timeout=2.0), ids(PROMPT, 8))
+        security = Security(tls=authority.server(), tokens=accepted)
+        async with target_site(security=security) as site, site.client(mine) as client:
+            with pytest.raises(TandemError, match=r"UNAVAILABLE|DEADLINE"):
+                await answer(lambda r: client.generate(r, timeout=2.0), ids(PROMPT, 8))
 
     run(test())
     assert proxy.told and all(each.startswith(b"CONNECT ") for each in proxy.told)

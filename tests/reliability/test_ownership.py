@@ -81,11 +81,14 @@ def test_without_the_check_the_test_fails() -> None:
 
 
 async def a_call_shows_one_token(folder: Path) -> None:
-    """Two of them, known or not, in either order, are refused: whoever reads the other one would know another caller."""
+    """Two of them, known or not, in either order, are refused: there would be two callers."""
     tokens = ("alices-token-0123456789", "bobs-token-0123456789ab")
     accepted = token_file(folder / "accepted", f"alice {tokens[0]}\nbob {tokens[1]}\n")
     said = [("authorization", f"Bearer {token}") for token in (*tokens, "a-token-that-nobody-knows")]
-    async with target_site(security=Security(tokens=AcceptedTokens(accepted))) as site, raw_stub(site.address) as target:
+    async with (
+        target_site(security=Security(tokens=AcceptedTokens(accepted))) as site,
+        raw_stub(site.address) as target,
+    ):
         for pair in ((0, 1), (1, 0), (0, 0), (0, 2), (2, 0)):
             opening = pb.OpenSessionRequest(session_id="s", prefix=PROMPT, prompt_length=3)
             refusal = await refused(target.OpenSession(opening, metadata=tuple(said[i] for i in pair)))
