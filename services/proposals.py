@@ -14,7 +14,8 @@ from services.errors import Mismatch
 from services.identity import caller
 from services.lifecycle import Lifecycle
 from services.limits import Limits
-from services.sessions import MAX_SESSION_ID, Session, SessionConflict, SessionKey, SessionTable
+from services.names import check_name
+from services.sessions import Session, SessionConflict, SessionKey, SessionTable, session_key
 from speculation.drafters import Drafter, teach
 from speculation.types import DraftLimit, InvalidField, ModelInfo, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
@@ -50,8 +51,8 @@ class Proposals:
     async def propose(self, request: pb.ProposeRequest) -> pb.ProposeResponse:
         """Raises what services/errors.py knows; a session's first call leaves nothing behind where it fails."""
         arrived = time.perf_counter()
+        key = session_key(caller(), request.session_id)
         self._check(request)
-        key = SessionKey(caller(), request.session_id)
         session = self.sessions.find(key)
         if session is None:
             if request.known_length:
@@ -64,7 +65,7 @@ class Proposals:
         return reply
 
     async def end(self, request: pb.EndProposalsRequest) -> pb.EndProposalsResponse:
-        key = SessionKey(caller(), request.session_id)
+        key = session_key(caller(), request.session_id)
         return pb.EndProposalsResponse(ended=await holding.drop(self.sessions, key, _free))
 
     async def expire_forever(self) -> None:
@@ -110,8 +111,7 @@ class Proposals:
         )
 
     def _check(self, request: pb.ProposeRequest) -> None:
-        if not 1 <= len(request.session_id) <= MAX_SESSION_ID:
-            raise InvalidField("session_id", f"length {len(request.session_id)} is outside 1 to {MAX_SESSION_ID}")
+        check_name("tokenizer_sha256", request.tokenizer_sha256)
         most, longest = self._info.max_speculation_length, self._info.max_sequence_length
         if request.speculation_length > most:
             raise InvalidField("speculation_length", f"{request.speculation_length} is above the maximum {most}")

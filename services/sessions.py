@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from services.names import check_name
 from speculation.types import Rule, SamplingParams
 
 MAX_SESSION_ID = 128
@@ -41,6 +42,11 @@ class SessionKey(NamedTuple):
 
     def __str__(self) -> str:
         return self.session_id
+
+
+def session_key(owner: str, session_id: str) -> SessionKey:
+    """Raises InvalidField for an id that is none."""
+    return SessionKey(owner, check_name("session_id", session_id, 1, MAX_SESSION_ID))
 
 
 class Fence(enum.Enum):

@@ -20,7 +20,8 @@ from services.generation import GenerateMethod
 from services.identity import caller
 from services.lifecycle import Lifecycle
 from services.limits import Limits
-from services.sessions import MAX_SESSION_ID, Fence, Session, SessionKey, SessionTable
+from services.names import check_name
+from services.sessions import Fence, Session, SessionKey, SessionTable, session_key
 from services.verify_stream import answered_in_order
 from speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
@@ -67,8 +68,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.OpenSessionResponse:
+        key = session_key(caller(), request.session_id)
         sampling, rule = self._check_open(request), wire.rule_from_wire(request.rule)
-        key = SessionKey(caller(), request.session_id)
         session = self.sessions.find(key)
         if session is None:
             self._lifecycle.check()
@@ -98,7 +99,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     async def _verify(self, request: pb.VerifyRequest, arrived: float) -> pb.VerifyResponse:
         """One round, whichever way it came."""
-        session = self.sessions.touch(SessionKey(caller(), request.session_id))
+        session = self.sessions.touch(session_key(caller(), request.session_id))
         self._check_draft(session, request)
         distributions = self._distributions(session, request)
         async with self._using(session):
@@ -109,7 +110,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def CloseSession(
         self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.CloseSessionResponse:
-        key = SessionKey(caller(), request.session_id)
+        key = session_key(caller(), request.session_id)
         return pb.CloseSessionResponse(closed=await holding.drop(self.sessions, key, self._free))
 
     async def expire_forever(self) -> None:
@@ -174,8 +175,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         return reply
 
     def _check_open(self, request: pb.OpenSessionRequest) -> SamplingParams:
-        if not 1 <= len(request.session_id) <= MAX_SESSION_ID:
-            raise InvalidField("session_id", f"length {len(request.session_id)} is outside 1 to {MAX_SESSION_ID}")
+        for name in ("tokenizer_sha256", "weights_revision", "dtype"):
+            check_name(name, getattr(request, name))
         if not request.prefix:
             raise InvalidField("prefix", "empty: at least one token is needed")
         if not 1 <= request.prompt_length <= len(request.prefix):

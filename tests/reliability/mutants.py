@@ -76,8 +76,18 @@ QUEUE_SECONDS = (
     Mutant("all rows waited as long as the first", _HANDED_OUT, _QUEUED, "0.0", ()),
 )
 
+# Likewise.
+FIRST_TOKEN_COUNTS = Mutant(
+    "of two tokens the first counts",
+    "services.identity:IdentityInterceptor._identity",
+    "if len(given) != 1 or",
+    "if not given or",
+    (),
+)
+
 MUTANTS = (
     OWNERSHIP,
+    FIRST_TOKEN_COUNTS,
     Mutant(
         "the fence is gone",
         FENCE,

@@ -253,28 +253,6 @@ def test_health_is_open_and_reflection_is_not(tmp_path):
     assert run(test()) == (health_pb2.HealthCheckResponse.SERVING, "UNAUTHENTICATED", 1)
 
 
-@pytest.mark.parametrize(
-    ("names", "common_name", "identity"),
-    [
-        (("alice.example", "second.example"), "Alice", "alice.example"),
-        ((), "Alice", "Alice"),
-    ],
-)
-def test_a_certificate_names_its_bearer_by_alternative_name_else_by_common_name(tmp_path, names, common_name, identity):
-    authority = Authority(tmp_path)
-    security = Security(tls=authority.server(mutual=True))
-    pair = authority.issue(*names, common_name=common_name, at="client")
-    mine = Credentials(ca=str(authority.ca), cert=str(pair.cert), key=str(pair.key))
-
-    async def test():
-        async with target_site(security=security) as site, raw_stub(site.address, TARGET, mine) as stub:
-            await stub.OpenSession(opening())
-            assert site.verifier
-            return [session.session_id.owner for session in site.verifier.sessions]
-
-    assert run(test()) == [identity]
-
-
 def test_where_nothing_tells_callers_apart_they_are_one(tmp_path):
     async def test():
         async with (
