@@ -42,7 +42,6 @@ from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.proposals import Proposals
-from services.proposals import _free as free_proposals
 from services.security import Security
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
@@ -315,7 +314,7 @@ async def let_all_expire(site: Site) -> None:
     """The leases of a site's sessions run out now, and what they held is freed as the server would."""
     for table, free in (
         (site.verifier.sessions, site.verifier._free) if site.verifier else (None, None),
-        (site.proposals.sessions, free_proposals) if site.proposals else (None, None),
+        (site.proposals.sessions, site.proposals._free) if site.proposals else (None, None),
     ):
         if table is not None:
             for session in table:

@@ -22,6 +22,8 @@ from clients.errors import TandemError
 from clients.generation import GenerationClient
 from clients.remote_drafter import DraftClient, RemoteDrafter
 from models.toy import ToyConfig
+from services.identity import ANONYMOUS
+from services.sessions import SessionKey
 from speculation.fallible import DrafterRefused
 from speculation.types import GenerationRequest, SamplingParams, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb
@@ -125,7 +127,8 @@ def test_a_worker_that_forgot_a_session_is_given_all_of_it_once() -> None:
 
     async def forget(site: Site, request: Any, context: Any) -> Any:
         if request.known_length % 5 == 4:
-            await site.proposals.end(pb.EndProposalsRequest(session_id=request.session_id))
+            forgotten = site.proposals.sessions.forget(SessionKey(ANONYMOUS, request.session_id))
+            await site.proposals._free(forgotten)
         reply = await site.proposals.propose(request)
         unknown.append(reply.unknown)
         return reply

@@ -156,7 +156,7 @@ MUTANTS = (
     ),
     Mutant(
         "a closed session is still there",
-        "services.sessions:SessionTable.drop",
+        "services.sessions:SessionTable.forget",
         "self._sessions.pop(session_id, None)",
         "self._sessions.get(session_id)",
         ("close_frees_slot_once",),
