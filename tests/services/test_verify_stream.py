@@ -115,10 +115,10 @@ def test_a_stream_that_is_cancelled_or_half_closed_leaves_no_task_and_no_slot_ta
         async with target_site(runner) as site, raw_stub(site.address) as target:
             tasks = len(asyncio.all_tasks())
             for leave in ("cancel", "done_writing"):
-                await target.OpenSession(opening())
+                await target.OpenSession(opening(leave))
                 call = target.VerifyStream()
                 for n in (0, 3, 6):
-                    await call.write(verifying(PROMPT + truth[:n], truth[n : n + 2]))
+                    await call.write(verifying(PROMPT + truth[:n], truth[n : n + 2], leave))
                 await call.read()
                 if leave == "cancel":
                     call.cancel()
@@ -126,7 +126,7 @@ def test_a_stream_that_is_cancelled_or_half_closed_leaves_no_task_and_no_slot_ta
                     await call.done_writing()
                     assert [len((await call.read()).token_ids) for _ in range(2)] == [3, 3]
                     assert await call.read() is grpc.aio.EOF
-                assert (await target.CloseSession(pb.CloseSessionRequest(session_id="s"))).closed
+                assert (await target.CloseSession(pb.CloseSessionRequest(session_id=leave))).closed
                 await until(lambda: site.free == 4)
             await until(lambda: len(asyncio.all_tasks()) <= tasks)
 
