@@ -136,7 +136,7 @@ def test_a_waiter_cancelled_at_any_moment_hands_its_slot_on(seconds: float | Non
             taken = pool.take()
             injection = Injection(at, late)
             first = asyncio.create_task(injected(lambda: use(pool, seconds), injection))
-            await until(lambda: pool.waiting == 1 or first.done())
+            await until(lambda first=first: pool.waiting == 1 or first.done())
             second = asyncio.create_task(use(pool, None))
             await until(lambda first=first: pool.waiting == 1 + (not first.done()))
             pool.release(taken)
@@ -185,7 +185,7 @@ def test_a_kept_place_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> N
         pool = SlotPool(1, max_waiting=1)
         taken = pool.take()
         for name in ("a", "b", "c"):
-            with pytest.raises(NoFreeSlot, match="are taken$"):
+            with pytest.raises(NoFreeSlot, match=r"are taken$"):
                 await pool.acquire(0.001, name)
         pool.release(taken)
 
