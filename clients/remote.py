@@ -7,7 +7,6 @@ verifier answers: the tokens are the same, and none is asked for twice.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,6 +17,7 @@ import grpc
 
 from clients import wire
 from clients.channel import TARGET, open_channel, stub
+from clients.closing import Closes
 from clients.credentials import Credentials
 from clients.errors import TandemError, from_rpc
 from clients.failover import CHECK_SECONDS, LOST, Patience, Persistence, Roster, addresses_of, disagreement
@@ -27,6 +27,7 @@ from speculation.pipeline import ATTEMPTS, Answer
 from speculation.types import ModelInfo, Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
+_SETTLE_SECONDS = 1.0  # for sessions that are being closed when their client is
 _RETRY_SECONDS = 0.2  # where a server refuses for lack of slots without saying for how long
 
 
@@ -82,6 +83,7 @@ class VerifierClient:
         self.roster = Roster(addresses_of(addresses))
         self.peers = {address: Peer(address, credentials) for address in self.roster.addresses}
         self.expected: ModelInfo | None = None
+        self.closes = Closes()
 
     @property
     def address(self) -> str:
@@ -125,6 +127,8 @@ class VerifierClient:
         peer.suspect = False
 
     async def close(self) -> None:
+        """After the sessions that are being closed, waited for a moment."""
+        await self.closes.settle(_SETTLE_SECONDS)
         await asyncio.gather(*(peer.channel.close() for peer in self.peers.values()))
 
 
@@ -145,32 +149,37 @@ class RemoteVerifier:
         self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
         self.peer = client.peer
         self.patience = Patience(client.persistence, deadline)
-        self._session_id = ""
+        self._session_id = ""  # where it may be open: at `peer`
         self._prompt_length = 0
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._session_id = uuid.uuid4().hex
         self._prompt_length, self._sampling = len(prompt), sampling
         await self._open(prompt)
 
     async def _open(self, prefix: Sequence[int]) -> None:
         """Opens the session with all that is committed, wherever it can be. Raises TandemError."""
-        request = self._opening(prefix)
-        self.peer = self.client.peer
+        self._move(self.client.peer)
         admission = time.monotonic() + self.client.deadlines.admission
         while True:
             try:
                 await self.client.check(self.peer, self.patience.limited(CHECK_SECONDS))
                 seconds = self.patience.limited(self.client.deadlines.open)
-                reply = await self._call(self.peer.stub.OpenSession, request, seconds)
+                reply = await self._call(self.peer.stub.OpenSession, self._opening(prefix), seconds)
             except TandemError as error:
                 await asyncio.sleep(self._pause_after(error, admission, prefix))
                 continue
             self.client.roster.answered(self.peer.address)
             return self._check_rule(reply.rule)
 
+    def _move(self, peer: Peer) -> None:
+        """Goes on at `peer`. What may be open at another is closed there, under an id that nobody uses again."""
+        if peer is not self.peer:
+            self._end()
+            self.peer = peer
+
     def _opening(self, prefix: Sequence[int]) -> pb.OpenSessionRequest:
+        self._session_id = self._session_id or uuid.uuid4().hex
         expected = self.client.expected
         return pb.OpenSessionRequest(
             session_id=self._session_id,
@@ -192,13 +201,13 @@ class RemoteVerifier:
             wait = self.patience.limited(error.retry_seconds or _RETRY_SECONDS)
             if time.monotonic() + wait > admission:
                 raise error
-            self.peer = self.client.peers[roster.after(self.peer.address)]
+            self._move(self.client.peers[roster.after(self.peer.address)])
             return wait
         if error.code == "FAILED_PRECONDITION" and roster.refuse(self.peer.address, error.message):
-            self.peer = self.client.peer
+            self._move(self.client.peer)
             return 0.0
         wait = self._lost(error, prefix)
-        self.peer = self.client.peer
+        self._move(self.client.peer)
         return wait
 
     def _lost(self, error: TandemError, tokens: Sequence[int]) -> float:
@@ -230,10 +239,10 @@ class RemoteVerifier:
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
-        request, stale = self.request(len(tokens), tokens[-1], draft, distributions), 0
+        stale = 0
         while True:
             try:
-                answer = await self.ask(request)
+                answer = await self.ask(self.request(len(tokens), tokens[-1], draft, distributions))
             except TandemError as error:
                 await self.reopen(tokens, error)
                 continue
@@ -281,14 +290,17 @@ class RemoteVerifier:
         await self._open(tokens)
 
     async def close(self) -> None:
-        """Frees the slot, also while this task is being cancelled; the lease frees it if the call fails."""
+        """Frees the slot. The client goes on with it where this is cancelled or the call fails; then the lease does."""
+        if tried := self._end():
+            await asyncio.wait({tried})
+
+    def _end(self) -> asyncio.Future[None] | None:
+        """Begins to close the session at its peer, if it may be open there."""
         if not self._session_id:
-            return
-        request = pb.CloseSessionRequest(session_id=self._session_id)
+            return None
+        request, method = pb.CloseSessionRequest(session_id=self._session_id), self.peer.stub.CloseSession
         self._session_id = ""
-        call = self._call(self.peer.stub.CloseSession, request, self.client.deadlines.close)
-        with contextlib.suppress(TandemError):
-            await asyncio.shield(asyncio.ensure_future(call))
+        return self.client.closes.begin(lambda: self._call(method, request, self.client.deadlines.close))
 
     async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout: float) -> Any:
         self._stats.bytes_up += request.ByteSize()

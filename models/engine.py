@@ -204,8 +204,8 @@ class DraftSequence(KVSequence):
 class ModelDrafter:
     """A draft model, for one request. Tokens the target does not have end the draft, or are not drawn at all.
 
-    `open` waits for a slot if all are taken; without `waits` it raises NoFreeSlot. `limit`: how much of what is asked
-    for a model may propose.
+    `open` waits for a slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no bound). `limit`: how
+    much of what is asked for a model may propose.
     """
 
     def __init__(
@@ -213,18 +213,17 @@ class ModelDrafter:
         engine: Engine,
         target_vocab_size: int,
         rule: Rule = Rule.AGREEMENT,
-        waits: bool = True,
+        slot_seconds: float | None = None,
         limit: DraftLimit | None = None,
     ) -> None:
         self._engine, self._target_vocab_size = engine, target_vocab_size
-        self._rule, self._waits, self._limit = rule, waits, limit or DraftLimit()
+        self._rule, self._slot_seconds, self._limit = rule, slot_seconds, limit or DraftLimit()
         self._sequence: DraftSequence | None = None
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
-        slots = self._engine.slots
-        slot = await slots.acquire() if self._waits else slots.take()
+        slot = await self._engine.slots.acquire(self._slot_seconds)
         self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size)
         await self._sequence.fill(prompt[:-2])
 

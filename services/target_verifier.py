@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -27,6 +28,9 @@ from speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, Spa
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 
+OPENING_SECONDS = 0.5
+"""How long OpenSession waits for a slot. Whoever is refused then keeps its place for as long as it may come back."""
+
 
 @dataclass(slots=True)
 class Held:
@@ -48,9 +52,11 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         lifecycle: Lifecycle,
         lease_seconds: float = 60.0,
         limits: Limits | None = None,
+        opening_seconds: float = OPENING_SECONDS,
     ) -> None:
         self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
-        self._limits = limits or Limits()
+        self._limits, self._opening_seconds = limits or Limits(), opening_seconds
+        self._waiting: Counter[str] = Counter()  # openings without a slot yet, by caller
         self.sessions: SessionTable[Held, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
 
     async def GetModelInfo(
@@ -72,20 +78,42 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         sampling, rule = self._check_open(request), wire.rule_from_wire(request.rule)
         session = self.sessions.find(key)
         if session is None:
-            self._lifecycle.check()
-            await holding.expire(self.sessions, self._free)
-            session = self.sessions.find(key) or self._admit(key, request, sampling, rule)
+            session = await self._admitted(key, request, sampling, rule)
         async with self._using(session):
             session.resume(list(request.prefix), sampling, rule)
             return await self._fill(session)
 
-    def _admit(
+    async def _admitted(
         self, key: SessionKey, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
     ) -> Session[Held, pb.VerifyResponse]:
-        self._limits.check_sessions(self.sessions.owned_by(key.owner))
-        total = self._max_total(request)
-        held = Held(TargetSequence(self._engine, self._engine.slots.take()))
-        return self.sessions.admit(key, held, sampling, list(request.prefix), total, rule)
+        """A new session with a slot, waited for in the queue of all; or the one that the same call opened meanwhile."""
+        await holding.expire(self.sessions, self._free)
+        slot = await self._slot(key)
+        try:
+            session = self.sessions.find(key)
+            if session is not None:
+                self._engine.slots.release(slot)
+                return session
+            self._check_new(key)
+            held, total = Held(TargetSequence(self._engine, slot)), self._max_total(request)
+            return self.sessions.admit(key, held, sampling, list(request.prefix), total, rule)
+        except Exception:
+            self._engine.slots.release(slot)
+            raise
+
+    async def _slot(self, key: SessionKey) -> int:
+        self._check_new(key)
+        self._waiting[key.owner] += 1
+        try:
+            return await self._engine.slots.acquire(self._opening_seconds, key)
+        finally:
+            self._waiting -= Counter([key.owner])
+
+    def _check_new(self, key: SessionKey) -> None:
+        """Whether this caller may open another session now, under this id. Asked again after a wait."""
+        self._lifecycle.check()
+        self.sessions.check_new(key)
+        self._limits.check_sessions(self.sessions.owned_by(key.owner) + self._waiting[key.owner])
 
     async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
         return await self._verify(request, time.perf_counter())

@@ -42,7 +42,6 @@ from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.proposals import Proposals
-from services.proposals import _free as free_proposals
 from services.security import Security
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
@@ -316,7 +315,7 @@ async def let_all_expire(site: Site) -> None:
     """The leases of a site's sessions run out now, and what they held is freed as the server would."""
     for table, free in (
         (site.verifier.sessions, site.verifier._free) if site.verifier else (None, None),
-        (site.proposals.sessions, free_proposals) if site.proposals else (None, None),
+        (site.proposals.sessions, site.proposals._free) if site.proposals else (None, None),
     ):
         if table is not None:
             for session in table:
@@ -362,18 +361,23 @@ def ids(prompt: Sequence[int] | bytes, count: int | None = 24, **rest: Any) -> G
     return GenerationRequest(token_ids=tuple(prompt), max_new_tokens=count, **rest)
 
 
+PATIENCE_SECONDS = 600.0
+RUN_SECONDS = 60.0
+"""No condition, and no test, is waited for longer. Where they must fail, less is enough."""
+
+
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> float:
     """Waits for a condition; returns how long it took."""
     began = time.perf_counter()
     while not condition():
-        assert time.perf_counter() - began < seconds, "it did not come to pass"
+        assert time.perf_counter() - began < min(seconds, PATIENCE_SECONDS), "it did not come to pass"
         await asyncio.sleep(0.002)
     return time.perf_counter() - began
 
 
 def run(test: Coroutine[Any, Any, Any]) -> Any:
     """asyncio.run under a limit of its own."""
-    return asyncio.run(asyncio.wait_for(test, 60))
+    return asyncio.run(asyncio.wait_for(test, RUN_SECONDS))
 
 
 # --- processes ---

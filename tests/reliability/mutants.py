@@ -76,7 +76,7 @@ QUEUE_SECONDS = (
     Mutant("all rows waited as long as the first", _HANDED_OUT, _QUEUED, "0.0", ()),
 )
 
-# Likewise.
+# Likewise: a caller who shows two tokens.
 FIRST_TOKEN_COUNTS = Mutant(
     "of two tokens the first counts",
     "services.identity:IdentityInterceptor._identity",
@@ -174,7 +174,7 @@ MUTANTS = (
     ),
     Mutant(
         "a closed session is still there",
-        "services.sessions:SessionTable.drop",
+        "services.sessions:SessionTable.forget",
         "self._sessions.pop(session_id, None)",
         "self._sessions.get(session_id)",
         ("close_frees_slot_once",),

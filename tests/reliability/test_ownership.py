@@ -65,8 +65,9 @@ async def sessions_are_their_owners() -> None:
         for call in (target.Verify(round_, **other), target.VerifyStream(iter([round_]), **other)):
             refusal = await refused(call)
             assert (refusal.code, refusal.reason) == ("NOT_FOUND", "SESSION_NOT_FOUND"), refusal
-        assert not (await target.CloseSession(pb.CloseSessionRequest(session_id="s"), **other)).closed
         await target.OpenSession(pb.OpenSessionRequest(session_id="s", prefix=[9], prompt_length=1), **other)
+        for theirs in (True, False):
+            assert (await target.CloseSession(pb.CloseSessionRequest(session_id="s"), **other)).closed == theirs
         reply = await target.Verify(round_, **mine)
         assert tuple(reply.token_ids) == oracle(PROMPT, GREEDY, 1)
 

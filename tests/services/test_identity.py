@@ -163,9 +163,10 @@ def test_anothers_proposals_are_unknown_and_cannot_be_ended(callers):
         ):
             first = await alice.Propose(proposing(0, PROMPT))
             continued = await bob.Propose(proposing(len(PROMPT), [65]))
-            ended = await bob.EndProposals(end)
             # bob's own of that id: other tokens, and alice's stay as they were
             await bob.Propose(proposing(0, list(b"something else of bob's")))
+            await bob.EndProposals(end)
+            ended = await bob.EndProposals(end)
             after = await alice.Propose(proposing(len(PROMPT), []))
             mine = await alice.EndProposals(end)
         return continued.unknown, ended.ended, after.draft_tokens == first.draft_tokens, mine.ended
