@@ -231,7 +231,7 @@ def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: p
                 began = time.perf_counter()
                 assert (await answer(generator.generate, long(30))).token_ids == truth(30)
                 assert time.perf_counter() - began < 0.6  # the next request does not wait at all
-            await until(lambda: idle(site), 3.0)
+            await until(lambda: idle(site))
 
     with caplog.at_level(logging.INFO, "tandem.drafter"):
         run(test())
@@ -345,10 +345,10 @@ def test_a_cancelled_request_frees_the_slots_on_both_sides() -> None:
                 await until(lambda steps=before + rounds: site.engine.batcher.steps >= steps)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-                await until(lambda: idle(site), 1.0)
+                await until(lambda: idle(site))
             got = await answer(generator.generate, long(20))
             assert got.token_ids == truth(20)
-            await until(lambda: idle(site), 1.0)
+            await until(lambda: idle(site))
 
     run(test())
 
@@ -365,7 +365,7 @@ def test_a_storm_of_cancellations_leaves_every_slot_free_and_the_next_output_exa
                 await asyncio.sleep(0.004 * (i % 4))
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await until(lambda: len(site.proposals.sessions) == 0 and site.free == 2, 3.0)
+            await until(lambda: len(site.proposals.sessions) == 0 and site.free == 2)
             answers = await asyncio.gather(*(answer(generator.generate, ids([97 + i] * 9, 12)) for i in range(3)))
             assert [a.token_ids for a in answers] == [oracle([97 + i] * 9, GREEDY, 12) for i in range(3)]
 

@@ -13,7 +13,7 @@ import pytest
 from models.batcher import Batcher, DeviceLost
 from models.runner import RowFailed
 from models.slots import SlotPool
-from tests.support import run
+from tests.support import HANG, run
 
 
 class Recorder:
@@ -34,7 +34,7 @@ class Recorder:
     def _step(self, name: str, rows: Sequence[Any]) -> list[Any]:
         self.steps.append((name, list(rows)))
         self.threads.add(threading.current_thread().name)
-        assert self.gate.wait(5)
+        assert self.gate.wait(HANG)
         if "break" in rows:
             raise RuntimeError("the device is gone")
         return [RowFailed("bad row") if row == "bad" else f"{name}{row}" for row in rows]

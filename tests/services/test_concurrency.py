@@ -95,9 +95,9 @@ def test_a_cancelled_stream_frees_its_slot_within_one_step(architecture: str) ->
             assert not all_free(sites, 4)
             before = [site.engine.batcher.steps for site in sites]
             await stream.aclose()
-            await until(lambda: all_free(sites, 4), 1.0)
+            await until(lambda: all_free(sites, 4))
             assert all(site.engine.batcher.steps - steps <= 2 for site, steps in zip(sites, before, strict=True))
-            await until(lambda: sites[0].lifecycle._running == 0, 1.0)  # the stream's own end comes after its slot's
+            await until(lambda: sites[0].lifecycle._running == 0)  # the stream's own end comes after its slot's
             assert (await answer(client.generate, ids(b"x", 3))).token_ids == oracle(b"x", GREEDY, 3)
 
     run(test())
@@ -112,7 +112,7 @@ def test_a_request_cancelled_while_it_prefills_frees_its_slot(architecture: str)
             await asyncio.sleep(0.06)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: all_free(sites, 4), 1.0)
+            await until(lambda: all_free(sites, 4))
             assert sites[-1].engine.batcher.steps <= 4
 
     run(test())
@@ -143,7 +143,7 @@ def test_a_deadline_frees_the_slot_as_a_cancellation_does(architecture: str) -> 
                 async for _ in client.generate(LONG, timeout=0.15):
                     pass
             assert caught.value.code == "DEADLINE_EXCEEDED"
-            await until(lambda: all_free(sites, 4), 1.0)
+            await until(lambda: all_free(sites, 4))
 
     run(test())
 

@@ -69,7 +69,7 @@ def test_a_request_whose_deadline_passes_frees_its_slot_within_one_step(architec
             truth = oracle(b"a long one", GREEDY, 120, past_the_end=True)
             assert caught.value.produced == truth[: len(caught.value.produced)] and caught.value.produced
             steps = [site.engine.batcher.steps for site in sites]
-            await until(lambda: all_free(sites, 1), 1.0)
+            await until(lambda: all_free(sites, 1))
             assert all(site.engine.batcher.steps - before <= 2 for site, before in zip(sites, steps, strict=True))
             assert (await answer(client.generate, ids(b"x", 3))).token_ids == oracle(b"x", GREEDY, 3)
 

@@ -25,13 +25,13 @@ from models.toy import ToyRunner
 from services.launch import RoleConfig, run_target
 from services.server import ServeConfig
 from speculation.types import Completion, FinishReason, SpeculationStats
-from tests.support import GREEDY, answer, ids, launch, oracle, raw_stub, run, server_process, until
+from tests.support import GREEDY, HANG, answer, ids, launch, oracle, raw_stub, run, server_process, until
 
 
 async def health(address: str, service: str = "") -> int:
     async with open_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=HANG)
         return reply.status
 
 
@@ -87,7 +87,7 @@ def test_a_target_process_from_readiness_to_the_end(tmp_path: Path) -> None:
 
         began = time.monotonic()
         run(stop_under_load(address, server.process.pid))
-        assert server.process.wait(10) == 0
+        assert server.process.wait(HANG) == 0
         assert time.monotonic() - began < 8
         assert "Traceback" not in server.log.read_text()
 
@@ -118,7 +118,7 @@ def test_a_second_signal_ends_a_draining_server_at_once(tmp_path: Path) -> None:
 
     with server_process(tmp_path, "--role", "target", "--model", "step=0.05") as server:
         run(stop_twice(server.wait_ready(), server.process.pid))
-        assert server.process.wait(5) == -signal.SIGTERM
+        assert server.process.wait(HANG) == -signal.SIGTERM
 
 
 def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch
         ready = json.loads(ready_file.read_text())
         assert await health(f"127.0.0.1:{ready['port']}") == health_pb2.HealthCheckResponse.SERVING
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(server, 5)
+        await asyncio.wait_for(server, HANG)
 
     run(test())
     assert seen == [False]
@@ -166,7 +166,7 @@ def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, monkeypa
         server = asyncio.create_task(run_target(RoleConfig(ServeConfig(port=0), ModelConfig(backend="toy"))))
         await asyncio.sleep(0.1)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(server, 5)
+        await asyncio.wait_for(server, HANG)
 
     run(test())
 

@@ -212,7 +212,7 @@ def test_a_lease_that_runs_out_frees_the_slot_and_the_session_is_unknown() -> No
     async def test() -> None:
         async with worker_site(None, lease_seconds=0.2) as site, raw_stub(site.address, DRAFT) as worker:
             await worker.Propose(asking(PROMPT))
-            await until(lambda: idle(site), 2.0)
+            await until(lambda: idle(site))
             assert (await worker.Propose(asking(PROMPT, 5))).unknown
             assert (await worker.Propose(asking(PROMPT))).draft_tokens
 
@@ -225,7 +225,7 @@ def test_a_cancelled_first_call_leaves_no_slot_behind() -> None:
             call = worker.Propose(asking([1] * 150))
             await until(lambda: site.free == 3)
             call.cancel()
-            await until(lambda: idle(site), 1.0)
+            await until(lambda: idle(site))
 
     run(test())
 
@@ -257,7 +257,7 @@ def test_a_session_that_ends_while_a_round_runs_is_freed_after_it() -> None:
             assert site.free == 3
             assert len((await running).draft_tokens) == 4
             assert (await waiting).code == "NOT_FOUND"
-            await until(lambda: idle(site), 1.0)
+            await until(lambda: idle(site))
 
     run(test())
 

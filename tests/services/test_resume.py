@@ -23,6 +23,7 @@ from speculation.depth import Pipeline
 from speculation.types import Chunk
 from tests.support import (
     GREEDY,
+    HANG,
     SAMPLED,
     ServerProcess,
     answer,
@@ -247,12 +248,10 @@ def test_a_deadline_ends_the_trying_before_it_passes(tmp_path: Path) -> None:
 
 def test_the_terminal_says_how_many_tokens_there_were(tmp_path: Path) -> None:
     with server_process(tmp_path, "--role", "target", "--model", "fails=12", "--batch", "1") as server:
-        asked = launch(
-            tmp_path, "--role", "client", "--port", str(server.port), "--prompt", "x", "--ignore_eos", timeout=30
-        )
+        asked = launch(tmp_path, "--role", "client", "--port", str(server.port), "--prompt", "x", "--ignore_eos")
         assert asked.returncode == 1
         assert "failed after 12 tokens: UNAVAILABLE: RuntimeError: toy device gone after 12 steps" in asked.stderr
-        assert server.process.wait(10) == 1
+        assert server.process.wait(HANG) == 1
 
 
 def test_the_draft_role_moves_to_the_verifier_that_is_there(tmp_path: Path) -> None:
