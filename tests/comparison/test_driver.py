@@ -157,6 +157,8 @@ def test_an_address_that_does_not_answer_is_one_line(
 def test_an_interrupt_stops_every_server(
     config: ComparisonConfig, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+
     class Interrupting(FakeGenerator):
         async def generate(
             self, request: GenerationRequest, timeout: float | None = None
@@ -165,6 +167,9 @@ def test_an_interrupt_stops_every_server(
             await asyncio.sleep(30)
             yield Chunk(())
 
-    assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 130
+    try:
+        assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "interrupted" in capsys.readouterr().err
     assert no_server_is_left(config)
