@@ -36,7 +36,7 @@ class Gate:
     def _pass(self) -> None:
         with self._changed:
             self.held += 1
-            passed = self._changed.wait_for(lambda: not self._closed or self._leave > 0, 2 * HANG)
+            passed = self._changed.wait_for(lambda: not self._closed or self._leave > 0, HANG)
             self.held -= 1
             self._leave -= bool(self._closed)
         assert passed, "nobody opened the gate"
