@@ -215,7 +215,7 @@ def test_a_target_that_is_not_there_is_waited_for_and_then_named() -> None:
                 raise ValueError(str(error)) from None
             finally:
                 await client.close()
-        assert 0.15 < time.monotonic() - began < 2
+        assert time.monotonic() - began > 0.15
 
     run(test())
 
