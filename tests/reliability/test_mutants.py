@@ -10,8 +10,9 @@ import pytest
 from tests.conformance.bench import COMBINATIONS
 from tests.conformance.cases import CASES, Entry
 from tests.conformance.here import here
+from tests.planting import PlaceGone, function_at
 from tests.reliability.campaign import run_schedules
-from tests.reliability.mutants import FENCE, MUTANTS, OWNERSHIP, Mutant, function_at, planted
+from tests.reliability.mutants import FENCE, MUTANTS, OWNERSHIP, Mutant, planted
 
 BY_NAME = {entry.name: entry for entry in CASES}
 SEEDS = list(range(8))
@@ -67,7 +68,7 @@ def test_the_list_has_what_the_contract_rests_on() -> None:
 
 def test_a_mutant_whose_place_is_gone_says_so_and_the_original_comes_back() -> None:
     code = function_at(FENCE).__code__
-    with pytest.raises(AssertionError, match="adapt the mutant"), planted(Mutant("x", FENCE, "no such text", "", ())):
+    with pytest.raises(PlaceGone, match="adapt the mutant"), planted(Mutant("x", FENCE, "no such text", "", ())):
         pass
     with planted(next(mutant for mutant in MUTANTS if mutant.where == FENCE)):
         assert function_at(FENCE).__code__ is not code
