@@ -52,7 +52,7 @@ _copies = itertools.count()
 
 
 def mutated(module: ModuleType, old: str, new: str, *more: tuple[str, str]) -> ModuleType:
-    """A copy of `module` in whose source `old`, which must stand there once (else PlaceGone), reads `new`; and `more`."""
+    """A copy of `module` in whose source `old`, which must stand there once (or PlaceGone), reads `new`; so `more`."""
     assert module.__file__ and module.__spec__
     with open(module.__file__, encoding="utf-8") as file:
         source = file.read()
