@@ -119,6 +119,7 @@ class Storm:
             await self.stop_one()
             return
         server, began = (mortal if kind == 1 else self._chance.choice(stopped)), time.time()
+        self.disturbances.spans.append((server.name, began, float("inf")))
         if kind == 1:
             await mortal.kill()
             await mortal.start()
@@ -127,7 +128,7 @@ class Storm:
             assert server.process
             await self._stopped(server.process)
             self.done["servers stopped"] += 1
-        self.disturbances.spans.append((server.name, began, time.time()))
+        self.disturbances.spans[-1] = (server.name, began, time.time())
 
     # --- what was counted ---
 
