@@ -144,9 +144,8 @@ async def soak(
             await asyncio.gather(*beside, return_exceptions=True)
             (soaked.counts, soaked.failures), soaked.done = storm.counted(), storm.done
             if results:
-                title = (
-                    f"{seconds:g} s, {processes * CLIENTS} clients, {soaked.operations} operations, {dict(soaked.done)}"
-                )
+                asked = f"{seconds:g} s, {processes * CLIENTS} clients, {soaked.operations} operations"
+                title = f"{asked}\n" + ", ".join(f"{n} {what}" for what, n in soaked.done.items())
                 soaked.memory.plot(results / "soak-memory.png", title)
         soaked.tracebacks = list(tracebacks(folder))
     finally:

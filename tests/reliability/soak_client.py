@@ -224,7 +224,7 @@ async def _end(tasks: list[asyncio.Task[None]], failed: Callable[[dict[str, Any]
         for task in tasks:
             task.cancel()
         _, pending = await asyncio.wait(tasks, timeout=HANG / 6)
-        for task in pending:
+        for task in asyncio.all_tasks() - {asyncio.current_task()} if pending else ():
             where, now = io.StringIO(), time.time()
             task.print_stack(file=where)
             error = f"a cancelled client goes on: {where.getvalue()}"
