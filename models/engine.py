@@ -56,11 +56,16 @@ class Engine:
         try:
             return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill)
         except DeviceLost as error:
-            if self.vital and not self.lost.is_set():
-                self._cause = str(error)
-                self.lost.set()
-                self.slots.close(error)
+            if self.vital:
+                self.lose(error)
             raise
+
+    def lose(self, error: DeviceLost) -> None:
+        """Every sequence is lost, and whoever waits for a slot is told so. The first `error` is what is said."""
+        if not self.lost.is_set():
+            self._cause = str(error)
+            self.lost.set()
+            self.slots.close(error)
 
     def admit(self, sampling: SamplingParams) -> None:
         """Raises InvalidField for a request that this runner cannot sample for."""

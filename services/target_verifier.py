@@ -20,6 +20,7 @@ from services.generation import GenerateMethod
 from services.identity import caller
 from services.lifecycle import Lifecycle
 from services.limits import Limits
+from services.session_costs import Note, SessionCosts
 from services.sessions import MAX_SESSION_ID, Fence, Session, SessionKey, SessionTable
 from services.verify_stream import answered_in_order
 from speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
@@ -29,11 +30,15 @@ from tandem.v1 import target_verifier_pb2_grpc
 
 @dataclass(slots=True)
 class Held:
-    """A session's KV, the lock that keeps its rounds in order, and whether its prefix was ever processed whole."""
+    """A session's KV, the lock that keeps its rounds in order, and whether its prefix was ever processed whole.
+
+    `costs`: what its rounds add up to, where somebody wants to know.
+    """
 
     sequence: TargetSequence
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened: bool = False
+    costs: SessionCosts | None = None
 
 
 class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
@@ -47,10 +52,13 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         lifecycle: Lifecycle,
         lease_seconds: float = 60.0,
         limits: Limits | None = None,
+        note: Note | None = None,
     ) -> None:
         self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
         self._limits = limits or Limits()
         self.sessions: SessionTable[Held, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
+        self._note = note
+        self.sessions.on_end.append(self._tell_costs)
 
     async def GetModelInfo(
         self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -84,6 +92,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self._limits.check_sessions(self.sessions.owned_by(key.owner))
         total = self._max_total(request)
         held = Held(TargetSequence(self._engine, self._engine.slots.take()))
+        held.costs = SessionCosts(request.prompt_length) if self._note else None
         return self.sessions.admit(key, held, sampling, list(request.prefix), total, rule)
 
     async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
@@ -116,6 +125,15 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
         await holding.expire_forever(self.sessions, self._free)
 
+    async def stop(self) -> None:
+        """Notes what the sessions that are still open have cost so far."""
+        for session in self.sessions:
+            self._tell_costs(session, "stopped")
+
+    def _tell_costs(self, session: Session[Held, pb.VerifyResponse], how: str) -> None:
+        if self._note and session.held.costs and session.held.opened:
+            session.held.costs.tell(how, self._note)
+
     def _using(self, session: Session[Held, pb.VerifyResponse]) -> AbstractAsyncContextManager[None]:
         return holding.using(self.sessions, session, self._free)
 
@@ -127,6 +145,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         reused = sequence.keep(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         await sequence.fill(prefix[:-1])
+        if session.held.costs:
+            spent = sequence.queue_seconds + sequence.compute_seconds - waited - worked
+            session.held.costs.stats.prefill_seconds += spent
         return pb.OpenSessionResponse(
             committed_length=len(session.tokens),
             reused_length=reused,
@@ -171,6 +192,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             step_tokens=verdict.step_tokens,
         )
         session.commit(verdict.token_ids, reply)
+        if session.held.costs:
+            session.held.costs.stats.observe(request.draft_tokens, verdict)
         return reply
 
     def _check_open(self, request: pb.OpenSessionRequest) -> SamplingParams:
