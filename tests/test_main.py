@@ -1,33 +1,21 @@
-"""The command line: the seed project's commands, both spellings, roles, and refusals of one line."""
+"""The command line: both spellings, roles, and refusals of one line."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import main
 from speculation.types import Rule
-from tests.support import GREEDY, REPOSITORY, ServerProcess, launch, oracle, server_process
+from tests.support import GREEDY, REPOSITORY, launch, oracle, server_process
 
-SEED_COMMANDS = [
-    "--role target --model DIR --port 50051 --sequence_length 128 --batch 2 --profile --top_p 1.0",
-    "--role draft --model DIR --target_host HOST --port 50051 --prompt_text prompt.txt --sequence_length 128 --profile "
-    "--top_p 1.0 --temperature 0.9",
-    "--role fused_target --draft_model DIR --target_model DIR --port 50051 --sequence_length 128 --batch 2 "
-    "--tp_degree 1 --speculation_length 5",
-    "--role fused_client --target_host HOST --port 50051 --prompt_text prompt.txt --temperature 0.9 --top_p 1.0 "
-    "--speculation_length 5 --profile",
-    "--role verify_target --model DIR --prompt_text prompt.txt --sequence_length 128 --profile",
-    "--role verify_draft --model DIR --prompt_text prompt.txt --sequence_length 128 --profile",
-]
 PROMPTS = ("the first prompt", "the second")
 
 
@@ -35,25 +23,6 @@ PROMPTS = ("the first prompt", "the second")
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "prompt.txt").write_text("\n".join(["", PROMPTS[0], "   ", PROMPTS[1], ""]))
     return tmp_path
-
-
-def seed(number: int, port: int = 0, model: str = "salt=0", backend: bool = True) -> list[str]:
-    """A seed command line with our host, port and model."""
-    words = ["--backend", "toy"] if backend else []
-    for word in SEED_COMMANDS[number].split():
-        words.append({"DIR": model, "HOST": "127.0.0.1", "50051": str(port)}.get(word, word))
-    return words
-
-
-@contextlib.contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[ServerProcess]:
-    server = ServerProcess(folder, *arguments)
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
 
 
 def latin(prompt: str, count: int) -> str:
@@ -72,12 +41,6 @@ def profile_rows(folder: Path) -> list[dict[str, str]]:
 
 
 # --- parsing ---
-
-
-@pytest.mark.parametrize("line", SEED_COMMANDS, ids=[line.split()[1] for line in SEED_COMMANDS])
-def test_the_seeds_command_lines_parse(line: str) -> None:
-    args = main.parser().parse_args(line.split())
-    assert args.role == line.split()[1]
 
 
 def test_hyphens_and_underscores_mean_the_same() -> None:
@@ -140,34 +103,13 @@ def test_a_client_never_imports_torch(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# --- the seed's roles, run ---
+# --- one model alone ---
 
 
-def test_the_seeds_target_and_draft_run(folder: Path) -> None:
-    with started(folder, *seed(0)) as target:
-        done = launch(folder, *seed(1, target.port, "miss=0.3"))
-        assert done.returncode == 0, done.stderr
-        assert "=== Final outputs ===" in done.stdout
-        rows = profile_rows(folder)
-    assert len(rows) == 2
-    assert all(int(row["drafted"]) > int(row["accepted"]) > 0 for row in rows)
-    assert {int(row["prompt_tokens"]) for row in rows} == {len(p) for p in PROMPTS}
-    assert all(int(row["prompt_tokens"]) + int(row["output_tokens"]) <= 128 for row in rows)
-    assert all(float(row["network_seconds"]) > 0 and int(row["bytes_up"]) > 0 for row in rows)
-
-
-def test_the_seeds_fused_target_and_client_run(folder: Path) -> None:
-    with started(folder, *seed(2)) as target:
-        done = launch(folder, *seed(3, target.port, backend=False))
-        assert done.returncode == 0, done.stderr
-        rows = profile_rows(folder)
-    assert "[Prompt 0 output]:" in done.stdout and "[Prompt 1 output]:" in done.stdout
-    assert all(float(row["acceptance_rate"]) == 1 for row in rows)
-
-
-@pytest.mark.parametrize("number", [4, 5], ids=["verify_target", "verify_draft"])
-def test_the_seeds_single_model_roles_print_each_token_and_then_the_text(folder: Path, number: int) -> None:
-    done = launch(folder, *seed(number), "--max_new_tokens", "6")
+@pytest.mark.parametrize("role", ["verify_target", "verify_draft"])
+def test_a_single_model_prints_each_token_and_then_the_text(folder: Path, role: str) -> None:
+    asked = ("--prompt_text", "prompt.txt", "--max_new_tokens", "6", "--profile")
+    done = launch(folder, "--role", role, "--backend", "toy", "--model", "salt=0", *asked)
     assert done.returncode == 0, done.stderr
     for i, prompt in enumerate(PROMPTS):
         for token in oracle(prompt.encode(), GREEDY, 6):
