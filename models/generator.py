@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from models.tokenizers import Tokenizer
 from speculation.experience import Experience
@@ -19,11 +19,32 @@ from speculation.types import (
     InvalidField,
     ModelInfo,
     Rule,
+    SamplingParams,
     SpeculationStats,
     TooLong,
 )
 
 MakeRounds = Callable[[GenerationRequest, SpeculationStats, DraftLimit], Rounds]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDefaults:
+    """What holds for requests that do not say. `max_new_tokens` None: until the sequence length is full."""
+
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise InvalidField("max_new_tokens", f"{self.max_new_tokens} is below 1")
+
+    def complete(self, request: GenerationRequest, room: int) -> GenerationRequest:
+        """The request as if it had said everything. `room`: tokens that its sequence has left."""
+        left = {name: getattr(self.sampling, name) for name in request.unsaid}
+        most = request.max_new_tokens
+        if most is None and self.max_new_tokens is not None:
+            most = max(1, min(self.max_new_tokens, room))  # only who asks for more than there is room for is refused
+        return replace(request, sampling=replace(request.sampling, **left), unsaid=frozenset(), max_new_tokens=most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +59,7 @@ class Generator:
     make_rounds: MakeRounds
     speculates: bool = True
     experience: Experience = field(default_factory=Experience)
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
 
     async def generate(
         self, request: GenerationRequest, stats: SpeculationStats | None = None
@@ -47,6 +69,7 @@ class Generator:
         `stats`, where given, are those that grow as it goes, for whoever looks on.
         """
         prompt = self.prompt_tokens(request)
+        request = self.defaults.complete(request, self._total(request) - len(prompt))
         stats = SpeculationStats() if stats is None else stats
         stopping = Stopping(self._rules(request, len(prompt)), self.tokenizer.stream())
         limit = DraftLimit()
@@ -72,11 +95,15 @@ class Generator:
         check_tokens("prompt", prompt, self.info.vocab_size)
         return prompt
 
-    def _rules(self, request: GenerationRequest, prompt_length: int) -> StopRules:
+    def _total(self, request: GenerationRequest) -> int:
         limit = self.info.max_sequence_length
         total = limit if request.max_total_tokens is None else request.max_total_tokens
         if total > limit:
             raise TooLong(f"max_total_tokens: {total} is above the sequence length {limit}")
+        return total
+
+    def _rules(self, request: GenerationRequest, prompt_length: int) -> StopRules:
+        total = self._total(request)
         room = total - prompt_length
         if room < 1:
             raise TooLong(
