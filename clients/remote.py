@@ -286,9 +286,12 @@ class RemoteVerifier:
             return
         request = pb.CloseSessionRequest(session_id=self._session_id)
         self._session_id = ""
-        call = self._call(self.peer.stub.CloseSession, request, self.client.deadlines.close)
+        await asyncio.shield(asyncio.ensure_future(self._end_session(request)))
+
+    async def _end_session(self, request: pb.CloseSessionRequest) -> None:
+        """Where nobody waits any more, its failure must not be an exception that nobody retrieves."""
         with contextlib.suppress(TandemError):
-            await asyncio.shield(asyncio.ensure_future(call))
+            await self._call(self.peer.stub.CloseSession, request, self.client.deadlines.close)
 
     async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout: float) -> Any:
         self._stats.bytes_up += request.ByteSize()
