@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -218,6 +219,29 @@ def test_a_target_that_is_not_there_is_waited_for_and_then_named() -> None:
         assert time.monotonic() - began > 0.15
 
     run(test())
+
+
+def test_a_close_that_fails_after_its_request_was_cancelled_is_nobodys_exception() -> None:
+    said: list[dict[str, Any]] = []
+
+    async def test() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+        client = VerifierClient("127.0.0.1:1", "toy")
+        try:
+            verifier = RemoteVerifier(client, SpeculationStats())
+            verifier._session_id = "s"
+            closing = asyncio.create_task(verifier.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            assert closing.cancelled()
+            await until(lambda: len(asyncio.all_tasks()) == 1)  # the call itself has failed meanwhile
+            gc.collect()
+        finally:
+            await client.close()
+
+    asyncio.run(test())
+    assert said == []
 
 
 def test_a_draft_of_another_tokenizer_is_refused_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:

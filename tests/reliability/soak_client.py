@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import contextlib
 import functools
-import io
 import json
 import random
 import signal
@@ -63,10 +62,11 @@ class SoakClient:
         self._servers, self._chance, self._counts, self._failed = servers, chance, counts, failed
         self._made, self._server = 0, ""
 
-    async def run(self) -> None:
+    async def run(self, ending: asyncio.Event) -> None:
+        """Until `ending`: wait_for of Python 3.11 may lose a cancellation that comes as its operation ends."""
         operations = [self._ask, self._ask, self._leave, self._late, self._session, self._abandon]
         operations += [self._cancel_open, self._break]
-        while True:
+        while not ending.is_set():
             operation, began = self._chance.choice(operations), time.time()
             try:
                 await asyncio.wait_for(operation(), HANG)
@@ -188,11 +188,15 @@ class SoakClient:
             stream = target.VerifyStream()
             ask = _ask(number)
             for _ in range(3):
-                await stream.write(
-                    pb.VerifyRequest(
-                        session_id=opening.session_id, base_length=len(ask.prompt), last_token=ask.prompt[-1]
+                try:
+                    await stream.write(
+                        pb.VerifyRequest(
+                            session_id=opening.session_id, base_length=len(ask.prompt), last_token=ask.prompt[-1]
+                        )
                     )
-                )
+                except grpc.RpcError:  # the stream has ended: its own status says why
+                    status = await stream.code(), await stream.initial_metadata(), await stream.trailing_metadata()
+                    raise grpc.aio.AioRpcError(*status, details=await stream.details()) from None
 
 
 async def main(arguments: argparse.Namespace) -> None:
@@ -207,7 +211,7 @@ async def main(arguments: argparse.Namespace) -> None:
             print(json.dumps({"failed": what}), file=file, flush=True)
 
         chances = [random.Random(f"soak {arguments.seed} {i}") for i in range(CLIENTS)]
-        tasks = [asyncio.create_task(SoakClient(servers, chance, counts, failed).run()) for chance in chances]
+        tasks = [asyncio.create_task(SoakClient(servers, chance, counts, failed).run(ending)) for chance in chances]
         while not ending.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(ending.wait(), 0.5)
@@ -218,6 +222,17 @@ async def main(arguments: argparse.Namespace) -> None:
         await _end(tasks, failed)
 
 
+def standing(task: asyncio.Task[Any]) -> str:
+    """Where a task waits: its coroutines from the outermost in, and what the innermost waits for."""
+    at: Any = task.get_coro()
+    places = []
+    while at is not None and len(places) < 50:
+        frame = next((f for n in ("cr_frame", "ag_frame", "gi_frame") if (f := getattr(at, n, None))), None)
+        places.append(f"{getattr(at, '__qualname__', at)}:{frame.f_lineno}" if frame else repr(at)[:200])
+        at = next((w for n in ("cr_await", "ag_await", "gi_yieldfrom") if (w := getattr(at, n, None))), None)
+    return f"{task.get_name()} {' > '.join(places)}"
+
+
 async def _end(tasks: list[asyncio.Task[None]], failed: Callable[[dict[str, Any]], None]) -> None:
     """Cancels everybody; who goes on after that is told as a failure that nothing excuses, with where it stood."""
     for _ in range(2):
@@ -225,9 +240,8 @@ async def _end(tasks: list[asyncio.Task[None]], failed: Callable[[dict[str, Any]
             task.cancel()
         _, pending = await asyncio.wait(tasks, timeout=HANG / 6)
         for task in asyncio.all_tasks() - {asyncio.current_task()} if pending else ():
-            where, now = io.StringIO(), time.time()
-            task.print_stack(file=where)
-            error = f"a cancelled client goes on: {where.getvalue()}"
+            now = time.time()
+            error = f"a cancelled client goes on: {standing(task)}"
             failed({"server": "", "operation": "end", "began": now, "ended": now, "error": error})
         if not pending:
             return

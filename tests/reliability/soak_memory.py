@@ -17,6 +17,8 @@ PER_OPERATION = 16
 """Bytes that an operation may leave behind: fewer than any Python object has, so a leaked one per operation shows."""
 ALLOWED = 2 * 2**20
 """Bytes by which a fitted line may rise beside: arenas, caches of channels, what the allocator keeps."""
+FEWEST = 60
+"""Samples that a line is fitted through: over seconds, arenas that grow look like a leak."""
 Processes = Callable[[], Mapping[str, int]]
 """Process ids by server name, as they are now."""
 
@@ -49,7 +51,7 @@ class Memory:
         """Bytes by which a straight line through the last half of the samples rises."""
         samples = np.array([sample[:2] for sample in self.samples.get(name, [])], dtype=np.float64)
         half = samples[len(samples) // 2 :]
-        if len(half) < 8:
+        if len(half) < FEWEST:
             return 0.0
         slope = np.polyfit(half[:, 0], half[:, 1], 1)[0]
         return float(slope * (half[-1, 0] - half[0, 0]))
