@@ -84,9 +84,7 @@ async def serve(
     `outermost` interceptors see every call first, and its status last. The exit code: 0, or 1 where the model's device
     was lost.
     """
-    security = config.security
-    interceptors, options = [*outermost, *security.interceptors()], (*_OPTIONS, *security.options())
-    server = grpc.aio.server(interceptors=interceptors, options=options)
+    server = config.security.server(outermost, options=_OPTIONS)
     port, probes = _bind(server, config), ProbePort(config.host, config.health_port)
     stopping = _stop_signals()
     building = asyncio.create_task(_as_task(build()))
