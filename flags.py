@@ -130,7 +130,7 @@ def _security_flags(p: argparse.ArgumentParser) -> None:
         taking, "accept_tokens", metavar="FILE", help="callers must show a token of this file: `identity token` lines"
     )
     _flag(taking, "insecure", action="store_true", help="without TLS: listen for, or send a token to, other machines")
-    _flag(taking, "max_message_bytes", type=int, default=4 * 1024 * 1024, help="of one request (default 4 MiB)")
+    _flag(taking, "max_message_bytes", type=int, help="of one request (default: what prompts can take, at most 4 MiB)")
     _flag(taking, "max_prompt_bytes", type=int, help="of a text prompt (default: 64 per token of the sequence length)")
     _flag(taking, "max_sessions_per_identity", type=int, help="open sessions of one caller (default: no limit)")
     _flag(

@@ -13,7 +13,7 @@ from services import holding
 from services.errors import Mismatch
 from services.identity import caller
 from services.lifecycle import Lifecycle
-from services.limits import Limits
+from services.limits import LONGEST_NAME, Limits, check_count
 from services.sessions import MAX_SESSION_ID, Session, SessionConflict, SessionKey, SessionTable
 from speculation.drafters import Drafter, teach
 from speculation.types import DraftLimit, InvalidField, ModelInfo, TooLong
@@ -112,6 +112,7 @@ class Proposals:
     def _check(self, request: pb.ProposeRequest) -> None:
         if not 1 <= len(request.session_id) <= MAX_SESSION_ID:
             raise InvalidField("session_id", f"length {len(request.session_id)} is outside 1 to {MAX_SESSION_ID}")
+        check_count("tokenizer_sha256", request.tokenizer_sha256, LONGEST_NAME, "characters ")
         most, longest = self._info.max_speculation_length, self._info.max_sequence_length
         if request.speculation_length > most:
             raise InvalidField("speculation_length", f"{request.speculation_length} is above the maximum {most}")

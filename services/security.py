@@ -11,7 +11,7 @@ import grpc
 from clients.credentials import on_this_machine
 from services.errors import ErrorInterceptor
 from services.identity import IdentityInterceptor
-from services.limits import Limits
+from services.limits import MESSAGE_BYTES, Limits
 from services.prompt_log import PromptLogInterceptor
 from services.tls import TlsConfig, server_credentials
 from services.tokens import AcceptedTokens
@@ -19,7 +19,6 @@ from services.transport import TransportInterceptor
 
 log = logging.getLogger("tandem.security")
 
-MESSAGE_BYTES = 4 * 1024 * 1024
 LEAST_MESSAGE_BYTES = 1024
 
 

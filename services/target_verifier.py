@@ -19,7 +19,7 @@ from services.errors import Mismatch, OtherModel
 from services.generation import GenerateMethod
 from services.identity import caller
 from services.lifecycle import Lifecycle
-from services.limits import Limits
+from services.limits import LONGEST_NAME, Limits, check_count
 from services.sessions import MAX_SESSION_ID, Fence, Session, SessionKey, SessionTable
 from services.verify_stream import answered_in_order
 from speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
@@ -177,6 +177,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     def _check_open(self, request: pb.OpenSessionRequest) -> SamplingParams:
         if not 1 <= len(request.session_id) <= MAX_SESSION_ID:
             raise InvalidField("session_id", f"length {len(request.session_id)} is outside 1 to {MAX_SESSION_ID}")
+        for name in ("tokenizer_sha256", "weights_revision", "dtype"):
+            check_count(name, getattr(request, name), LONGEST_NAME, "characters ")
         if not request.prefix:
             raise InvalidField("prefix", "empty: at least one token is needed")
         if not 1 <= request.prompt_length <= len(request.prefix):
