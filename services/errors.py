@@ -158,7 +158,10 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception, log_prompts
     status, request = to_status(error, log_prompts), current()
     if request:
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
-    await context.abort_with_status(rpc_status.to_status(status))
+    try:
+        await context.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.InternalError as gone:  # whoever asked has left: for the library that is a call cancelled
+        raise asyncio.CancelledError from gone
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
