@@ -65,7 +65,7 @@ def rule_name(value: int) -> str:
 
 
 MOST_SUPPORT = 1024
-"""Tokens of one distribution. Ours have 32 (speculation/rejection.py); more are work for the verifier and for nobody."""
+"""Tokens of one distribution, at most. Ours have 32 (speculation/rejection.py)."""
 
 
 def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[pb.SparseDistribution]:

@@ -34,8 +34,8 @@ MakeRounds = Callable[[GenerationRequest, SpeculationStats, DraftLimit], Rounds]
 class Generator:
     """Answers requests with rounds made by `make_rounds`, within the limits that `info` states.
 
-    `experience`: what its requests learn together about the best speculation length. `encoding`: who has it may tokenize
-    a long text.
+    `experience`: what its requests learn together about the best speculation length. `encoding`: who has it may
+    tokenize a long text.
     """
 
     info: ModelInfo

@@ -27,8 +27,8 @@ def caller() -> str:
 class IdentityInterceptor(grpc.aio.ServerInterceptor):
     """Lets in whom the tokens know, where there are any; the identity is the token's, else the certificate's.
 
-    Stands after the errors and before everything else. Health checks need no token. Tokens are looked at before anything
-    of the request is read; certificates were, by the handshake.
+    Stands after the errors and before everything else. Health checks need no token. Tokens are looked at before
+    anything of the request is read; certificates were, by the handshake.
     """
 
     def __init__(self, tokens: AcceptedTokens | None = None) -> None:

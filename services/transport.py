@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -129,7 +129,9 @@ class _Call:
             return self._decode(data)
         except Late:
             seconds = self._limits.message_seconds
-            return await self._refused(InvalidField("request", f"missing: it did not come within {seconds:g} s"), context)
+            return await self._refused(
+                InvalidField("request", f"missing: it did not come within {seconds:g} s"), context
+            )
         except _WRONG as error:
             return await self._refused(error, context)
 
@@ -165,7 +167,8 @@ class Waiting:
     """Bounds what the current task awaits, one thing after the other, by one timer that is set rarely."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._loop, self._task = seconds, asyncio.get_running_loop(), asyncio.current_task()
+        self._seconds, self._loop = seconds, asyncio.get_running_loop()
+        self._task: Any = asyncio.current_task()
         self._since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._late = False
@@ -202,7 +205,6 @@ class Waiting:
             self._timer = self._loop.call_later(left, self._look)
         else:
             self._late = True
-            assert self._task is not None
             self._task.cancel()
 
 

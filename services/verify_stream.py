@@ -27,8 +27,8 @@ async def answered_in_order(
 ) -> AsyncGenerator[Reply, None]:
     """`answer(request, arrived)` of each request; `arrived` is when it was read (perf_counter), perhaps long before.
 
-    An answer that raises ends the stream, after the replies before it. Leaving early ends the reading. Raises StreamIdle
-    where nothing was asked for `idle_seconds` after the last reply.
+    An answer that raises ends the stream, after the replies before it. Leaving early ends the reading. Raises
+    StreamIdle where nothing was asked for `idle_seconds` after the last reply.
     """
     waiting: asyncio.Queue[tuple[Request, float] | BaseException | None] = asyncio.Queue(most_ahead)
     reading = asyncio.create_task(_read(requests, waiting), name="verify stream")

@@ -99,8 +99,8 @@ class Stopping:
 class StopSearch:
     """Looks for stop strings in text as it comes, each character once (Knuth, Morris and Pratt's search, for each).
 
-    `steps` counts comparisons: over all text at most two for each character and string that it may belong to, however
-    long the strings are.
+    `steps` counts comparisons: at most two for each character of the text and each string that it may belong to,
+    however long the strings are, and two for each of their own characters.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
