@@ -7,7 +7,7 @@ import bisect
 from collections import deque
 
 MOST_WAITING = 256
-"""Requests that may wait for a slot."""
+"""Requests that may wait for a slot; an eighth more of callers that have nothing under way (services/generation.py)."""
 
 
 class NoFreeSlot(RuntimeError):
@@ -17,7 +17,7 @@ class NoFreeSlot(RuntimeError):
 class SlotPool:
     """Slots 0 .. count-1. Lowest first keeps the busy ones neighbours, whose caches are read without a copy."""
 
-    def __init__(self, count: int, max_waiting: int = MOST_WAITING) -> None:
+    def __init__(self, count: int, max_waiting: int = MOST_WAITING + MOST_WAITING // 8) -> None:
         self._free = list(range(count))
         self._waiting: deque[asyncio.Future[int]] = deque()
         self._max_waiting = max_waiting
