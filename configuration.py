@@ -160,17 +160,21 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
 
 def security(args: argparse.Namespace) -> Security:
     """Who may reach a server, how, and with how much."""
-    from services.limits import Limits
+    from services.limits import MESSAGE_BYTES, Limits, message_bytes
     from services.security import Security
     from services.tls import tls_config
     from services.tokens import AcceptedTokens
 
+    most = args.max_message_bytes
+    if most is None:  # NxD Inference may be told its sequence length elsewhere
+        length, prompt = args.sequence_length or 512, args.max_prompt_bytes
+        most = MESSAGE_BYTES if args.backend == "nxdi" else message_bytes(length, prompt)
     return Security(
         tls=tls_config(args.tls_cert, args.tls_key, args.tls_client_ca),
         tokens=AcceptedTokens(args.accept_tokens) if args.accept_tokens else None,
         insecure=args.insecure,
         limits=Limits(args.max_sessions_per_identity, args.max_requests_per_identity, args.max_prompt_bytes),
-        max_message_bytes=args.max_message_bytes,
+        max_message_bytes=most,
         log_prompts=args.log_prompts,
     )
 

@@ -122,7 +122,12 @@ _TAKING = Group(
             help="callers must show a token of this file: `identity token` lines",
         ),
         switch("insecure", to=(*SERVERS, *ASKING), help="without TLS: listen for, or send a token to, other machines"),
-        flag("max_message_bytes", to=SERVERS, type=int, default=4 * 1024 * 1024, help="of one request (default 4 MiB)"),
+        flag(
+            "max_message_bytes",
+            to=SERVERS,
+            type=int,
+            help="of one request (default: what prompts can take, at most 4 MiB)",
+        ),
         flag(
             "max_prompt_bytes",
             to=SERVERS,

@@ -61,6 +61,10 @@ def rule_name(value: int) -> str:
     return names.get(value, str(value) if value else "nothing")
 
 
+MOST_SUPPORT = 1024
+"""Tokens of one distribution, at most. Ours have 32 (speculation/rejection.py)."""
+
+
 def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[pb.SparseDistribution]:
     return [pb.SparseDistribution(token_ids=each.token_ids, weights=each.weights) for each in distributions]
 
@@ -75,6 +79,9 @@ def distributions_from_wire(
         )
     distributions = []
     for i, (message, token) in enumerate(zip(messages, draft, strict=False)):
+        for name in ("token_ids", "weights"):
+            if (given := len(getattr(message, name))) > MOST_SUPPORT:
+                raise InvalidField(f"distributions[{i}].{name}", f"{given} are above the limit of {MOST_SUPPORT}")
         try:
             distributions.append(SparseDistribution(tuple(message.token_ids), tuple(message.weights)))
         except InvalidField as error:

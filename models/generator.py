@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,9 @@ from speculation.types import (
     SpeculationStats,
     TooLong,
 )
+
+LONG_TEXT = 1024
+"""Characters of text that are tokenized at once, within about a millisecond; longer ones go to a thread."""
 
 MakeRounds = Callable[[GenerationRequest, SpeculationStats, DraftLimit], Rounds]
 
@@ -51,7 +55,8 @@ class RequestDefaults:
 class Generator:
     """Answers requests with rounds made by `make_rounds`, within the limits that `info` states.
 
-    `experience`: what its requests learn together about the best speculation length.
+    `experience`: what its requests learn together about the best speculation length. `encoding`: who has it may
+    tokenize a long text.
     """
 
     info: ModelInfo
@@ -60,6 +65,7 @@ class Generator:
     speculates: bool = True
     experience: Experience = field(default_factory=Experience)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def generate(
         self, request: GenerationRequest, stats: SpeculationStats | None = None
@@ -68,7 +74,7 @@ class Generator:
 
         `stats`, where given, are those that grow as it goes, for whoever looks on.
         """
-        prompt = self.prompt_tokens(request)
+        prompt = await self.prompt_tokens(request)
         request = self.defaults.complete(request, self._total(request) - len(prompt))
         stats = SpeculationStats() if stats is None else stats
         stopping = Stopping(self._rules(request, len(prompt)), self.tokenizer.stream())
@@ -81,19 +87,26 @@ class Generator:
         assert stopping.reason is not None
         yield Completion(stopping.reason, len(prompt), stopping.emitted, stats)
 
-    def prompt_tokens(self, request: GenerationRequest) -> list[int]:
+    async def prompt_tokens(self, request: GenerationRequest) -> list[int]:
         """The prompt's token ids, checked against the vocabulary."""
         if request.token_ids is not None:
             prompt = list(request.token_ids)
         else:
             try:
-                prompt = self.tokenizer.encode(request.text or "", request.chat)
+                prompt = await self._encoded(request.text or "", request.chat)
             except ValueError as error:
                 raise InvalidField("chat", str(error).removeprefix("chat: ")) from None
         if not prompt:
             raise InvalidField("prompt", "empty: at least one token is needed")
         check_tokens("prompt", prompt, self.info.vocab_size)
         return prompt
+
+    async def _encoded(self, text: str, chat: bool) -> list[int]:
+        """Long texts in a thread, one at a time: a megabyte takes seconds, in which others would not be answered."""
+        if len(text) <= LONG_TEXT:
+            return self.tokenizer.encode(text, chat)
+        async with self.encoding:
+            return await asyncio.to_thread(self.tokenizer.encode, text, chat)
 
     def _total(self, request: GenerationRequest) -> int:
         limit = self.info.max_sequence_length
@@ -142,6 +155,8 @@ def _any_length(request: GenerationRequest) -> bool:
 
 def check_tokens(field: str, tokens: list[int] | tuple[int, ...], vocab_size: int) -> None:
     """Every id is in the vocabulary; else InvalidField names the first that is not."""
+    if not tokens or (min(tokens) >= 0 and max(tokens) < vocab_size):
+        return
     for token in tokens:
         if not 0 <= token < vocab_size:
             raise InvalidField(field, f"token id {token} is outside the vocabulary of {vocab_size}")

@@ -130,7 +130,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def VerifyStream(
         self, request_iterator: AsyncIterator[pb.VerifyRequest], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.VerifyResponse, None]:
-        async with contextlib.aclosing(answered_in_order(request_iterator, self._verify)) as replies:
+        rounds = answered_in_order(request_iterator, self._verify, self.sessions.lease_seconds)
+        async with contextlib.aclosing(rounds) as replies:
             async for reply in replies:
                 yield reply
 

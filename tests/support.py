@@ -142,7 +142,7 @@ async def listening(
 ) -> AsyncIterator[str]:
     """host:port of a server with what `register` adds. `interceptors` come behind the server's own."""
     security = security or Security()
-    server = grpc.aio.server(interceptors=[*security.interceptors(), *interceptors], options=security.options())
+    server = security.server(behind=interceptors)
     port = security.add_port(server, f"127.0.0.1:{port}")
     register(server)
     await server.start()

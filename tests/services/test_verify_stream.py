@@ -149,7 +149,7 @@ def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> Non
         return request
 
     async def test() -> None:
-        replies = answered_in_order(requests(), slow)
+        replies = answered_in_order(requests(), slow, idle_seconds=60)
         first = asyncio.create_task(anext(replies))
         await until(lambda: len(read) >= MOST_AHEAD + 2)
         for _ in range(100):
