@@ -163,8 +163,16 @@ def _check(client: VerifierClient, second: str, tokens: tuple[int, ...]) -> None
     assert client.address == second, "the request did not go on at the second verifier"
 
 
-async def measure(cases: Sequence[Case], runs: int) -> dict[Case, list[float]]:
-    return {case: [await seconds_to_go_on(case) for _ in range(runs)] for case in cases}
+async def measure(cases: Sequence[Case], runs: int, at_once: int = 1) -> dict[Case, list[float]]:
+    """Seconds of each run of each case, of which `at_once` run beside each other."""
+    gate = asyncio.Semaphore(at_once)
+
+    async def one(case: Case) -> float:
+        async with gate:
+            return await seconds_to_go_on(case)
+
+    found = await asyncio.gather(*(one(case) for case in cases for _ in range(runs)))
+    return {case: list(found[i * runs : (i + 1) * runs]) for i, case in enumerate(cases)}
 
 
 def main(argv: Sequence[str]) -> int:
