@@ -32,9 +32,10 @@ _STUBS: dict[str, Any] = {
     DRAFT: draft_worker_pb2_grpc.DraftWorkerStub,
 }
 
-# Only UNAVAILABLE is retried, only on calls that are idempotent: every Verify with the same fence gives the same reply,
-# every Propose with the same tokens the same proposal.
-_IDEMPOTENT = {TARGET: ("OpenSession", "Verify", "CloseSession"), DRAFT: ("Propose", "EndProposals")}
+# Only UNAVAILABLE is retried, only on calls that are idempotent: every Propose with the same tokens gives the same
+# proposal. OpenSession and Verify are idempotent too, and are not retried here: whoever lost a session opens it again,
+# at another verifier where there is one, and asking a server that is gone twice more only delays that.
+_IDEMPOTENT = {TARGET: ("CloseSession",), DRAFT: ("Propose", "EndProposals")}
 _SERVICE_CONFIG = {
     "methodConfig": [
         {

@@ -5,8 +5,9 @@ from __future__ import annotations
 from clients.credentials import Credentials
 from clients.errors import TandemError
 from clients.failover import Persistence
-from clients.remote import RemoteVerifier, VerifierClient
+from clients.remote import RemoteVerifier
 from clients.traced_rounds import traced_flights, traced_guesser, traced_verifier
+from clients.verifiers import VerifierClient
 from clients.verify_stream import StreamedVerifier
 from models.assembly import ModelConfig
 from models.batcher import Batcher

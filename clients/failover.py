@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from speculation.types import ModelInfo
@@ -20,6 +20,8 @@ LOST = ("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED", "NOT_FOUND")
 """What opening the session again may mend: the verifier is gone, stopping, silent, or a new one; the lease ran out."""
 CHECK_SECONDS = 5.0
 """How long a verifier that failed, or was never asked, may take to say what it runs."""
+LEAST_WAIT = 0.3
+"""No verifier is given up in less, however near the deadline: a health check needs a round trip."""
 # Other bits come from other weights, another precision, or the same on another kind of device.
 _SAME = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "dtype", "device", "backend")
 _NO_LESS = ("max_sequence_length", "max_speculation_length")
@@ -42,6 +44,7 @@ class Patience:
     """One request's: how often and how long it has tried since it last got on.
 
     `deadline` is the request's own, by the same clock; it gives up a little earlier, so that it can still say so.
+    `admission`: for how many seconds verifiers that are full are asked again, from `opening` on.
     """
 
     def __init__(
@@ -50,9 +53,11 @@ class Patience:
         deadline: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
+        admission: float = 600.0,
     ) -> None:
         self._persistence, self._clock, self._chance = persistence, clock, chance
-        self._deadline = deadline
+        self._deadline, self._admission = deadline, admission
+        self._admission_ends = clock() + admission
         self._since: float | None = None
         self._end = 0.0
         self.attempts = 0
@@ -60,6 +65,16 @@ class Patience:
     def progress(self) -> None:
         """It got on: whatever fails next is a new failure."""
         self._since, self.attempts = None, 0
+
+    def opening(self) -> None:
+        """A session is to be opened, perhaps again: the seconds of `admission` begin."""
+        self._admission_ends = self._clock() + self._admission
+
+    def full(self, seconds: float) -> float | None:
+        """Every slot of a verifier is taken, and it answers: seconds to wait, of those it asks for; None: give up."""
+        self.progress()
+        wait = self.limited(seconds)
+        return None if self._clock() + wait > self._admission_ends else wait
 
     def wait(self) -> float | None:
         """Seconds to wait before the next attempt, the first of them none; None: give up.
@@ -94,6 +109,19 @@ class Patience:
         """A call's timeout within the request's deadline."""
         return seconds if self._deadline is None else max(0.001, min(seconds, self._deadline - self._clock()))
 
+    def before_another(self, seconds: float, share: float, usual: float = 0.0) -> float:
+        """How long to wait for one verifier where another could be asked.
+
+        That is `seconds`, twice as long after each attempt that failed (where all are slow, one of them is waited for),
+        and at most `share` of the time until the request's deadline. What takes `usual` seconds when nothing is wrong
+        may take that long, or three tenths of that time.
+        """
+        wait = seconds * 2.0 ** min(self.attempts, 30)
+        if self._deadline is None:
+            return max(wait, usual)
+        left = self._deadline - self._clock()
+        return max(LEAST_WAIT, min(wait, share * left), min(usual, 0.3 * left))
+
 
 class Roster:
     """The verifiers that may be asked, in order, and which of them is: one until it fails. Says each change once."""
@@ -110,9 +138,13 @@ class Roster:
 
     def after(self, address: str) -> str:
         """Whose turn it is after `address`: the next that is not refused; itself, where there is no other."""
-        at = self.addresses.index(address)
-        others = [*self.addresses[at + 1 :], *self.addresses[:at]]
-        return next((other for other in others if other not in self.refused), address)
+        return self.following(address, (address,)) or address
+
+    def following(self, preferred: str, asked: Collection[str] = ()) -> str | None:
+        """Whom to ask besides those that are `asked` already: `preferred`, or those after it; None: nobody is left."""
+        at = self.addresses.index(preferred)
+        turns = (*self.addresses[at:], *self.addresses[:at])
+        return next((each for each in turns if each not in asked and each not in self.refused), None)
 
     def failed(self, address: str, reason: str) -> None:
         """It does not answer: others are asked first."""

@@ -7,129 +7,32 @@ verifier answers: the tokens are the same, and none is asked for twice.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
 
 from clients import wire
-from clients.channel import TARGET, open_channel, stub
-from clients.closing import Closes
-from clients.credentials import Credentials
+from clients.answer_times import Waits
 from clients.errors import TandemError, from_rpc
-from clients.failover import CHECK_SECONDS, LOST, Patience, Persistence, Roster, addresses_of, disagreement
-from clients.generation import GenerationClient
+from clients.failover import CHECK_SECONDS, LOST, Patience
+from clients.race import Race
 from clients.request_context import outgoing
+from clients.silence import answered, watch
+from clients.verifiers import Deadlines, Peer, VerifierClient
 from speculation.pipeline import ATTEMPTS, Answer
-from speculation.types import ModelInfo, Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
+from speculation.types import Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
-_SETTLE_SECONDS = 1.0  # for sessions that are being closed when their client is
+log = logging.getLogger("tandem.verifier")
+
+__all__ = ["Deadlines", "RemoteVerifier", "VerifierClient"]
+
 _RETRY_SECONDS = 0.2  # where a server refuses for lack of slots without saying for how long
-
-
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """Seconds for each call; `admission` is how long a full server is asked again."""
-
-    open: float = 120.0
-    verify: float = 30.0
-    close: float = 2.0
-    admission: float = 600.0
-
-
-class Peer:
-    """A channel to one TargetVerifier.
-
-    `streams`: whether it knows VerifyStream; None: not tried yet. `suspect`: whoever answers there next may be another
-    server than before, and is asked what it runs.
-    """
-
-    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
-        self.address = address
-        self.streams: bool | None = None
-        self.suspect = True
-        self.channel = open_channel(address, credentials)
-        self.stub: Any = stub(self.channel, TARGET)
-
-    async def info(self, seconds: float) -> ModelInfo:
-        """What it runs, if it answers now. Raises TandemError."""
-        try:
-            reply = await self.stub.GetModelInfo(pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-        return wire.info_from_wire(reply.model)
-
-
-class VerifierClient:
-    """Channels to the TargetVerifiers at "HOST:PORT[,HOST:PORT...]", shared by the requests of a process.
-
-    All but the first that answered must run what that one runs (`expected`). Raises ValueError.
-    """
-
-    def __init__(
-        self,
-        addresses: str,
-        tokenizer_sha256: str,
-        deadlines: Deadlines | None = None,
-        persistence: Persistence | None = None,
-        credentials: Credentials | None = None,
-    ) -> None:
-        self.tokenizer_sha256 = tokenizer_sha256
-        self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
-        self.roster = Roster(addresses_of(addresses))
-        self.peers = {address: Peer(address, credentials) for address in self.roster.addresses}
-        self.expected: ModelInfo | None = None
-        self.closes = Closes()
-
-    @property
-    def address(self) -> str:
-        """Of the verifier that is asked now."""
-        return self.roster.current
-
-    @property
-    def peer(self) -> Peer:
-        return self.peers[self.roster.current]
-
-    async def model_info(self, timeout: float = 30.0) -> ModelInfo:
-        """What the first verifier to answer runs; waits up to `timeout` seconds for one. Raises TandemError."""
-        asking = {
-            asyncio.create_task(GenerationClient(peer.channel, TARGET).model_info(timeout)): peer
-            for peer in self.peers.values()
-        }
-        try:
-            while not (answered := [task for task in asking if task.done() and not task.exception()]):
-                pending = [task for task in asking if not task.done()]
-                if not pending:
-                    error = next(iter(asking)).exception()
-                    assert isinstance(error, TandemError)
-                    raise TandemError(error.code, f"no TargetVerifier at {self.roster}: {error.message}")
-                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in asking:
-                task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
-        peer = asking[answered[0]]
-        peer.suspect, self.roster.current = False, peer.address
-        self.expected = answered[0].result()
-        return self.expected
-
-    async def check(self, peer: Peer, seconds: float) -> None:
-        """Whether sessions may go on there. Raises TandemError: FAILED_PRECONDITION where it runs something else."""
-        if self.expected is None or not peer.suspect:
-            return
-        found = disagreement(self.expected, await peer.info(min(seconds, CHECK_SECONDS)))
-        if found:
-            raise TandemError("FAILED_PRECONDITION", f"the TargetVerifier at {peer.address}: {found}")
-        peer.suspect = False
-
-    async def close(self) -> None:
-        """After the sessions that are being closed, waited for a moment."""
-        await self.closes.settle(_SETTLE_SECONDS)
-        await asyncio.gather(*(peer.channel.close() for peer in self.peers.values()))
 
 
 class RemoteVerifier:
@@ -148,8 +51,10 @@ class RemoteVerifier:
     ) -> None:
         self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
         self.peer = client.peer
-        self.patience = Patience(client.persistence, deadline)
-        self._session_id = ""  # where it may be open: at `peer`
+        self.patience = Patience(client.persistence, deadline, admission=client.deadlines.admission)
+        self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.patience, client.times)
+        self._next = self.peer.address  # whom to ask next, if a session has to be opened
+        self._places: dict[Peer, str] = {}  # where it may be open, and under which id
         self._prompt_length = 0
         self._sampling = SamplingParams()
 
@@ -158,31 +63,53 @@ class RemoteVerifier:
         await self._open(prompt)
 
     async def _open(self, prefix: Sequence[int]) -> None:
-        """Opens the session with all that is committed, wherever it can be. Raises TandemError."""
-        self._move(self.client.peer)
-        admission = time.monotonic() + self.client.deadlines.admission
-        while True:
-            try:
-                await self.client.check(self.peer, self.patience.limited(CHECK_SECONDS))
-                seconds = self.patience.limited(self.client.deadlines.open)
-                reply = await self._call(self.peer.stub.OpenSession, self._opening(prefix), seconds)
-            except TandemError as error:
-                await asyncio.sleep(self._pause_after(error, admission, prefix))
-                continue
-            self.client.roster.answered(self.peer.address)
-            return self._check_rule(reply.rule)
+        """Opens the session with all that is committed, at the verifier that answers first. Raises TandemError."""
+        self._next = self.client.roster.current
+        self.patience.opening()
+        race = Race[Peer, pb.OpenSessionResponse](
+            lambda peer: self._open_at(peer, prefix),
+            self._following,
+            lambda peer, error: self._pause_after(peer, error, prefix),
+            lambda: self.waits.opening(len(prefix)),
+        )
+        self.peer, reply = await race.first()
+        self.client.roster.answered(self.peer.address)
+        for other in [peer for peer in self._places if peer is not self.peer]:
+            self._end_at(other, self._places.pop(other))
+        self._check_rule(reply.rule)
 
-    def _move(self, peer: Peer) -> None:
-        """Goes on at `peer`. What may be open at another is closed there, under an id that nobody uses again."""
-        if peer is not self.peer:
-            self._end()
-            self.peer = peer
+    def _following(self, asked: Collection[Peer]) -> Peer | None:
+        address = self.client.roster.following(self._next, [peer.address for peer in asked])
+        if address is None:
+            return None
+        if asked:
+            log.info("%s takes long to open a session: asking %s too", ", ".join(p.address for p in asked), address)
+        return self.client.peers[address]
 
-    def _opening(self, prefix: Sequence[int]) -> pb.OpenSessionRequest:
-        self._session_id = self._session_id or uuid.uuid4().hex
+    async def _open_at(self, peer: Peer, prefix: Sequence[int]) -> pb.OpenSessionResponse:
+        alone = self.client.alone(peer)
+        await self.client.check(peer, self.patience.limited(CHECK_SECONDS if alone else self.waits.silence()))
+        request = self._opening(self._places.setdefault(peer, uuid.uuid4().hex), prefix)
+        sent = time.monotonic()
+        call = self._call(peer.stub.OpenSession, request, self.patience.limited(self.client.deadlines.open))
+        reply: pb.OpenSessionResponse = await self._watched(peer, "OpenSession", call)
+        self.client.times.opened(reply.committed_length - reply.reused_length, time.monotonic() - sent)
+        return reply
+
+    async def _watched(
+        self, peer: Peer, what: str, call: Coroutine[Any, Any, Any], stall: Callable[[], float] | None = None
+    ) -> Any:
+        """The reply to a call, unless the verifier hangs and another could be asked. Raises TandemError."""
+        if self.client.alone(peer):
+            return await call
+        sent = time.monotonic()
+        watching = partial(watch, what, peer.health, lambda: time.monotonic() - sent, self.waits.silence, stall)
+        return await answered(call, self.waits.silence() / 2, watching)
+
+    def _opening(self, session_id: str, prefix: Sequence[int]) -> pb.OpenSessionRequest:
         expected = self.client.expected
         return pb.OpenSessionRequest(
-            session_id=self._session_id,
+            session_id=session_id,
             prefix=prefix,
             prompt_length=self._prompt_length,
             sampling=wire.sampling_to_wire(self._sampling),
@@ -193,32 +120,31 @@ class RemoteVerifier:
             vocab_size=expected.vocab_size if expected else 0,
         )
 
-    def _pause_after(self, error: TandemError, admission: float, prefix: Sequence[int]) -> float:
+    def _pause_after(self, peer: Peer, error: TandemError, prefix: Sequence[int]) -> float:
         """What to do about an OpenSession that failed: who is asked next, and after how many seconds. Or raises."""
         roster = self.client.roster
         if error.code == "RESOURCE_EXHAUSTED":
-            self.patience.progress()  # it answers
-            wait = self.patience.limited(error.retry_seconds or _RETRY_SECONDS)
-            if time.monotonic() + wait > admission:
+            wait = self.patience.full(error.retry_seconds or _RETRY_SECONDS)
+            if wait is None:
                 raise error
-            self._move(self.client.peers[roster.after(self.peer.address)])
+            self._next = roster.after(peer.address)
             return wait
-        if error.code == "FAILED_PRECONDITION" and roster.refuse(self.peer.address, error.message):
-            self._move(self.client.peer)
+        if error.code == "FAILED_PRECONDITION" and roster.refuse(peer.address, error.message):
+            self._next = roster.current
             return 0.0
-        wait = self._lost(error, prefix)
-        self._move(self.client.peer)
+        wait = self._lost(peer, error, prefix)
+        self._next = roster.current
         return wait
 
-    def _lost(self, error: TandemError, tokens: Sequence[int]) -> float:
+    def _lost(self, peer: Peer, error: TandemError, tokens: Sequence[int]) -> float:
         """Seconds to wait before the session is opened again. Raises the error where that is of no use any more."""
         error.produced = tuple(tokens[self._prompt_length :])
         if error.code not in LOST:
             raise error
         if not self.patience.over:
-            self.peer.suspect = True
+            peer.suspect = True
             if error.code != "NOT_FOUND":
-                self.client.roster.failed(self.peer.address, str(error))
+                self.client.roster.failed(peer.address, str(error))
         wait = self.patience.wait()
         if wait is None:
             tried = f"{self.patience.attempts} attempts in {self.patience.seconds:.1f} s at {self.client.roster}"
@@ -265,7 +191,7 @@ class RemoteVerifier:
     ) -> pb.VerifyRequest:
         """A round of this session."""
         return pb.VerifyRequest(
-            session_id=self._session_id,
+            session_id=self._places.get(self.peer, ""),
             base_length=base_length,
             last_token=last_token,
             draft_tokens=draft,
@@ -276,13 +202,15 @@ class RemoteVerifier:
     async def ask(self, request: pb.VerifyRequest) -> Answer:
         """One round by a call of its own. Raises TandemError."""
         sent = time.perf_counter()
-        seconds = self.patience.limited(self.client.deadlines.verify)
-        reply = await self._call(self.peer.stub.Verify, request, seconds)
-        return wire.answer_from_wire(reply, time.perf_counter() - sent)
+        call = self._call(self.peer.stub.Verify, request, self.patience.limited(self.client.deadlines.verify))
+        reply = await self._watched(self.peer, "a round", call, self.waits.round)
+        seconds = time.perf_counter() - sent
+        self.client.times.answered(seconds)
+        return wire.answer_from_wire(reply, seconds)
 
     async def reopen(self, tokens: Sequence[int], cause: TandemError) -> None:
         """After `cause`: opens the session again with all that is committed. Raises TandemError, perhaps the cause."""
-        await asyncio.sleep(self._lost(cause, tokens))
+        await asyncio.sleep(self._lost(self.peer, cause, tokens))
         await self._open(tokens)
 
     async def refresh(self, tokens: Sequence[int]) -> None:
@@ -291,16 +219,14 @@ class RemoteVerifier:
 
     async def close(self) -> None:
         """Frees the slot. The client goes on with it where this is cancelled or the call fails; then the lease does."""
-        if tried := self._end():
-            await asyncio.wait({tried})
+        places, self._places = self._places, {}
+        if places:
+            await asyncio.wait([self._end_at(*place) for place in places.items()])
 
-    def _end(self) -> asyncio.Future[None] | None:
-        """Begins to close the session at its peer, if it may be open there."""
-        if not self._session_id:
-            return None
-        request, method = pb.CloseSessionRequest(session_id=self._session_id), self.peer.stub.CloseSession
-        self._session_id = ""
-        return self.client.closes.begin(lambda: self._call(method, request, self.client.deadlines.close))
+    def _end_at(self, peer: Peer, session_id: str) -> asyncio.Future[None]:
+        """Begins to close the session at `peer`, where it may be open under an id that nobody uses again."""
+        request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
+        return self.client.closes.begin(lambda: self._call(peer.stub.CloseSession, request, seconds))
 
     async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout: float) -> Any:
         self._stats.bytes_up += request.ByteSize()

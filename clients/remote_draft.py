@@ -37,7 +37,7 @@ async def open_remote_draft(
         raise
 
     def drafter(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Drafter:
-        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule, limit)
+        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule, limit, request.deadline)
         return FallibleDrafter(traced_drafter(remote), client.health, stats=stats)
 
     return drafted_generator(target, default_k, f"remote:{name}", drafter), client

@@ -17,7 +17,7 @@ from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
 from clients.request_context import outgoing
 from models.runner import known_prefix
-from speculation.fallible import DrafterHealth, DrafterRefused
+from speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
 from speculation.types import (
     Draft,
     DraftLimit,
@@ -34,6 +34,8 @@ from tandem.v1 import draft_worker_pb2 as pb
 PROPOSE_SECONDS = 5.0
 _END_SECONDS = 2.0
 _SETTLE_SECONDS = 1.0  # for sessions that are being ended when their client is closed
+_SHARE = 0.3  # of the time until a request's deadline: what a worker that hangs may cost it
+_FAIR_SECONDS = 1.0  # a worker that is silent for so long has failed; sooner it may be late
 # What a worker says about one request and not about itself.
 _REFUSALS = ("ABORTED", "ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED")
 
@@ -96,7 +98,9 @@ class DraftClient:
 class RemoteDrafter:
     """One session of proposals, for one request of a target with `vocab_size` tokens.
 
-    A call takes at most the client's `seconds`. Raises DrafterRefused, and TandemError where the worker is at fault.
+    A call takes at most the client's `seconds`, and a share of the time until `deadline` (monotonic seconds), the
+    request's. Raises DrafterLate where that was too little to blame the worker, DrafterRefused, and TandemError where
+    the worker is at fault.
     Counts bytes, and the network time of the calls that were answered, into `stats`.
     """
 
@@ -107,9 +111,10 @@ class RemoteDrafter:
         stats: SpeculationStats,
         rule: Rule = Rule.AGREEMENT,
         limit: DraftLimit | None = None,
+        deadline: float | None = None,
     ) -> None:
         self._client, self._vocab_size, self._stats, self._rule = client, vocab_size, stats, rule
-        self._limit = limit or DraftLimit()
+        self._limit, self._deadline = limit or DraftLimit(), deadline
         self._sampling = SamplingParams()
         self._session_id = ""
         self._known = 0
@@ -154,9 +159,12 @@ class RemoteDrafter:
 
     async def _propose(self, tokens: Sequence[int], k: int) -> pb.ProposeResponse | None:
         """The worker's reply, or None where the sequence is too long for it. Sends all tokens again if need be."""
-        give_up = time.monotonic() + self._client.seconds
+        now, seconds = time.monotonic(), self._client.seconds
+        if self._deadline is not None:
+            seconds = max(0.001, min(seconds, _SHARE * (self._deadline - now)))
+        give_up = now + seconds
         try:
-            limits = await self._client.info(self._client.seconds)
+            limits = await self._client.info(seconds)
             if len(tokens) >= limits.max_sequence_length:
                 return None
             k = min(k, limits.max_speculation_length)
@@ -170,6 +178,8 @@ class RemoteDrafter:
             if error.code in _REFUSALS:
                 # What is said of a field may quote tokens, and a refusal ends in a log.
                 raise DrafterRefused(error.code if error.code == "INVALID_ARGUMENT" else str(error)) from None
+            if error.code == "DEADLINE_EXCEEDED" and seconds < min(self._client.seconds, _FAIR_SECONDS):
+                raise DrafterLate(str(error)) from None
             self._client.forget()
             raise
         self._known = len(tokens)

@@ -1,8 +1,8 @@
 """The target a network away with several rounds in flight: speculation's FlightVerifier over VerifyStream.
 
-A stream that breaks loses what is in flight, nothing else: the session is opened again with what was committed, there
-or at another verifier. Where
-the server is an older one that knows no VerifyStream, every round is a Verify of its own, one at a time.
+A stream that breaks, or whose verifier hangs while there is another, loses what is in flight, nothing else: the session
+is opened again with what was committed, there or at another verifier. Where the server is an older one that knows no
+VerifyStream, every round is a Verify of its own, one at a time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import grpc
 from clients import wire
 from clients.errors import TandemError, from_rpc
 from clients.failover import LOST
-from clients.remote import RemoteVerifier, VerifierClient
+from clients.remote import RemoteVerifier
 from clients.request_context import outgoing
+from clients.silence import watch
+from clients.verifiers import VerifierClient
 from speculation.pipeline import MOST_IN_FLIGHT, Answer, RoundsLost
 from speculation.types import Draft, Rule, SamplingParams, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
@@ -122,6 +124,7 @@ class _Stream:
     """
 
     def __init__(self, session: RemoteVerifier, stats: SpeculationStats) -> None:
+        self._waits, self._times = session.waits, session.client.times
         self._peer, self._patience, self._stats = session.peer, session.patience, stats
         self._seconds = session.client.deadlines.verify
         self._call: Any = self._peer.stub.VerifyStream(metadata=outgoing())
@@ -129,7 +132,11 @@ class _Stream:
         self._unanswered: deque[_Unanswered] = deque()
         self._ended: Exception | None = None
         self.refused = False
-        self._tasks = [asyncio.create_task(work, name="verify stream") for work in (self._write(), self._read())]
+        self._heard = 0.0  # when the last answer came
+        work = [self._write(), self._read()]
+        if not session.client.alone(self._peer):
+            work.append(self._watch())
+        self._tasks = [asyncio.create_task(each, name="verify stream") for each in work]
 
     def send(self, request: pb.VerifyRequest) -> asyncio.Future[Answer]:
         loop = asyncio.get_running_loop()
@@ -162,6 +169,17 @@ class _Stream:
             error = self._as_error(from_rpc(broken))
         self._end(error)
 
+    async def _watch(self) -> None:
+        """Gives the rounds in flight up where the verifier hangs: another could be asked."""
+        error = await watch("a round", self._peer.health, self._quiet, self._waits.silence, self._waits.round)
+        self._end(RoundsLost(error))
+
+    def _quiet(self) -> float:
+        """Seconds since a round in flight could have been answered."""
+        if not self._unanswered:
+            return 0.0
+        return time.perf_counter() - max(self._unanswered[0].sent, self._heard)
+
     def _as_error(self, error: TandemError) -> Exception:
         self.refused = error.code == "UNIMPLEMENTED"
         if (error.code, error.message) == _ENDED_MEANWHILE:
@@ -175,8 +193,10 @@ class _Stream:
         self._stats.bytes_down += reply.ByteSize()
         asked = self._unanswered.popleft()
         asked.too_late.cancel()
+        self._heard = time.perf_counter()
+        self._times.answered(self._heard - asked.sent)
         if not asked.answer.done():
-            asked.answer.set_result(wire.answer_from_wire(reply, time.perf_counter() - asked.sent))
+            asked.answer.set_result(wire.answer_from_wire(reply, self._heard - asked.sent))
 
     def _end(self, error: Exception) -> None:
         self._ended = error

@@ -22,6 +22,10 @@ class DrafterRefused(RuntimeError):
     """A drafter will not propose for this request (it is full, the text too long); others may well ask it."""
 
 
+class DrafterLate(RuntimeError):
+    """A request's deadline left a drafter little time, and it did not propose in that: that says nothing about it."""
+
+
 class Backoff:
     """When something that failed is worth a trial: after `first` seconds, then twice as long each time up to `longest`.
 
@@ -167,6 +171,9 @@ class FallibleDrafter:
                 await self._drafter.open(tokens, self._sampling)
                 self._opened = True
             draft = await call(tokens)
+        except DrafterLate:
+            self._backoff.failed(trial)
+            return None
         except self._refusals as error:
             self._health.succeeded()  # it answers
             if self._backoff.failed(trial):

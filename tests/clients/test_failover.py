@@ -140,3 +140,35 @@ def test_addresses_come_apart_at_commas() -> None:
 def test_bad_addresses_are_refused_by_name(given: str) -> None:
     with pytest.raises(ValueError, match="target_host: "):
         addresses_of(given)
+
+
+def test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer() -> None:
+    clock = Clock()
+    of = Patience(Persistence(60.0), None, clock, lambda: 1.0, admission=10.0)
+    clock.now += 1000.0
+    of.opening()  # seconds count from here
+    waited = 0
+    while (wait := of.full(0.5)) is not None and waited < 100:
+        clock.now += wait
+        waited += 1
+    assert waited == 20
+
+
+def test_a_verifier_that_is_full_answers() -> None:
+    clock = Clock()
+    of = patience(clock, seconds=5.0)
+    for _ in range(3):
+        clock.now += of.wait() or 0.0
+    assert of.full(0.2) == 0.2
+    assert of.attempts == 0
+    assert patience(clock, deadline=clock.now + 0.1).full(0.2) == pytest.approx(0.1)
+
+
+def test_whoever_is_asked_or_refused_is_not_asked_besides() -> None:
+    roster = Roster(("a:1", "b:2", "c:3"), Clock())
+    assert roster.following("b:2") == "b:2"
+    assert roster.following("b:2", ["b:2"]) == "c:3"
+    assert roster.following("b:2", ["b:2", "c:3"]) == "a:1"
+    assert roster.following("b:2", ["a:1", "b:2", "c:3"]) is None
+    roster.refuse("c:3", "its dtype")
+    assert roster.following("b:2", ["b:2"]) == "a:1"

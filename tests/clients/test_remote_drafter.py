@@ -206,6 +206,27 @@ def test_a_refusal_of_one_request_is_told_from_a_worker_at_fault(
 # --- what may happen to a worker ---
 
 
+@pytest.mark.parametrize(("seconds", "blamed"), [(1.5, False), (4.0, True)])
+def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float, blamed: bool) -> None:
+    """However long it may take otherwise. Little time is no reason to tell others that it failed."""
+
+    async def hang(site: Site, request: Any, context: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        async with (
+            worker_site(None) as site,
+            faulty(site, hang) as address,
+            remote_draft(address, seconds=3600.0) as (generator, client),
+        ):
+            got = await answer(generator.generate, replace(long(30), deadline=time.monotonic() + seconds))
+            assert got.token_ids == truth(30)
+            assert got.completion.stats.undrafted_rounds >= 29
+            assert client.health.up is not blamed
+
+    run(test())
+
+
 def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     seconds, calls = 1.0, 0
 

@@ -1,0 +1,155 @@
+"""Channels to the TargetVerifiers that may be asked: what each runs, which of them is asked now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from clients import wire
+from clients.answer_times import AnswerTimes
+from clients.channel import TARGET, open_channel, stub
+from clients.closing import Closes
+from clients.credentials import Credentials
+from clients.errors import TandemError, from_rpc
+from clients.failover import CHECK_SECONDS, Persistence, Roster, addresses_of, disagreement
+from clients.generation import GenerationClient
+from clients.silence import Health, check_health
+from speculation.types import ModelInfo
+from tandem.v1 import target_verifier_pb2 as pb
+
+_SETTLE_SECONDS = 1.0  # for sessions that are being closed when their client is
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds for each call; `admission` is how long a full server is asked again.
+
+    Where another verifier could be asked: `silence` is how long one may answer nothing, health checks included, and
+    `stall` how long one that is serving may take; longer where that is usual, shorter where the request's deadline is
+    near (clients/answer_times.py).
+    """
+
+    open: float = 120.0
+    verify: float = 30.0
+    close: float = 2.0
+    admission: float = 600.0
+    silence: float = 3.0
+    stall: float = 4.0
+
+
+class Peer:
+    """A channel to one TargetVerifier.
+
+    `streams`: whether it knows VerifyStream; None: not tried yet. `suspect`: whoever answers there next may be another
+    server than before, and is asked what it runs.
+    """
+
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
+        self.address, self._credentials = address, credentials
+        self.streams: bool | None = None
+        self.suspect = True
+        self.channel = open_channel(address, credentials)
+        self.stub: Any = stub(self.channel, TARGET)
+
+    async def reconnect(self) -> None:
+        """A channel that could not connect waits, seconds in the end, before it tries again; a new one tries at once.
+
+        No call is lost with the old one: it has no connection.
+        """
+        if self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            return
+        with contextlib.suppress(ValueError):  # files of credentials that are being replaced just now
+            old, self.channel = self.channel, open_channel(self.address, self._credentials)
+            self.stub = stub(self.channel, TARGET)
+            await old.close()
+
+    async def health(self, seconds: float) -> Health:
+        return await check_health(self.channel, TARGET, seconds)
+
+    async def info(self, seconds: float) -> ModelInfo:
+        """What it runs, if it answers now. Raises TandemError."""
+        try:
+            reply = await self.stub.GetModelInfo(pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        return wire.info_from_wire(reply.model)
+
+
+class VerifierClient:
+    """Channels to the TargetVerifiers at "HOST:PORT[,HOST:PORT...]", shared by the requests of a process.
+
+    All but the first that answered must run what that one runs (`expected`). Raises ValueError.
+    """
+
+    def __init__(
+        self,
+        addresses: str,
+        tokenizer_sha256: str,
+        deadlines: Deadlines | None = None,
+        persistence: Persistence | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self.tokenizer_sha256 = tokenizer_sha256
+        self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
+        self.roster = Roster(addresses_of(addresses))
+        self.peers = {address: Peer(address, credentials) for address in self.roster.addresses}
+        self.times = AnswerTimes()
+        self.expected: ModelInfo | None = None
+        self.closes = Closes()
+
+    @property
+    def address(self) -> str:
+        """Of the verifier that is asked now."""
+        return self.roster.current
+
+    @property
+    def peer(self) -> Peer:
+        return self.peers[self.roster.current]
+
+    async def model_info(self, timeout: float = 30.0) -> ModelInfo:
+        """What the first verifier to answer runs; waits up to `timeout` seconds for one. Raises TandemError."""
+        asking = {
+            asyncio.create_task(GenerationClient(peer.channel, TARGET).model_info(timeout)): peer
+            for peer in self.peers.values()
+        }
+        try:
+            while not (answered := [task for task in asking if task.done() and not task.exception()]):
+                pending = [task for task in asking if not task.done()]
+                if not pending:
+                    error = next(iter(asking)).exception()
+                    assert isinstance(error, TandemError)
+                    raise TandemError(error.code, f"no TargetVerifier at {self.roster}: {error.message}")
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        peer = asking[answered[0]]
+        peer.suspect, self.roster.current = False, peer.address
+        self.expected = answered[0].result()
+        return self.expected
+
+    def alone(self, peer: Peer) -> bool:
+        """Whether there is no other verifier to ask."""
+        return self.roster.after(peer.address) == peer.address
+
+    async def check(self, peer: Peer, seconds: float) -> None:
+        """Whether sessions may go on there. Raises TandemError: FAILED_PRECONDITION where it runs something else."""
+        if not peer.suspect:
+            return
+        await peer.reconnect()
+        if self.expected is None:
+            return
+        found = disagreement(self.expected, await peer.info(min(seconds, CHECK_SECONDS)))
+        if found:
+            raise TandemError("FAILED_PRECONDITION", f"the TargetVerifier at {peer.address}: {found}")
+        peer.suspect = False
+
+    async def close(self) -> None:
+        """After the sessions that are being closed, waited for a moment."""
+        await self.closes.settle(_SETTLE_SECONDS)
+        await asyncio.gather(*(peer.channel.close() for peer in self.peers.values()))

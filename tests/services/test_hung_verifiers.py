@@ -1,0 +1,247 @@
+"""Of two verifiers the first hangs: requests are opened, and go on, at the second, with the same tokens (G1, G12).
+
+How long that takes is measured by tests/reliability/hangs.py; here it only has to happen, and calls are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from clients.remote import Deadlines
+from speculation.depth import Pipeline
+from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
+from tests.support import SAMPLED, Site, answer, distributed, ids, listening, oracle, run, target_site, until
+
+PROMPT = list(b"abcabcabcab")
+REQUEST = ids(PROMPT, 60, sampling=SAMPLED, ignore_end_of_sequence=True)
+TRUTH = oracle(PROMPT, SAMPLED, 60, past_the_end=True)
+# Short where the first is silent; where it is serving, long enough for a busy machine to answer a health check.
+SILENT, SERVING = Deadlines(silence=0.4, stall=3600), Deadlines(silence=2.0, stall=0.2)
+BOTH = pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON], ids=["unary", "stream"])
+
+
+class Hanging(TargetVerifierServicer, health_pb2_grpc.HealthServicer):
+    """A TargetVerifier in front of the real one's that can hang: its rounds and openings, or health checks as well."""
+
+    def __init__(self, site: Site) -> None:
+        self._inner = site.verifier
+        self.going, self.health = asyncio.Event(), asyncio.Event()
+        self.going.set()
+        self.health.set()
+        self.status = health_pb2.HealthCheckResponse.SERVING
+        self.calls: Counter[str] = Counter()
+        self.rounds = 0
+        self.hangs_after: int | None = None
+        self.silent = False
+        self.seconds = 0.0
+
+    def hang(self, silent: bool) -> None:
+        self.silent = silent
+        self.going.clear()
+        if silent:
+            self.health.clear()
+
+    async def _may_hang(self, method: str) -> None:
+        self.calls[method] += 1
+        await asyncio.sleep(self.seconds)
+        await self.going.wait()
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        self.calls["Check"] += 1
+        await self.health.wait()
+        return health_pb2.HealthCheckResponse(status=self.status)
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:
+        self.calls["GetModelInfo"] += 1
+        await self.health.wait()
+        return await self._inner.GetModelInfo(request, context)
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        await self._may_hang("OpenSession")
+        return await self._inner.OpenSession(request, context)
+
+    async def Verify(self, request: Any, context: Any) -> Any:
+        self._count()
+        await self._may_hang("Verify")
+        return await self._inner.Verify(request, context)
+
+    async def VerifyStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        async with contextlib.aclosing(self._inner.VerifyStream(requests, context)) as replies:
+            async for reply in replies:
+                self._count()
+                await self._may_hang("VerifyStream")
+                yield reply
+
+    def _count(self) -> None:
+        self.rounds += 1
+        if self.hangs_after is not None and self.rounds > self.hangs_after:
+            self.hangs_after = None
+            self.hang(self.silent)
+
+    async def CloseSession(self, request: Any, context: Any) -> Any:
+        return await self._inner.CloseSession(request, context)
+
+
+@contextlib.asynccontextmanager
+async def hanging_site(site: Site) -> AsyncIterator[tuple[Hanging, str]]:
+    service = Hanging(site)
+
+    def register(server: Any) -> None:
+        add_TargetVerifierServicer_to_server(service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(service, server)
+
+    async with listening(register) as address:
+        yield service, address
+
+
+@contextlib.asynccontextmanager
+async def first_hangs(pipeline: Pipeline = Pipeline.OFF, deadlines: Deadlines = SERVING) -> AsyncIterator[Any]:
+    """The first verifier, the second, both sites, and the loop, which asks the first."""
+    async with (
+        target_site() as one,
+        target_site() as two,
+        hanging_site(one) as (first, at_first),
+        hanging_site(two) as (second, at_second),
+        distributed(f"{at_first},{at_second}", "miss=0.3", pipeline=pipeline, reconnect_seconds=60) as (loop, client),
+    ):
+        client.deadlines, client.roster.current = deadlines, at_first
+        client.peers[at_first].suspect, client.peers[at_second].suspect = False, True
+        yield first, second, (one, two), loop, client
+        await asyncio.gather(*client._closing)
+        assert two.free == 4
+
+
+@BOTH
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "serving"])
+@pytest.mark.parametrize("seconds", [None, 30.0], ids=["no deadline", "deadline"])
+def test_a_request_is_opened_at_the_second(pipeline: Pipeline, silent: bool, seconds: float | None) -> None:
+    async def test() -> None:
+        async with first_hangs(pipeline, SILENT if silent else SERVING) as (first, second, _, loop, _client):
+            first.hang(silent)
+            deadline = seconds and time.monotonic() + seconds
+            assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
+            assert first.calls["OpenSession"] == 1 and second.calls["OpenSession"] >= 1
+            assert second.calls["GetModelInfo"] >= 2  # at start, and before a session went there
+            assert (await answer(loop.generate, REQUEST)).token_ids == TRUTH
+            assert first.calls["OpenSession"] == 1, "the next request asks the second at once"
+
+    run(test())
+
+
+@BOTH
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "serving"])
+@pytest.mark.parametrize("seconds", [None, 30.0], ids=["no deadline", "deadline"])
+def test_a_request_that_is_under_way_goes_on_at_the_second(
+    pipeline: Pipeline, silent: bool, seconds: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with first_hangs(pipeline, SILENT if silent else SERVING) as (first, second, _, loop, _client):
+            first.hangs_after, first.silent = 5, silent
+            deadline = seconds and time.monotonic() + seconds
+            assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
+            assert first.rounds >= 6 and second.calls["OpenSession"] >= 1 and second.rounds > 5
+
+    run(test())
+    said = [record.getMessage() for record in caplog.records if "does not answer" in record.getMessage()]
+    assert ("answers no health check either" if silent else "it says that it is serving") in said[0]
+
+
+@BOTH
+def test_one_that_says_it_is_not_serving_is_left_however_long_it_may_take(pipeline: Pipeline) -> None:
+    """Its server saw that a step hangs."""
+
+    async def test() -> None:
+        async with first_hangs(pipeline, Deadlines(silence=1.0, stall=3600)) as (first, second, _, loop, _client):
+            first.hangs_after, first.status = 5, health_pb2.HealthCheckResponse.NOT_SERVING
+            assert (await answer(loop.generate, REQUEST)).token_ids == TRUTH
+            assert second.calls["OpenSession"] >= 1
+
+    run(test())
+
+
+def test_a_long_prefill_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
+    """Both take long: the first is waited for, and has not failed."""
+
+    async def test() -> None:
+        async with first_hangs() as (first, second, (one, two), loop, client):
+            first.hang(silent=False)
+            second.hang(silent=False)
+            asking = asyncio.create_task(answer(loop.generate, REQUEST))
+            await until(lambda: second.calls["OpenSession"] == 1 and first.calls["Check"] >= 1, 30.0)
+            first.going.set()
+            assert (await asking).token_ids == TRUTH
+            assert (first.calls["OpenSession"], second.calls["OpenSession"], second.rounds) == (1, 1, 0)
+            assert client.address == client.roster.addresses[0] and not client.peers[client.address].suspect
+            assert one.free == two.free == 4
+
+    run(test())
+    assert "does not answer" not in caplog.text
+
+
+def test_where_prefill_is_known_to_be_long_no_other_is_asked() -> None:
+    async def test() -> None:
+        async with first_hangs() as (first, second, _, loop, client):
+            client.times.opened(len(PROMPT), 3600.0)
+            first.hang(silent=False)
+            asking = asyncio.create_task(answer(loop.generate, REQUEST))
+            await until(lambda: first.calls["Check"] >= 1, 30.0)
+            first.going.set()
+            assert (await asking).token_ids == TRUTH
+            assert second.calls["OpenSession"] == 0
+
+    run(test())
+
+
+def test_what_the_one_that_was_left_holds_is_given_back() -> None:
+    """G7: when it goes on, its slot is free, though nobody comes back to it."""
+
+    async def test() -> None:
+        async with first_hangs() as (first, _, (one, _two), loop, client):
+            first.hangs_after = 5
+            await answer(loop.generate, REQUEST)
+            await asyncio.gather(*client._closing)
+            await until(lambda: one.free == 4)
+
+    run(test())
+
+
+@BOTH
+def test_one_verifier_alone_is_waited_for(pipeline: Pipeline) -> None:
+    async def test() -> None:
+        async with (
+            target_site() as site,
+            hanging_site(site) as (only, address),
+            distributed(address, "miss=0.3", pipeline=pipeline) as (loop, client),
+        ):
+            client.deadlines = Deadlines(silence=0.01, stall=0.01)
+            only.hangs_after, only.silent = 5, True
+            asking = asyncio.create_task(answer(loop.generate, REQUEST))
+            await until(lambda: not only.going.is_set())
+            await asyncio.sleep(0.1)
+            only.going.set()
+            only.health.set()
+            assert (await asking).token_ids == TRUTH
+            assert only.calls["OpenSession"] == 1 and only.calls["Check"] == 0
+
+    run(test())
+
+
+def test_two_that_are_slow_are_not_left_for_one_another_for_ever() -> None:
+    """Each failure doubles what the next may take."""
+
+    async def test() -> None:
+        async with first_hangs(deadlines=Deadlines(silence=0.05, stall=0.05)) as (first, second, _, loop, _client):
+            first.seconds = second.seconds = 0.15
+            got = await answer(loop.generate, replace(REQUEST, max_new_tokens=12))
+            assert got.token_ids == TRUTH[:12]
+
+    run(test())
