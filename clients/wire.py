@@ -228,5 +228,7 @@ def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
 def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
     """Its strings go to logs and terminals."""
     said = {name: getattr(message, name) for name in _INFO}
-    values = {name: printable(value) if isinstance(value, str) else value for name, value in said.items()}
+    values: dict[str, Any] = {
+        name: printable(value) if isinstance(value, str) else value for name, value in said.items()
+    }
     return ModelInfo(**values, end_of_sequence_ids=tuple(message.end_of_sequence_ids))

@@ -22,10 +22,12 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 # What the names of a config.json and of a GGUF's metadata say.
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "block_count")
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
-_PER_LAYER = ("intermediate_size", "n_inner", "ffn_dim", "moe_intermediate_size", "feed_forward_length")
-_PER_LAYER += ("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "num_experts", "num_local_experts")
-_PER_LAYER += ("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length")
-_PER_LAYER += ("expert_count", "expert_feed_forward_length")
+_PER_LAYER = (
+    *("intermediate_size", "n_inner", "ffn_dim", "moe_intermediate_size", "feed_forward_length"),
+    *("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "num_experts", "num_local_experts"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("expert_count", "expert_feed_forward_length"),
+)
 _ROWS = ("vocab_size", "tokens")
 
 
