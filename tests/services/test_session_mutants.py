@@ -94,6 +94,13 @@ MUTANTS = (
         ),
     ),
     caught(
+        "an opening never waits",
+        "services.target_verifier:TargetVerifierService._slot",
+        "await self._engine.slots.acquire(self._opening_seconds, key)",
+        "self._engine.slots.take()",
+        partial(test_openings.test_openings_are_not_starved_by_callers_that_generate_without_a_pause, 30.0),
+    ),
+    caught(
         "an opening is checked only before it waits",
         "services.target_verifier:TargetVerifierService._admitted",
         "self._check_new(key)",
