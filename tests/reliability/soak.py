@@ -27,7 +27,8 @@ LEASE = 0.5
 WARM_UP = 0.2  # share of the time before the first look: pools, caches and threads that come with the first requests
 MOST_MORE = {"slots": 0, "sessions": 0, "tasks": 2, "threads": 2, "files": 4, "resident_bytes": 24 * 2**20}
 """How much more than before a server may hold afterwards."""
-_COMMON = ("--batch", "16", "--sequence_length", "96", "--lease_seconds", str(LEASE))
+_COMMON = ("--batch", "16", "--sequence_length", "96")
+_LEASE = ("--lease_seconds", str(LEASE))
 
 
 @dataclass(slots=True)
@@ -114,13 +115,13 @@ class Storm:
 
 async def soak(folder: Path, seconds: float, processes: int, between_kills: float, seed: int = 0) -> Soaked:
     """32 clients where `processes` is 4. Raises AssertionError where a server dies or holds on to something."""
-    target = Killable(folder, "target", ("--role", "target", *_COMMON))
+    target = Killable(folder, "target", ("--role", "target", *_COMMON, *_LEASE))
     fused = Killable(folder, "fused", ("--role", "fused_target", "--draft_model", "miss=0.3", *_COMMON))
     servers = [target, fused]
     soaked = Soaked(seconds)
     try:
         await asyncio.gather(target.start(), fused.start())
-        worker_arguments = ("--role", "draft_worker", "--draft_model", "miss=0.3", *_COMMON)
+        worker_arguments = ("--role", "draft_worker", "--draft_model", "miss=0.3", *_COMMON, *_LEASE)
         worker = Killable(folder, "worker", (*worker_arguments, "--target_host", target.address))
         servers.append(worker)
         await worker.start()
