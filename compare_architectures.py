@@ -1,7 +1,8 @@
 """Compares plain, distributed, fused and remote-draft decoding on the same prompts: `python compare_architectures.py`.
 
-Starts real server processes (or connects to running ones), measures at the client, prints a table and writes
-comparison.json and comparison.csv. Nothing heavy is imported until the arguments have been understood.
+Starts real server processes (or connects to running ones), measures at the client, writes every measurement to
+records.jsonl as it comes, and from them comparison.json, comparison.csv, a report and a table. Nothing heavy is
+imported until the arguments have been understood.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -41,7 +43,8 @@ def build_parser() -> Parser:
     parser = Parser(
         prog="compare_architectures.py",
         description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
-        epilog="Exit code: 0; 1 when a request failed; 2 for a bad argument; 3 for a regression against --baseline.",
+        epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 3 for a regression against"
+        " --baseline; 4 when a server died; 130 by Ctrl-C, 143 by SIGTERM. What was measured by then is reported.",
         allow_abbrev=False,
     )
     _add_prompt_flags(parser)
@@ -50,6 +53,9 @@ def build_parser() -> Parser:
     _add_server_flags(parser)
     parser.flag("--format", default="html", metavar="LIST", help="of the report: html, md or both (default: html)")
     parser.flag("--render", type=Path, metavar="FILE", help="measure nothing: write the report of a comparison.json")
+    parser.flag(
+        "--from-records", type=Path, metavar="FILE", help="measure nothing: analyse a run's records.jsonl and report"
+    )
     parser.flag("--baseline", type=Path, metavar="FILE", help="a comparison.json to compare with, regressions flagged")
     parser.flag("--output-dir", type=Path, metavar="DIR", help="where the files go (default: results/<timestamp>)")
     return parser
@@ -235,12 +241,31 @@ def render_again(arguments: argparse.Namespace) -> int:
     return judge(read_comparison(arguments.baseline, "baseline"), comparison) if arguments.baseline else 0
 
 
+def report_again(arguments: argparse.Namespace) -> int:
+    """Everything that follows from a run's records, which may have been cut short."""
+    from comparison.publishing import publish
+    from comparison.record_log import read_records
+
+    measured = read_records(arguments.from_records)
+    if not measured.records:
+        raise ValueError(f"from-records: {arguments.from_records} has no request that was measured")
+    measured.config = replace(
+        measured.config,
+        output_dir=arguments.output_dir or measured.config.output_dir,
+        formats=split_list(arguments.format),
+        baseline=read_comparison(arguments.baseline, "baseline") if arguments.baseline else None,
+    )
+    return publish(measured, new=False)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     try:
         if arguments.render:
             return render_again(arguments)
+        if arguments.from_records:
+            return report_again(arguments)
         config = build_config(arguments)
     except ValueError as error:
         parser.error(str(error))

@@ -100,6 +100,8 @@ def speculation_length(given: str | None) -> int | None:
 def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """A server's whole configuration."""
     from models.startup import Startup
+    from models.step_watch import named_seconds
+    from services.ending import Ending
     from services.launch import RoleConfig
     from services.observability import ObservabilityConfig
     from services.server import ServeConfig
@@ -108,7 +110,14 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     startup.add("importing", startup.total())
     return RoleConfig(
         serve=ServeConfig(
-            args.host, args.port, args.ready_file, args.drain_seconds, startup, security(args), args.health_port
+            args.host,
+            args.port,
+            args.ready_file,
+            args.drain_seconds,
+            startup,
+            security(args),
+            args.health_port,
+            Ending(),
         ),
         models=model_config(args, model),
         target_address=None if args.propose_only else addresses_of(args.target_host, args.target_port),
@@ -122,6 +131,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         reconnect_seconds=args.reconnect_seconds,
         queue=args.queue,
         credentials=credentials(args),
+        step_seconds=named_seconds(args.step_seconds),
     )
 
 

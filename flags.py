@@ -108,6 +108,12 @@ def _network_flags(p: argparse.ArgumentParser) -> None:
     _flag(network, "health_port", type=int, help="servers: answer health checks here too, without TLS (for probes)")
     _flag(network, "ready_file", help="write address and process id here once ready")
     _flag(network, "drain_seconds", type=float, default=30.0, help="how long running requests may finish after SIGTERM")
+    _flag(
+        network,
+        "step_seconds",
+        default="auto",
+        help="servers: a step of the device that takes longer hangs; auto (default): by its own times; 0: no bound",
+    )
     _flag(network, "lease_seconds", type=float, default=60.0, help="how long a session lives without a Verify")
     _flag(network, "connect_seconds", type=float, default=120.0, help="how long to wait for the TargetVerifier")
     _flag(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clients.logs import set_up
+from clients.printable import printable
 from configuration import (
     accept_config,
     advice_config,
@@ -161,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
 def _refuse(args: argparse.Namespace, error: Exception, code: int) -> int:
     if args.debug:
         logging.getLogger("tandem").debug("cannot go on", exc_info=error)
-    print(f"main.py: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"main.py: {printable(' '.join(str(error).split()), None)}", file=sys.stderr)
     return code
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from comparison.metrics import ratio
 from models.batcher import Batcher
 from models.runner import PrefillRow, ProposeRow, Runner, VerifyRow
 from speculation.types import SamplingParams
@@ -31,8 +32,8 @@ class Costs:
 
     @property
     def ratio(self) -> float | None:
-        """A draft step over a plain target step."""
-        return None if self.draft_step is None else self.draft_step / self.verify[0]
+        """A draft step over a plain target step; None where there is no draft, or the step took no time."""
+        return None if self.draft_step is None else ratio(self.draft_step, self.verify[0])
 
 
 async def measure_costs(

@@ -11,7 +11,7 @@ from typing import Any
 
 from acceptance.costs import Costs, measure_costs
 from acceptance.replay import Agreement, Continuation, Remembered, agreement, replay
-from comparison.metrics import sum_counts, sum_positions
+from comparison.metrics import ratio, sum_counts, sum_positions
 from comparison.workloads import Prompt
 from models.assembly import Loaded, ModelConfig, load, load_draft
 from models.batcher import Batcher
@@ -62,13 +62,17 @@ class Rounds:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean acceptance length, the target's own token included."""
-        return self.tokens / self.rounds
+        """Mean acceptance length, the target's own token included; 0 where there was no round."""
+        return ratio(self.tokens, self.rounds) or 0.0
 
     def speedup(self, costs: Costs, k: int) -> float:
-        """Over plain decoding, from measured costs; what surrounds the steps (requests, network) is not in it."""
+        """Over plain decoding, from measured costs; what surrounds the steps (requests, network) is not in it.
+
+        1 where the steps took no time to compare.
+        """
         drafting = costs.propose[k] * self.asked / self.rounds if self.asked else 0.0
-        return self.tokens_per_round * costs.verify[0] / (costs.verify[k] + drafting)
+        found = ratio(self.tokens_per_round * costs.verify[0], costs.verify[k] + drafting)
+        return 1.0 if found is None else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +252,7 @@ def _rounds(parts: Sequence[tuple[Continuation, SpeculationStats, int]]) -> Roun
         tokens=sum(len(one.answer) for one, _, _ in parts),
         drafted=sum(s.drafted for s in stats),
         accepted=sum(s.accepted for s in stats),
-        by_position=tuple(a / count for a in sum_positions(s.accepted_per_position for s in stats)),
+        by_position=tuple(ratio(a, count) or 0.0 for a in sum_positions(s.accepted_per_position for s in stats)),
         drafted_by=sum_counts(s.drafted_by for s in stats),
         accepted_by=sum_counts(s.accepted_by for s in stats),
         asked=sum(asked for _, _, asked in parts),

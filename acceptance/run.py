@@ -15,8 +15,9 @@ async def run_accept(config: AcceptConfig, file: Path | None) -> None:
     screen, progress = Console(), Console(stderr=True)
     with progress.status("loading the pair") as status:
         found = await measure(config, status.update)
-    print_measured(found, screen)
-    if file:
+    if file:  # before anything is said of it
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(found.as_json() + "\n")
+    print_measured(found, screen)
+    if file:
         screen.print(f"wrote {file}", highlight=False)

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from acceptance.measure import ALL, DrafterFigures, Measured
+from comparison.metrics import ratio
 
 
 def print_measured(found: Measured, console: Console) -> None:
@@ -40,7 +41,7 @@ def _agreement(found: Measured) -> Table:
     )
     for kind in (*found.prompts, ALL):
         cells = (d.agreement[kind] for d in found.drafters)
-        table.add_row(kind, *(f"{a.agreed / a.tokens:.3f}" for a in cells))
+        table.add_row(kind, *(f"{ratio(a.agreed, a.tokens) or 0.0:.3f}" for a in cells))
     return table
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import sys
 import tempfile
@@ -18,11 +17,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
+from benchmarks.keeping import kept
 from clients.generation import GenerationClient
 from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT
 from comparison.config import ComparisonConfig
@@ -97,7 +98,8 @@ def _tpot(samples: Sequence[Sample]) -> float:
     return statistics.fmean(statistics.median(values) for values in by_prompt.values())
 
 
-async def run(args: argparse.Namespace, say: Callable[[str], None]) -> list[Sample]:
+async def run(args: argparse.Namespace, say: Callable[[str], None], samples: list[Sample]) -> None:
+    """Each answer is in `samples` as soon as it is there."""
     async with contextlib.AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="adaptive_length")))
         fleet = await stack.enter_async_context(Fleet(logs, concurrency=1))
@@ -112,14 +114,13 @@ async def run(args: argparse.Namespace, say: Callable[[str], None]) -> list[Samp
                 turns += [(contender.name, k, contender) for k in (*map(str, args.lengths), ADAPTIVE)]
         for turn in turns:  # and what adapts learns what steps cost
             await _ask(args, *turn, args.prompts[0], 0)
-        samples: list[Sample] = []
         for i, (run_number, prompt) in enumerate((r, p) for r in range(args.runs) for p in args.prompts):
             at = i % len(turns)
-            samples += [await _ask(args, *turn, prompt, run_number) for turn in turns[at:] + turns[:at]]
+            for turn in turns[at:] + turns[:at]:
+                samples.append(await _ask(args, *turn, prompt, run_number))
             if len({s.token_ids for s in samples if s.prompt == prompt.name}) > 1:
                 raise SystemExit(f"{prompt.name}: outputs differ between lengths")
             say(f"{prompt.name} done")
-        return samples
 
 
 async def _describe(address: str, service: str) -> ModelInfo:
@@ -196,23 +197,31 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    args, console = parse(argv), Console(width=140)
-    samples = asyncio.run(run(args, lambda text: print(text, file=sys.stderr)))
-    found = rows(samples)
-    show(found, console)
-    console.print(f"machine: {this_machine()}; {args.max_new_tokens} tokens a prompt", highlight=False)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    document = {
+def document(samples: Sequence[Sample]) -> dict[str, Any]:
+    """What --output holds."""
+    return {
         "machine": asdict(this_machine()),
         "versions": asdict(these_versions()),
         "rows": [
             {**asdict(row), "over_best": row.over_best, "over_plain": row.over_plain, "passed": row.passed}
-            for row in found
+            for row in rows(samples)
         ],
         "samples": [asdict(sample) for sample in samples],
     }
-    args.output.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args, console = parse(argv), Console(width=140)
+    samples: list[Sample] = []
+
+    def raw() -> dict[str, Any]:
+        return {"samples": [asdict(sample) for sample in samples]}
+
+    with kept(args.output, lambda: document(samples), raw):
+        asyncio.run(run(args, lambda text: print(text, file=sys.stderr), samples))
+    found = rows(samples)
+    show(found, console)
+    console.print(f"machine: {this_machine()}; {args.max_new_tokens} tokens a prompt", highlight=False)
     return 0 if all(row.passed for row in found) else 1
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from rich.table import Table
 from benchmarks.arguments import Parser, positive
 from benchmarks.contenders import Starting, answer_in_turn, connect, describe, encode
 from benchmarks.figures import Agreement, Pairing, Ratio, Sample, agreement, ratios
+from benchmarks.keeping import kept
 from benchmarks.tables import contender_table, kind_table
 from clients.channel import FUSED
 from comparison.architectures import DISTRIBUTED
@@ -147,7 +147,8 @@ def _stock(args: argparse.Namespace, dtype: str) -> tuple[list[StockContender], 
 # --- the run ---
 
 
-async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Outcome:
+async def measure(args: argparse.Namespace, say: Callable[[str], None], samples: list[Sample]) -> Outcome:
+    """Each answer is in `samples` as soon as it is there."""
     began = time.perf_counter()
     async with contextlib.AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compare_transformers")))
@@ -156,8 +157,8 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Outco
         contenders = await connect(stack, endpoints, args.speculation_length)
         theirs, stock = _stock(args, endpoints[PLAIN].model.dtype)
         say(f"transformers: {endpoints[PLAIN].model.dtype}, {stock.threads} threads, {stock.attention} attention")
-        samples = await answer_in_turn(
-            [*contenders, *theirs], args.prompts, encode(args.prompts), args.max_new_tokens, args.runs, say
+        await answer_in_turn(
+            [*contenders, *theirs], args.prompts, encode(args.prompts), args.max_new_tokens, args.runs, say, samples
         )
         models = {name: endpoint.model for name, endpoint in endpoints.items()}
         return Outcome(tuple(samples), models, stock.attention, stock.threads, time.perf_counter() - began)
@@ -240,9 +241,14 @@ def report(args: argparse.Namespace, outcome: Outcome, console: Console) -> None
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
-    outcome = asyncio.run(measure(args, lambda text: print(text, file=sys.stderr, flush=True)))
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(document(args, outcome), indent=1) + "\n")
+    samples: list[Sample] = []
+    outcome: Outcome | None = None
+
+    def raw() -> dict[str, Any]:
+        return {"samples": [asdict(sample) for sample in samples]}
+
+    with kept(args.output, lambda: document(args, outcome) if outcome else raw(), raw):
+        outcome = asyncio.run(measure(args, lambda text: print(text, file=sys.stderr, flush=True), samples))
     report(args, outcome, Console() if sys.stdout.isatty() else Console(width=130))
     return 0
 

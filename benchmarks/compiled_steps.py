@@ -175,10 +175,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not modes:
         return 2
     measure(modes, steps_of(args), args.runs)
-    show(modes, args)
     if args.output:
         kept = [as_json(mode) for mode in modes]
         Path(args.output).write_text(json.dumps({"torch": torch.__version__, "modes": kept}, indent=1))
+    show(modes, args)
     return 0
 
 

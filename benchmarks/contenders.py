@@ -134,11 +134,14 @@ async def answer_in_turn(
     max_new_tokens: int,
     runs: int,
     say: Callable[[str], None],
-) -> list[Sample]:
-    """Prompt by prompt every contender answers once, alone; who goes first rotates. Warms all of them up before."""
+    samples: list[Sample],
+) -> None:
+    """Prompt by prompt every contender answers once, alone; who goes first rotates. Warms all of them up before.
+
+    Each answer is in `samples` before the next is asked for.
+    """
     for contender in contenders:
         await contender.answer(encoded[prompts[0].name], min(WARM_UP_TOKENS, max_new_tokens))
-    samples: list[Sample] = []
     for turn, (run, prompt) in enumerate((run, prompt) for run in range(runs) for prompt in prompts):
         said: list[str] = []
         for contender in rotated(contenders, turn):
@@ -160,7 +163,6 @@ async def answer_in_turn(
             )
             said.append(f"{contender.name} {samples[-1].ms_per_token:.1f}")
         say(f"[{turn + 1}/{runs * len(prompts)}] {prompt.name}, ms per token: " + "; ".join(said))
-    return samples
 
 
 def rotated(contenders: Sequence[Anybody], turn: int) -> list[Anybody]:

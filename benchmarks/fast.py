@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import statistics
 import sys
@@ -29,6 +28,7 @@ from benchmarks.bars import AUTOREGRESSIVE, DISTRIBUTED, FUSED
 from benchmarks.contenders import Contender, Crowd, Ours, Starting, answer_in_turn, connect, describe, encode
 from benchmarks.fast_report import Outcome, document, report
 from benchmarks.gaps import measure_stall
+from benchmarks.keeping import kept
 from benchmarks.load import measure_load
 from benchmarks.others import watch
 from comparison import architectures
@@ -135,10 +135,9 @@ def _settings(args: argparse.Namespace) -> Settings:
     )
 
 
-async def measure(settings: Settings, say: Say) -> Outcome:
-    """Every part that was asked for."""
+async def measure(settings: Settings, outcome: Outcome, say: Say) -> None:
+    """Every part that was asked for, in the outcome as it comes."""
     began = time.perf_counter()
-    outcome = Outcome(settings.threads, settings.max_new_tokens)
     wanted = set(settings.parts)
     if "bandwidth" in wanted:
         outcome.readings = bandwidth.measure(settings.threads)
@@ -152,7 +151,6 @@ async def measure(settings: Settings, say: Say) -> Outcome:
         if wanted & {"concurrency", "gap"}:
             await _crowded(settings, logs, peers, outcome, say)
     outcome.seconds = time.perf_counter() - began
-    return outcome
 
 
 def _limit(outcome: Outcome, threads: int) -> Limit:
@@ -217,8 +215,8 @@ async def _single(settings: Settings, logs: Path, peers: Sequence[vllm_peer.Peer
         outcome.contexts = {name: len(ids) + settings.max_new_tokens / 2 for name, ids in encoded.items()}
         asked: list[Contender] = [*ours.values(), *peers] if "single" in settings.parts else [ours[FUSED]]
         _note_others(outcome, "requests alone", say)
-        outcome.samples = await answer_in_turn(
-            asked, settings.prompts, encoded, settings.max_new_tokens, settings.runs, say
+        await answer_in_turn(
+            asked, settings.prompts, encoded, settings.max_new_tokens, settings.runs, say, outcome.samples
         )
 
 
@@ -233,7 +231,7 @@ async def _crowded(settings: Settings, logs: Path, peers: Sequence[vllm_peer.Pee
         if "concurrency" in settings.parts:
             _note_others(outcome, "many requests", say)
             crowd: list[Crowd] = [*ours.values(), *peers]
-            outcome.loads = await measure_load(crowd, prompts, settings.levels, settings.crowd_tokens, say)
+            await measure_load(crowd, prompts, settings.levels, settings.crowd_tokens, say, outcome.loads)
         if "gap" in settings.parts:
             _note_others(outcome, "newcomers", say)
             everything = list(itertools.chain.from_iterable(encode(built_in_prompts()).values()))
@@ -253,9 +251,9 @@ def _note_others(outcome: Outcome, part: str, say: Say) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     settings = parse(argv)
-    outcome = asyncio.run(measure(settings, lambda text: print(text, file=sys.stderr, flush=True)))
-    settings.output.parent.mkdir(parents=True, exist_ok=True)
-    settings.output.write_text(json.dumps(document(asdict(settings), outcome), indent=1, default=str) + "\n")
+    outcome = Outcome(settings.threads, settings.max_new_tokens)
+    with kept(settings.output, lambda: document(asdict(settings), outcome), lambda: asdict(outcome)):
+        asyncio.run(measure(settings, outcome, lambda text: print(text, file=sys.stderr, flush=True)))
     report(outcome, Console() if sys.stdout.isatty() else Console(width=130))
     print(f"took {outcome.seconds:.0f} s; wrote {settings.output}")
     return 0

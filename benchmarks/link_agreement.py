@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import socket
 import statistics
 import sys
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
+from benchmarks.keeping import kept
 from benchmarks.packet_link import PacketLink
 from clients.generation import GenerationClient
 from comparison.deployment import MAIN
@@ -173,10 +173,10 @@ async def kernel_link(stack: AsyncExitStack, refused: list[str]) -> tuple[str, L
     return None
 
 
-async def measure_all(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[Figure], list[str]]:
-    """The figures, and why other links could not be had."""
-    refused: list[str] = []
-    figures: list[Figure] = []
+async def measure_all(
+    args: argparse.Namespace, say: Callable[[str], None], figures: list[Figure], refused: list[str]
+) -> None:
+    """Adds the figures as they come, and why other links could not be had."""
     async with AsyncExitStack() as stack:
         links: list[tuple[str, Link]] = [(EMULATED, await stack.enter_async_context(DelayLink()))]
         if kernel := await kernel_link(stack, refused):
@@ -185,7 +185,6 @@ async def measure_all(args: argparse.Namespace, say: Callable[[str], None]) -> t
         for rtt_ms in args.rtt_ms:
             say(f"RTT {rtt_ms:g} ms over {' and '.join(name for name, _ in links)}")
             figures += await measure(sides, rtt_ms, args)
-    return figures, refused
 
 
 def table_of_figures(figures: Sequence[Figure]) -> Table:
@@ -261,9 +260,14 @@ def document(args: argparse.Namespace, figures: Sequence[Figure], refused: Seque
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     began = time.perf_counter()
-    figures, refused = asyncio.run(measure_all(args, lambda text: print(text, file=sys.stderr, flush=True)))
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(document(args, figures, refused), indent=1) + "\n")
+    figures: list[Figure] = []
+    refused: list[str] = []
+
+    def raw() -> dict[str, Any]:
+        return {"figures": [asdict(figure) for figure in figures], "could_not_run": refused}
+
+    with kept(args.output, lambda: document(args, figures, refused), raw):
+        asyncio.run(measure_all(args, lambda text: print(text, file=sys.stderr, flush=True), figures, refused))
     console = Console() if sys.stdout.isatty() else Console(width=150)
     console.print(f"machine: {this_machine()}; transfers of {args.bytes} bytes at {args.bandwidth_mbps:g} Mbit/s")
     console.print(table_of_figures(figures))

@@ -38,18 +38,20 @@ async def measure_load(
     levels: Sequence[int],
     max_new_tokens: int,
     say: Callable[[str], None],
-) -> list[Load]:
-    """Every level answers each of `prompts` equally often where it divides, in waves of so many requests at once."""
+    loads: list[Load],
+) -> None:
+    """Every level answers each of `prompts` equally often where it divides, in waves of so many requests at once.
+
+    Each level of each contender is in `loads` before the next.
+    """
     for contender in contenders:
         for level in levels:
             await contender.answer_all(_first(prompts, level), min(WARM_UP_TOKENS, max_new_tokens))
     alone: dict[tuple[str, int], tuple[int, ...]] = {}
-    loads: list[Load] = []
     for turn, level in enumerate(levels):
         for contender in rotated(contenders, turn):
             loads.append(await _load(contender, prompts, level, max_new_tokens, alone))
             say(f"{level} at once, {contender.name}: {loads[-1].rate:.1f} tokens/s")
-    return loads
 
 
 async def _load(

@@ -10,17 +10,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arguments import Parser
+from benchmarks.keeping import kept
 from clients.generation import GenerationClient
 from comparison.deployment import MAIN
 from comparison.environment import these_versions, this_machine
@@ -96,20 +97,19 @@ def _mean_in_flight(measurements: Sequence[Measurement]) -> float:
     return sum(depth * n for depth, n in sent) / sum(n for _, n in sent) if sent else 1.0
 
 
-async def run(arguments: argparse.Namespace) -> list[Cell]:
+async def run(arguments: argparse.Namespace, cells: list[Cell]) -> None:
+    """Each cell is in `cells` as soon as it is measured."""
     prompts = built_in_prompts(per_workload=arguments.prompts_per_workload)
     async with contextlib.AsyncExitStack() as stack:
         logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="pipelined"))
         fleet = await stack.enter_async_context(Fleet(Path(logs)))
         link = await stack.enter_async_context(DelayLink())
         contenders = await _start(stack, fleet, link, arguments)
-        cells = []
         for length in arguments.lengths:
             for rtt_ms in arguments.rtt_ms:
                 await link.set(LinkSettings(rtt_ms=rtt_ms))
                 cells.append(cell(rtt_ms, length, await _measured(contenders, prompts, length, arguments)))
                 print(f"measured {rtt_ms:g} ms, k = {length}", file=sys.stderr)
-        return cells
 
 
 async def _start(
@@ -202,16 +202,22 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
-    cells = asyncio.run(run(arguments))
-    Console(width=140).print(table(cells))
-    print(verdict(cells))
-    if arguments.output:
-        found = {
+    cells: list[Cell] = []
+
+    def document() -> dict[str, Any]:
+        return {
             "machine": asdict(this_machine()),
             "versions": asdict(these_versions()),
             "cells": [{**asdict(c), "bound_s": c.bound_s, "stop_and_wait_s": c.stop_and_wait_s} for c in cells],
         }
-        arguments.output.write_text(json.dumps(found, indent=2) + "\n")
+
+    def raw() -> dict[str, Any]:
+        return {"cells": [asdict(c) for c in cells]}
+
+    with kept(arguments.output, document, raw) if arguments.output else contextlib.nullcontext():
+        asyncio.run(run(arguments, cells))
+    Console(width=140).print(table(cells))
+    print(verdict(cells))
     return 0
 
 

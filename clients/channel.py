@@ -62,6 +62,9 @@ _OPTIONS = (
     # A server that was restarted is found again within seconds; by default a channel may wait for two minutes.
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
+# A proxy that the environment names (http_proxy, grpc_proxy) would read whatever is sent in clear text, tokens too, and
+# to it a "localhost" is its own machine. Through TLS it sees nothing.
+_NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
 
 def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
@@ -70,7 +73,7 @@ def open_channel(address: str, credentials: Credentials | None = None) -> grpc.a
     shown.check(address)
     token = shown.token()
     if shown.ca is None:
-        channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        channel = grpc.aio.insecure_channel(address, options=(*_OPTIONS, *_NO_PROXY))
     else:
         name = (("grpc.ssl_target_name_override", shown.server_name),) if shown.server_name else ()
         tls = grpc.ssl_channel_credentials(pem_of(shown.ca), pem_of(shown.key), pem_of(shown.cert))

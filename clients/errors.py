@@ -6,6 +6,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from clients.printable import printable
 from tandem.v1 import generation_pb2
 
 
@@ -32,8 +33,8 @@ class TandemError(Exception):
 
 
 def from_rpc(error: grpc.RpcError) -> TandemError:
-    """The exception for a failed call, with what the server sent about it."""
-    found = TandemError(error.code().name, error.details() or "")
+    """The exception for a failed call, with what the server sent about it, printable: it goes to logs and terminals."""
+    found = TandemError(error.code().name, printable(error.details() or ""))
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():
         retry, info = error_details_pb2.RetryInfo(), error_details_pb2.ErrorInfo()
@@ -41,9 +42,9 @@ def from_rpc(error: grpc.RpcError) -> TandemError:
         if detail.Unpack(retry):
             found.retry_seconds = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
         elif detail.Unpack(info):
-            found.reason = info.reason
+            found.reason = printable(info.reason)
         elif detail.Unpack(partial):
             found.produced = tuple(partial.token_ids)
         elif detail.Unpack(request):
-            found.request_id = request.request_id
+            found.request_id = printable(request.request_id)
     return found

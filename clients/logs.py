@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from clients.printable import printable
 from clients.request_context import current
 
 FORMATS = ("text", "json")
@@ -29,9 +30,15 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        """One line, whatever the message quotes: no caller writes lines of its own, nor into a terminal."""
         request_id = _request_id(record)
-        line = super().formatMessage(record)
-        return f"{line} [{request_id}]" if request_id else line
+        line = printable(super().formatMessage(record), None)
+        return f"{line} [{printable(request_id, None)}]" if request_id else line
+
+    def formatException(self, ei: Any) -> str:
+        """Its lines are indented, so that none of them looks like an entry."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"    {printable(line, None)}" for line in lines)
 
 
 class JsonFormatter(logging.Formatter):

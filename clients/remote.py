@@ -7,11 +7,10 @@ verifier answers: the tokens are the same, and none is asked for twice.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,8 +74,7 @@ class RemoteVerifier:
         )
         self.peer, reply = await race.first()
         self.client.roster.answered(self.peer.address)
-        for other in [peer for peer in self._places if peer is not self.peer]:
-            self.client.close_beside(self._close_at(other, self._places.pop(other)))
+        self._end_at(other for other in list(self._places) if other is not self.peer)
         self._check_rule(reply.rule)
 
     def _following(self, asked: Collection[Peer]) -> Peer | None:
@@ -219,15 +217,17 @@ class RemoteVerifier:
         await self._open(tokens)
 
     async def close(self) -> None:
-        """Frees the slot, also while this task is being cancelled; the lease frees it if the call fails."""
-        places, self._places = self._places, {}
-        if places:
-            await asyncio.shield(asyncio.gather(*(self._close_at(*place) for place in places.items())))
+        """Frees the slot. The client goes on with it where this is cancelled or the call fails; then the lease does."""
+        if tried := self._end_at(list(self._places)):
+            await asyncio.wait(tried)
 
-    async def _close_at(self, peer: Peer, session_id: str) -> None:
-        request = pb.CloseSessionRequest(session_id=session_id)
-        with contextlib.suppress(TandemError):
-            await self._call(peer.stub.CloseSession, request, self.client.deadlines.close)
+    def _end_at(self, peers: Iterable[Peer]) -> set[asyncio.Future[None]]:
+        """Begins to close the session where it may be open, under ids that nobody uses again."""
+        return {self._end(peer, self._places.pop(peer)) for peer in peers}
+
+    def _end(self, peer: Peer, session_id: str) -> asyncio.Future[None]:
+        request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
+        return self.client.closes.begin(lambda: self._call(peer.stub.CloseSession, request, seconds))
 
     async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout: float) -> Any:
         self._stats.bytes_up += request.ByteSize()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,6 +11,7 @@ import grpc
 
 from clients import wire
 from clients.channel import DRAFT, open_channel, stub
+from clients.closing import Closes
 from clients.credentials import Credentials
 from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
@@ -36,6 +35,7 @@ PROPOSE_SECONDS = 5.0
 _END_SECONDS = 2.0
 _SHARE = 0.3  # of the time until a request's deadline: what a worker that hangs may cost it
 _FAIR_SECONDS = 1.0  # a worker that is silent for so long has failed; sooner it may be late
+_SETTLE_SECONDS = 1.0  # for sessions that are being ended when their client is closed
 # What a worker says about one request and not about itself.
 _REFUSALS = ("ABORTED", "ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED")
 
@@ -59,7 +59,7 @@ class DraftClient:
         self.stub: Any = stub(self.channel, DRAFT)
         self.health = DrafterHealth(f"at {address}")
         self._info: ModelInfo | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+        self.closes = Closes()
 
     async def info(self, timeout: float) -> ModelInfo:
         """What the worker runs, asked once while it lives. Raises TandemError, or OtherTokens."""
@@ -80,17 +80,18 @@ class DraftClient:
     def end(self, session_id: str) -> int:
         """Frees a session's slot, beside whatever comes next; its lease frees it if that fails. Bytes sent."""
         request = pb.EndProposalsRequest(session_id=session_id)
-        task = asyncio.create_task(self._end(request), name="end proposals")
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self.closes.begin(lambda: self._end(request))
         return request.ByteSize()
 
     async def _end(self, request: pb.EndProposalsRequest) -> None:
-        with contextlib.suppress(grpc.RpcError):
+        try:
             await self.stub.EndProposals(request, timeout=_END_SECONDS, metadata=outgoing())
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
 
     async def close(self) -> None:
-        await asyncio.gather(*self._ending)
+        """After the sessions that are being ended, waited for a moment."""
+        await self.closes.settle(_SETTLE_SECONDS)
         await self.channel.close()
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from clients.channel import DRAFT, FUSED, TARGET
 from clients.credentials import Credentials
+from clients.printable import printable
 from clients.profile import Profile
 from clients.request_context import Request, begin, current, new_id
 from clients.tracing import Tracing, open_tracing
@@ -161,7 +162,7 @@ class _Screen:
         elif self._line:
             print(f"[{self._number}] {self._line}", flush=True)
         label = "" if self._number is None else f"[prompt {self._number}] "
-        print(f"{label}{_summary(outcome)}", file=sys.stderr, flush=True)
+        print(printable(f"{label}{_summary(outcome)}", None), file=sys.stderr, flush=True)
 
 
 async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest) -> Outcome:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ import grpc
 from clients import wire
 from clients.answer_times import AnswerTimes
 from clients.channel import TARGET, open_channel, stub
+from clients.closing import Closes
 from clients.credentials import Credentials
 from clients.errors import TandemError, from_rpc
 from clients.failover import CHECK_SECONDS, Persistence, Roster, addresses_of, disagreement
@@ -20,6 +20,8 @@ from clients.generation import GenerationClient
 from clients.silence import Health, check_health
 from speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb
+
+_SETTLE_SECONDS = 1.0  # for sessions that are being closed when their client is
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class VerifierClient:
         self.peers = {address: Peer(address, credentials) for address in self.roster.addresses}
         self.times = AnswerTimes()
         self.expected: ModelInfo | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self.closes = Closes()
 
     @property
     def address(self) -> str:
@@ -147,12 +149,7 @@ class VerifierClient:
             raise TandemError("FAILED_PRECONDITION", f"the TargetVerifier at {peer.address}: {found}")
         peer.suspect = False
 
-    def close_beside(self, closing: Coroutine[Any, Any, None]) -> None:
-        """Closes a session that nobody uses any more beside whatever comes next."""
-        task = asyncio.create_task(closing, name="close session")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
     async def close(self) -> None:
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        """After the sessions that are being closed, waited for a moment."""
+        await self.closes.settle(_SETTLE_SECONDS)
         await asyncio.gather(*(peer.channel.close() for peer in self.peers.values()))

@@ -210,8 +210,8 @@ class _Stream:
         for task in self._tasks:
             task.cancel()
         self._call.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end(RoundsLost(TandemError("CANCELLED", "the stream of rounds was closed")))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def _fail(answer: asyncio.Future[Answer], error: Callable[[], Exception]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from clients.printable import printable
 from speculation.pipeline import Answer
 from speculation.types import (
     Chunk,
@@ -225,5 +226,7 @@ def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
 
 
 def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
-    values = {name: getattr(message, name) for name in _INFO}
+    """Its strings go to logs and terminals."""
+    said = {name: getattr(message, name) for name in _INFO}
+    values = {name: printable(value) if isinstance(value, str) else value for name, value in said.items()}
     return ModelInfo(**values, end_of_sequence_ids=tuple(message.end_of_sequence_ids))

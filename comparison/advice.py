@@ -17,6 +17,7 @@ from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED
 from comparison.conditions import LinkChoice
 from comparison.decision import spoken
 from comparison.findings import link_of, model_from_json
+from comparison.metrics import ratio
 from comparison.predictions import Model
 from comparison.reading import read_comparison
 
@@ -53,9 +54,10 @@ class Option:
         return max(self.alone_s, self.clients * self.busy_s)
 
     @property
-    def capacity(self) -> int:
-        """Clients before they wait for each other."""
-        return max(1, math.floor(self.alone_s / self.busy_s))
+    def capacity(self) -> int | None:
+        """Clients before they wait for each other; None where the target is busy for no time that was measured."""
+        clients = ratio(self.alone_s, self.busy_s)
+        return None if clients is None else max(1, math.floor(clients))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,16 @@ def _line(option: Option, model: Model) -> str:
     at = f"k = {option.length}" if option.length else "k = 0"
     shared = f", {1000 * option.tpot_s:.1f} ms with {option.clients}" if option.clients > 1 else ""
     plural = "client" if option.capacity == 1 else "clients"
+    times, most = ratio(model.plain_tpot, option.alone_s), ratio(1.0, option.busy_s)
+    beside = "" if times is None else f" ({times:.2f} times plain decoding alone)"
+    limit = (
+        "no limit was measured"
+        if option.capacity is None or most is None
+        else f"{option.capacity} {plural} before they wait, at most {most:.0f} tokens/s"
+    )
     return (
-        f"  {spoken(option.architecture):15} {at:7} TPOT {1000 * option.alone_s:6.1f} ms alone{shared}"
-        f" ({model.plain_tpot / option.alone_s:.2f} times plain decoding alone), target busy"
-        f" {1000 * option.busy_s:.1f} ms a token: {option.capacity} {plural} before they wait,"
-        f" at most {1 / option.busy_s:.0f} tokens/s"
+        f"  {spoken(option.architecture):15} {at:7} TPOT {1000 * option.alone_s:6.1f} ms alone{shared}{beside},"
+        f" target busy {1000 * option.busy_s:.1f} ms a token: {limit}"
     )
 
 
@@ -141,10 +148,11 @@ def _changes(advice: Advice) -> Iterator[str]:
     yield from _other_loads(advice)
     if best in advice.model.drafts:
         least = advice.model.least_tokens_per_round(best, advice.best.alone_s)
-        yield (
-            f"Other prompts: below about {least:.2f} tokens a round"
-            f" ({advice.model.drafts[best].per_round:.2f} were measured) plain decoding is faster."
-        )
+        if least is not None:
+            yield (
+                f"Other prompts: below about {least:.2f} tokens a round"
+                f" ({advice.model.drafts[best].per_round:.2f} were measured) plain decoding is faster."
+            )
 
 
 def _other_links(advice: Advice) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from comparison.architectures import AUTOREGRESSIVE, PIPELINED, WIDTH_1
@@ -38,7 +38,12 @@ class Calibrator:
     """Makes the requests, a few after every measured prompt. A request that fails is left out."""
 
     def __init__(
-        self, contenders: Sequence[Contender], settings: RequestSettings, lengths: Sequence[int], prompts: int
+        self,
+        contenders: Sequence[Contender],
+        settings: RequestSettings,
+        lengths: Sequence[int],
+        prompts: int,
+        on_found: Callable[[Calibration], None],
     ) -> None:
         self._speculating = [c for c in contenders if c.name not in NOT_COSTED]
         self._plain = [c for c in contenders if c.name in PLAIN]
@@ -46,7 +51,7 @@ class Calibrator:
         self._settings = replace(settings, max_new_tokens=min(TOKENS, settings.max_new_tokens))
         self._lengths: Iterator[int] = itertools.cycle(lengths or (0,))
         self._each_time = math.ceil(SAMPLES * len(lengths) / prompts)
-        self.found: list[Calibration] = []
+        self._on_found = on_found
 
     async def after_prompt(self, prompt: Prompt) -> None:
         """One plain request, and one of each speculating architecture at each of the lengths whose turn it is.
@@ -67,4 +72,4 @@ class Calibrator:
             measurement = await measure(contender, settings.request(prompt), settings.timeout_s)
         except Exception:  # the same server's measured requests say what is wrong with it
             return
-        self.found.append(Calibration(contender.name, length, measurement))
+        self._on_found(Calibration(contender.name, length, measurement))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,20 @@ class ComparisonConfig:
     def conditions(self) -> tuple[Condition, ...]:
         """What every architecture is measured under, the base first."""
         return plan(self.sampling, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
+
+
+def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
+    """Everything that was asked for, as JSON; of the baseline when it was, and of credentials nothing."""
+    settings = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "credentials"}
+    return {
+        **settings,
+        "output_dir": str(config.output_dir),
+        "rules": [rule.value for rule in config.rules],
+        "baseline": config.baseline["started_at"] if config.baseline else None,
+        "connect": dict(config.connect),
+        "sampling": asdict(config.sampling),
+        "prompts": [asdict(prompt) for prompt in config.prompts],
+    }
 
 
 def _check_names(flag: str, names: tuple[str, ...], known: Mapping[str, object], may_be_empty: bool = False) -> None:

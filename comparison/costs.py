@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from comparison.calibration import Calibration
 from comparison.conditions import LinkChoice
+from comparison.line_fit import LineFit, Point, fit_line
 from comparison.records import Measurement
-from speculation.theory import fit_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,9 @@ class ArchitectureCosts:
     """Seconds for one architecture.
 
     draft_fixed + g * draft_slope: a round of g draft tokens (copied ones cost next to nothing). verify_fixed + n *
-    verify_slope: a verification of n positions. Both are least squares over the lengths asked for; `..._by_...` are the
-    measured means. round_overhead: of a round, what neither steps nor network explain, waiting for the device included.
+    verify_slope: a verification of n positions. Both are non-negative least squares over the lengths asked for; `fits`
+    ("draft", "verify") say how sure they are and what was held at 0; `..._by_...` are the measured means.
+    round_overhead: of a round, what neither steps nor network explain, waiting for the device included.
     rpc: of a round trip to the other side at no added delay. message_bytes: a round's payload, both ways.
     """
 
@@ -31,6 +32,7 @@ class ArchitectureCosts:
     round_overhead_s: float
     rpc_s: float
     message_bytes: float
+    fits: Mapping[str, LineFit] = field(default_factory=dict)
 
     def draft(self, length: int) -> float:
         """Of a round of `length` draft tokens."""
@@ -61,21 +63,35 @@ def _costs(group: Sequence[Calibration], link: LinkChoice) -> ArchitectureCosts:
     draft = {
         length: _per_round(ms, lambda m: m.seconds_by_cause.draft) for length, ms in sorted(by_length.items()) if length
     }
-    fixed, slope = fit_line(verify)
-    draft_fixed, draft_slope = fit_line(draft) if draft else (0.0, 0.0)
+    fits = {"verify": fit_line([[_verified(m) for m in ms] for ms in by_length.values()])}
+    if draft:
+        drafting = [[_drafted(m, g) for m in ms] for g, ms in sorted(by_length.items()) if g]
+        fits["draft"] = fit_line(drafting)
+    drafted = fits.get("draft", LineFit(0.0, 0.0))
     everything = [m for ms in by_length.values() for m in ms]
     message_bytes = _per_round(everything, lambda m: m.bytes_up + m.bytes_down)
     return ArchitectureCosts(
-        draft_fixed_s=draft_fixed,
-        draft_slope_s=draft_slope,
+        draft_fixed_s=drafted.fixed_s,
+        draft_slope_s=drafted.slope_s,
         draft_s_by_length=draft,
-        verify_fixed_s=fixed,
-        verify_slope_s=slope,
+        verify_fixed_s=fits["verify"].fixed_s,
+        verify_slope_s=fits["verify"].slope_s,
         verify_s_by_positions=dict(sorted(verify.items())),
         round_overhead_s=_per_round(everything, lambda m: _overhead(m, link.seconds)),
         rpc_s=max(0.0, _per_round(everything, lambda m: m.seconds_by_cause.network) - link.round_trip(message_bytes)),
         message_bytes=message_bytes,
+        fits=fits,
     )
+
+
+def _verified(m: Measurement) -> Point:
+    """Sizes are positions: the draft tokens and the one before them."""
+    return Point(m.seconds_by_cause.verify, m.rounds + m.drafted, m.rounds)
+
+
+def _drafted(m: Measurement, length: int) -> Point:
+    """Sizes are draft tokens asked for."""
+    return Point(m.seconds_by_cause.draft, m.rounds * length, m.rounds)
 
 
 def _overhead(measurement: Measurement, added_rtt: float) -> float:

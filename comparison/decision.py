@@ -9,6 +9,7 @@ from comparison.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSE
 from comparison.bootstrap import Interval
 from comparison.conditions import Condition
 from comparison.findings import Theory
+from comparison.metrics import ratio
 from comparison.summary import Summary
 
 WORTH = 0.03
@@ -73,7 +74,7 @@ def _headline(best: str, base: Condition, tpots: Mapping[str, float], theory: Th
         *(name for name in others if name != AUTOREGRESSIVE.name),
         *(n for n in others if n == AUTOREGRESSIVE.name),
     ]
-    parts = [f"{tpots[name] / tpots[best]:.2f} times faster than {spoken(name)}" for name in order]
+    parts = [f"{_faster(tpots[best], tpots[name])} {spoken(name)}" for name in order]
     text = f"{where(base)} {spoken(best)} is {_joined(parts)}"
     even = theory.break_even_rtt_s if theory else None
     if even is None or best == AUTOREGRESSIVE.name:
@@ -81,6 +82,13 @@ def _headline(best: str, base: Condition, tpots: Mapping[str, float], theory: Th
     if even <= 0:
         return f"{text}; distributed beats plain decoding at no round trip."
     return f"{text}; distributed beats plain decoding below {_ms(even)} RTT."
+
+
+def _faster(best_s: float, other_s: float) -> str:
+    times = ratio(other_s, best_s)
+    if times is not None:
+        return f"{times:.2f} times faster than"
+    return "too fast for the clock, faster than" if other_s else "as fast, to the clock, as"
 
 
 def _joined(parts: Sequence[str]) -> str:
@@ -93,7 +101,8 @@ def _length(best: str, theory: Theory | None) -> tuple[int, list[str]]:
     if not found or theory is None:
         return (0 if best == AUTOREGRESSIVE.name or theory is None else theory.model.length), []
     first, measured = found[0], theory.model.length
-    saved = 1 - first.tpot_s / first.tpot_s_by_length[measured]
+    share = ratio(first.tpot_s, first.tpot_s_by_length[measured])
+    saved = 0.0 if share is None else 1 - share
     if first.length == measured:
         return measured, [f"Speculation length {measured}, the measured one, is also the predicted best."]
     if saved < WORTH:
@@ -169,7 +178,10 @@ def _would_change(best: str, tpots: Mapping[str, float], theory: Theory | None) 
         base = next(p for p in theory.predictions if p.architecture == best)
         least = theory.model.least_tokens_per_round(best, base.predicted_tpot_s)
         now = theory.model.drafts[best].per_round
-        sentences.append(f"Prompts that commit fewer than {least:.2f} tokens a round (here {now:.2f}): plain decoding.")
+        if least is not None:
+            sentences.append(
+                f"Prompts that commit fewer than {least:.2f} tokens a round (here {now:.2f}): plain decoding."
+            )
     return sentences
 
 

@@ -12,6 +12,7 @@ from comparison.bootstrap import Interval
 from comparison.calibration import Calibration
 from comparison.conditions import BASE, LINK, Condition, LinkChoice
 from comparison.costs import ArchitectureCosts, costs_by_architecture
+from comparison.line_fit import FIXED, fit_as_json
 from comparison.predictions import (
     NOTES,
     BestLength,
@@ -26,6 +27,7 @@ from comparison.predictions import (
 from comparison.records import Measurement, Record
 from comparison.summary import Summary
 
+NOUNS = {"draft": "drafting", "verify": "verification"}
 LEAST_CURVE_MS = 60.0
 """The round trips that are drawn, where the measured ones end earlier."""
 
@@ -114,12 +116,40 @@ def _difference(tpots: Mapping[str, float], name: str, other: str) -> float | No
     return tpots[name] - tpots[other] if name in tpots and other in tpots else None
 
 
+def held_at_0(theory: Theory) -> list[str]:
+    """One sentence of the parts of costs that least squares alone would have put below 0; nothing where there is none.
+
+    In milliseconds: where it would have put it, and the 95 % interval of what stands in its place.
+    """
+    parts: list[str] = []
+    for name, costs in theory.model.costs.items():
+        for step, fit in costs.fits.items():
+            if fit.held is None or fit.unheld_s is None:
+                continue
+            interval = fit.fixed_interval_s if fit.held == FIXED else fit.slope_interval_s
+            spread = "no interval" if interval is None else f"{_ms(interval[0])} to {_ms(interval[1])}"
+            part = "fixed" if fit.held == FIXED else "per token"
+            parts.append(f"{name.replace('_', ' ')}, {NOUNS[step]}, {part}: {_ms(fit.unheld_s)} ({spread})")
+    held = (
+        "Held at 0, since no step costs less, though least squares alone says, in ms (95 % interval of what is used): "
+    )
+    return [held + "; ".join(parts)] if parts else []
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f}"
+
+
 def theory_as_json(theory: Theory) -> dict[str, Any]:
     model = theory.model
     return {
         "costs": {
             "plain_s": model.plain_s,
-            "architectures": {name: _costs_as_json(model, name) for name in (AUTOREGRESSIVE.name, *model.drafts)},
+            "architectures": {
+                name: _costs_as_json(model, name)
+                for name in (AUTOREGRESSIVE.name, *model.drafts)
+                if name in model.costs  # plain decoding may have been costed at width 1 alone
+            },
         },
         "acceptance": {
             name: {"conditional": list(of.rates), "tokens_per_round": of.per_round, "output_tokens": of.tokens}
@@ -142,16 +172,17 @@ def theory_as_json(theory: Theory) -> dict[str, Any]:
 
 
 def _costs_as_json(model: Model, name: str) -> dict[str, Any]:
-    values = asdict(model.costs[name])
+    costs = model.costs[name]
+    values = asdict(costs)
     for key in ("draft_s_by_length", "verify_s_by_positions"):
         values[key] = {f"{size:g}": seconds for size, seconds in values[key].items()}
-    return values
+    return {**values, "fits": {step: fit_as_json(fit) for step, fit in costs.fits.items()}}
 
 
 def model_from_json(theory: Mapping[str, Any]) -> Model:
     """The model again, from the `theory` of a comparison.json."""
     costs = {
-        name: ArchitectureCosts(**{key: _sizes(value) for key, value in of.items()})
+        name: ArchitectureCosts(**{key: _sizes(value) for key, value in of.items() if key != "fits"})
         for name, of in theory["costs"]["architectures"].items()
     }
     drafts = {

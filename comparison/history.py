@@ -27,6 +27,7 @@ def run_as_json(comparison: Comparison) -> dict[str, Any]:
     return {
         "started_at": comparison.started_at,
         "folder": config.output_dir.name,
+        "partial": comparison.partial.reason if comparison.partial else None,
         "git_commit": comparison.versions.git_commit,
         "machine": str(comparison.machine),
         "models": sorted(models),

@@ -70,6 +70,11 @@ def identity(
     return Identity(total - len(divergences), total, tuple(divergences))
 
 
+def parted(records: Sequence[Record], reference: Sequence[Record]) -> set[str]:
+    """The prompts on which any of `records` has other tokens than the reference's record of the same run."""
+    return {divergence.prompt for divergence in identity(records, reference).divergences}
+
+
 def _at(tokens: Sequence[int], position: int) -> int | None:
     return tokens[position] if position < len(tokens) else None
 

@@ -64,7 +64,9 @@ def distribution(values: Iterable[float | None]) -> Distribution:
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
-    return numerator / denominator if denominator else None
+    """None where it is not a number: nothing was counted, or a time was 0 or next to it."""
+    value = numerator / denominator if denominator else math.inf
+    return value if math.isfinite(value) else None
 
 
 def completed(records: Iterable[Record]) -> list[Measurement]:

@@ -9,6 +9,7 @@ after the first, and predictions count as the definition does.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,14 +17,14 @@ from comparison.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSE
 from comparison.bootstrap import Interval, ratio_interval
 from comparison.conditions import LinkChoice
 from comparison.costs import ArchitectureCosts
-from comparison.metrics import sum_positions
+from comparison.metrics import ratio, sum_positions
 from comparison.records import Measurement
 from speculation import theory
 from speculation.theory import StepCosts
 
 NOTES = (
     "Component times are from short calibrating requests between the measured ones, acceptance from the measured ones.",
-    "A draft and a verification cost a fixed part and a part per token, fitted by least squares.",
+    "A draft and a verification cost a fixed part and a part per token, fitted by least squares; neither is below 0.",
     "Beyond the measured positions the last conditional acceptance is carried on.",
     "The figure of pipelined decoding is a lower bound: rounds in flight without end.",
     "The break-even is that of long outputs: TPOT counts the first chunk's tokens, not its time.",
@@ -73,8 +74,8 @@ class Model:
         return StepCosts(of.draft(length) / max(1, length), self.plain_s, of.verify_fixed_s, of.verify_slope_s)
 
     def lengths(self, name: str) -> range:
-        """Speculation lengths from 0 up to the longest that was costed: no prediction goes beyond."""
-        return range(int(max(self.costs[name].draft_s_by_length, default=self.length)) + 1)
+        """Speculation lengths from 0 up to the longest that was costed or run: no prediction goes beyond."""
+        return range(int(max(self.length, *self.costs[name].draft_s_by_length)) + 1)
 
     @property
     def plain_tpot(self) -> float:
@@ -110,9 +111,11 @@ class Model:
         if COMPARED[name].split:
             waited += of.rpc_s + link.round_trip(of.message_bytes)
         each = of.draft_slope_s + of.verify_slope_s
-        if not 1e-6 < rate < 1 - 1e-6 or each <= 0:
+        cost, wait = ratio(each, once), ratio(waited, once)
+        if not 1e-6 < rate < 1 - 1e-6 or not cost or wait is None:
             return None
-        return theory.best_length_closed_form(rate, each / once, waited / once)
+        best = theory.best_length_closed_form(rate, cost, wait)
+        return best if math.isfinite(best) else None
 
     def break_even_rtt(self, link: LinkChoice, name: str = DISTRIBUTED.name) -> tuple[float, Interval | None]:
         """Round trip below which `name` beats plain decoding at the link's bandwidth.
@@ -131,14 +134,17 @@ class Model:
         return value, (rest + (1 + spread[0]) * self.plain_tpot, rest + (1 + spread[1]) * self.plain_tpot)
 
     def capacity_gain(self) -> float | None:
-        """Of drafts elsewhere over drafts beside the target, where both have been costed."""
-        if FUSED.name not in self.costs:
+        """Of drafts elsewhere over drafts beside the target, where both were costed and a verification takes time."""
+        if FUSED.name not in self.costs or self.costs[FUSED.name].verify(self.length) <= 0:
             return None
         return theory.capacity_gain(self.steps(FUSED.name, self.length), self.length)
 
-    def least_tokens_per_round(self, name: str, tpot_s: float) -> float:
-        """Mean acceptance length at which what takes `tpot_s` with the measured one takes as long as plain decoding."""
-        return self.drafts[name].per_round * tpot_s / self.plain_tpot
+    def least_tokens_per_round(self, name: str, tpot_s: float) -> float | None:
+        """Mean acceptance length at which what takes `tpot_s` with the measured one takes as long as plain decoding.
+
+        None where plain decoding takes no time.
+        """
+        return ratio(self.drafts[name].per_round * tpot_s, self.plain_tpot)
 
     def target_seconds(self, name: str, length: int | None = None) -> float:
         """Seconds per token that the target's device is busy, draft included where it shares the device."""
@@ -167,7 +173,8 @@ class Prediction:
 
     @property
     def error(self) -> float | None:
-        return self.predicted_tpot_s / self.measured_tpot_s - 1 if self.measured_tpot_s else None
+        share = ratio(self.predicted_tpot_s, self.measured_tpot_s or 0.0)
+        return None if share is None else share - 1
 
 
 @dataclass(frozen=True, slots=True)

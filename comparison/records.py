@@ -55,7 +55,7 @@ class Measurement:
     tpot_s: float | None
     inter_token_latency_s: float
     end_to_end_latency_s: float
-    request_output_throughput_token_per_s: float
+    request_output_throughput_token_per_s: float | None
     chunk_tokens: tuple[int, ...]
     chunk_gaps_s: tuple[float, ...]
     rounds: int

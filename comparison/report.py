@@ -8,14 +8,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from comparison.conditions import SAMPLING, Condition, LinkChoice
-from comparison.config import ComparisonConfig
-from comparison.decision import Decision, decide
+from comparison.config import ComparisonConfig, settings_as_json
+from comparison.decision import Decision
 from comparison.deployment import Endpoint, baseline_of
 from comparison.environment import Machine, Versions
 from comparison.findings import Theory, theory_as_json
@@ -23,6 +24,7 @@ from comparison.link_overhead import LinkOverhead
 from comparison.reading import SCHEMA_VERSION
 from comparison.records import CAUSES, Failure, Measurement, Record, record_as_json
 from comparison.summary import Summary, summary_as_json
+from reporting.attempt import Attempts
 from reporting.write import write_atomically
 
 
@@ -33,6 +35,18 @@ class ConditionResult:
     condition: Condition
     summaries: tuple[Summary, ...]
     link: LinkOverhead | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Why not all of the `planned` requests were measured, and how many were."""
+
+    reason: str
+    measured: int
+    planned: int
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.measured} of {self.planned or 'an unknown number of'} requests were measured"
 
 
 @dataclass(frozen=True)
@@ -49,15 +63,12 @@ class Comparison:
     remarks: tuple[str, ...] = ()
     warm_up_failures: tuple[tuple[str, Failure], ...] = ()
     theory: Theory | None = None
+    decision: Decision | None = None
+    partial: Partial | None = None
 
     @property
     def base(self) -> ConditionResult:
         return self.results[0]
-
-    @property
-    def decision(self) -> Decision | None:
-        adaptive = self.config.speculation_length is None
-        return decide(self.base.condition, self.base.summaries, self.theory, adaptive)
 
     @property
     def failed(self) -> tuple[Record, ...]:
@@ -79,35 +90,36 @@ def _on_loopback(address: str) -> bool:
 
 
 def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
-    return {
+    """See comparison.schema.json. What cannot be said is null, and a remark says why."""
+    attempts, theory, decision = Attempts(), comparison.theory, comparison.decision
+    said = attempts.of("Theory beside measurement", lambda: theory_as_json(theory) if theory else None, None)
+    found = {
         "schema_version": SCHEMA_VERSION,
         "started_at": comparison.started_at,
+        "partial": asdict(comparison.partial) if comparison.partial else None,
         "settings": settings_as_json(comparison.config),
         "link": comparison.link,
         "machine": asdict(comparison.machine),
         "versions": asdict(comparison.versions),
         "baseline": _baseline_as_json(comparison.endpoints),
-        "remarks": list(comparison.remarks),
+        "remarks": [*comparison.remarks, *attempts.remarks],
         "warm_up_failures": {name: asdict(failure) for name, failure in comparison.warm_up_failures},
         "servers": {e.architecture.name: _endpoint_as_json(e) for e in comparison.endpoints},
         "conditions": [_condition_as_json(result, comparison.config.link) for result in comparison.results],
-        "theory": theory_as_json(comparison.theory) if comparison.theory else None,
-        "decision": asdict(comparison.decision) if comparison.decision else None,
+        "theory": said,
+        "decision": asdict(decision) if decision else None,
         "records": [record_as_json(record) for record in comparison.records],
     }
+    return {key: _finite(value) for key, value in found.items()}
 
 
-def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
-    settings = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "credentials"}
-    return {
-        **settings,
-        "output_dir": str(config.output_dir),
-        "rules": [rule.value for rule in config.rules],
-        "baseline": config.baseline["started_at"] if config.baseline else None,
-        "connect": dict(config.connect),
-        "sampling": asdict(config.sampling),
-        "prompts": [asdict(prompt) for prompt in config.prompts],
-    }
+def _finite(value: Any) -> Any:
+    """JSON has no infinity."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _baseline_as_json(endpoints: Sequence[Endpoint]) -> dict[str, Any] | None:
@@ -184,9 +196,10 @@ def _csv_row(record: Record) -> dict[str, Any]:
     }
 
 
-def write_files(comparison: Comparison) -> tuple[Path, ...]:
-    folder = comparison.config.output_dir
-    folder.mkdir(parents=True, exist_ok=True)
-    as_json = json.dumps(comparison_as_json(comparison), indent=2, allow_nan=False, ensure_ascii=False)
-    contents = {"comparison.json": as_json + "\n", "comparison.csv": comparison_as_csv(comparison.records)}
-    return tuple(write_atomically(folder / name, text) for name, text in contents.items())
+def write_json(as_json: Mapping[str, Any], folder: Path) -> Path:
+    text = json.dumps(as_json, indent=2, allow_nan=False, ensure_ascii=False)
+    return write_atomically(folder / "comparison.json", text + "\n")
+
+
+def write_csv(records: Sequence[Record], folder: Path) -> Path:
+    return write_atomically(folder / "comparison.csv", comparison_as_csv(records))

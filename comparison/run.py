@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from comparison.identity import MarginTrace
+from comparison.metrics import ratio
 from comparison.records import Failure, Measurement, Record, attribute_seconds, failure_of
 from comparison.workloads import Prompt
 from speculation.types import Chunk, Completion, GenerationRequest, Rule, SamplingParams
@@ -31,6 +32,13 @@ class Generator(Protocol):
     def generate(
         self, request: GenerationRequest, timeout: float | None = None
     ) -> AsyncIterator[Chunk | Completion]: ...
+
+
+class Named(Protocol):
+    """What a record names."""
+
+    @property
+    def name(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,9 @@ async def measure_all(
     on_record: Callable[[Record], None] = lambda record: None,
     after_prompt: Callable[[Prompt], Awaitable[None]] | None = None,
 ) -> list[Record]:
-    """Interleaved, so that a machine that slows down slows all; who goes first rotates, so that order favours none.
+    """The records in the order they came, each given to `on_record` before the next request.
+
+    Interleaved, so that a machine that slows down slows all; who goes first rotates, so that order favours none.
 
     `after_prompt` is called with the first stage set, after every prompt of every run.
     """
@@ -119,7 +129,7 @@ async def measure_all(
         if after_prompt:
             await stages[0].enter()
             await after_prompt(prompt)
-    return sorted(records, key=_order(stages, contenders, prompts))
+    return records
 
 
 def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
@@ -127,13 +137,15 @@ def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
     return [*contenders[first:], *contenders[:first]]
 
 
-def _order(
-    stages: Sequence[Stage], contenders: Sequence[Contender], prompts: Sequence[Prompt]
-) -> Callable[[Record], tuple[int, int, int, int]]:
-    part = {stage.name: i for i, stage in enumerate(stages)}
-    place = {contender.name: i for i, contender in enumerate(contenders)}
-    page = {prompt.name: i for i, prompt in enumerate(prompts)}
-    return lambda record: (part[record.condition], place[record.architecture], record.run, page[record.prompt])
+def in_order(
+    records: Sequence[Record],
+    conditions: Sequence[Named],
+    architectures: Sequence[Named],
+    prompts: Sequence[Named],
+) -> list[Record]:
+    """As a report lists them: by condition, architecture, run and prompt."""
+    part, place, page = ({one.name: i for i, one in enumerate(found)} for found in (conditions, architectures, prompts))
+    return sorted(records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
 
 
 async def _record(contender: Contender, prompt: Prompt, run: int, stage: Stage) -> Record:
@@ -207,7 +219,7 @@ def _measurement(stream: _Stream, bytes_up: int, bytes_down: int) -> Measurement
         tpot_s=(end_to_end_s - arrivals[0]) / (len(tokens) - 1) if len(tokens) > 1 else None,
         inter_token_latency_s=arrivals[-1] / len(tokens),
         end_to_end_latency_s=end_to_end_s,
-        request_output_throughput_token_per_s=len(tokens) / end_to_end_s,
+        request_output_throughput_token_per_s=ratio(len(tokens), end_to_end_s),
         chunk_tokens=tuple(len(chunk.token_ids) for chunk in stream.chunks if chunk.token_ids),
         chunk_gaps_s=tuple(later - earlier for earlier, later in itertools.pairwise(arrivals)),
         rounds=stats.rounds,

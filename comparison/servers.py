@@ -135,6 +135,23 @@ class Fleet:
             if server.process.returncode is not None
         ]
 
+    async def death(self) -> str:
+        """Waits until a server that was ready ends, and says which, how and where its log is."""
+        while not self.deaths():
+            ends = [asyncio.ensure_future(server.process.wait()) for server in self._ready]
+            try:
+                await (asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED) if ends else asyncio.Event().wait())
+            finally:
+                for end in ends:
+                    end.cancel()
+        return self.deaths()[0]
+
+    def kill(self) -> None:
+        """SIGKILL to all, without waiting."""
+        for process in self._processes:
+            if process.returncode is None:
+                _signal(process.kill)
+
     async def stop(self) -> None:
         """SIGTERM to all, then SIGKILL to those that outlive the grace; also when the waiting itself is cancelled."""
         running = [process for process in self._processes if process.returncode is None]

@@ -82,10 +82,17 @@ class Summary:
 
 
 def summarize(
-    records: Sequence[Record], references: References, traces: Mapping[str, MarginTrace] | None = None
+    records: Sequence[Record],
+    references: References,
+    traces: Mapping[str, MarginTrace] | None = None,
+    names: Sequence[str] | None = None,
 ) -> list[Summary]:
-    """One summary per architecture, in the order of first appearance. `records` are of one condition."""
-    names = list(dict.fromkeys(record.architecture for record in records))
+    """One summary for each of the architectures `names`, or of all in the order of first appearance.
+
+    `records` are of one condition.
+    """
+    if names is None:
+        names = list(dict.fromkeys(record.architecture for record in records))
     return [_summarize_one(name, records, references, traces or {}) for name in names]
 
 

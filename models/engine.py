@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from models.batcher import Batcher, DeviceLost, Step, Timed
+from models.batcher import Batcher, DeviceLost, Step, StepHung, Timed
 from models.runner import (
     TAIL,
     PrefillRow,
@@ -38,7 +38,8 @@ class Engine:
     """A runner, its slots and the batcher of its device thread.
 
     Where a whole step of a `vital` engine fails, it is lost, with every sequence of it, and says nothing else from then
-    on: what its device holds is not to be trusted. One that only drafts may be tried again.
+    on: what its device holds is not to be trusted. One that only drafts may be tried again. A step that hangs may come
+    back: nothing is lost until whoever watches steps (models/step_watch.py) gives it up.
     """
 
     def __init__(self, runner: Runner, batcher: Batcher, vital: bool = True) -> None:
@@ -50,17 +51,24 @@ class Engine:
         self._cause = ""
 
     async def run(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
-        """`row` in the next `step` that has room. Raises RowFailed, or DeviceLost."""
+        """`row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
         if self.lost.is_set():
             raise DeviceLost(self._cause)
         try:
             return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill)
-        except DeviceLost as error:
-            if self.vital and not self.lost.is_set():
-                self._cause = str(error)
-                self.lost.set()
-                self.slots.close(error)
+        except StepHung:
             raise
+        except DeviceLost as error:
+            if self.vital:
+                self.lose(error)
+            raise
+
+    def lose(self, error: DeviceLost) -> None:
+        """Nothing of it is used from now on; who waits for a slot gets `error`."""
+        if not self.lost.is_set():
+            self._cause = str(error)
+            self.lost.set()
+            self.slots.close(error)
 
     def admit(self, sampling: SamplingParams) -> None:
         """Raises InvalidField for a request that this runner cannot sample for."""
@@ -90,12 +98,20 @@ class KVSequence:
         del self.held[length:]
         return length
 
+    async def step(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
+        """As Engine.run. After a step that hung nobody knows what the slot holds: it counts as empty."""
+        try:
+            return await self.engine.run(step, row, prefill)
+        except StepHung:
+            self.held.clear()
+            raise
+
     async def fill(self, tokens: Sequence[int]) -> None:
         """Processes, chunk by chunk, what of `tokens` is not held yet. Others' steps run between chunks."""
         chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
             part = tuple(tokens[start : start + chunk])
-            done = await self.engine.run(self.engine.runner.prefill, PrefillRow(self.slot, start, part), prefill=True)
+            done = await self.step(self.engine.runner.prefill, PrefillRow(self.slot, start, part), prefill=True)
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
             self.held += part
@@ -132,7 +148,7 @@ class TargetSequence(KVSequence):
         """Raises RowFailed, and holds nothing then."""
         await self.fill(prefix)
         try:
-            return await self.engine.run(self.engine.verify, row)
+            return await self.step(self.engine.verify, row)
         except RowFailed:
             self.held.clear()
             raise
@@ -188,8 +204,8 @@ class DraftSequence(KVSequence):
 class ModelDrafter:
     """A draft model, for one request. Tokens the target does not have end the draft, or are not drawn at all.
 
-    `open` waits for a slot if all are taken; without `waits` it raises NoFreeSlot. `limit`: how much of what is asked
-    for a model may propose.
+    `open` waits for a slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no bound). `limit`: how
+    much of what is asked for a model may propose.
     """
 
     def __init__(
@@ -197,18 +213,17 @@ class ModelDrafter:
         engine: Engine,
         target_vocab_size: int,
         rule: Rule = Rule.AGREEMENT,
-        waits: bool = True,
+        slot_seconds: float | None = None,
         limit: DraftLimit | None = None,
     ) -> None:
         self._engine, self._target_vocab_size = engine, target_vocab_size
-        self._rule, self._waits, self._limit = rule, waits, limit or DraftLimit()
+        self._rule, self._slot_seconds, self._limit = rule, slot_seconds, limit or DraftLimit()
         self._sequence: DraftSequence | None = None
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
-        slots = self._engine.slots
-        slot = await slots.acquire() if self._waits else slots.take()
+        slot = await self._engine.slots.acquire(self._slot_seconds)
         self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size)
         await self._sequence.fill(prompt[:-2])
 
@@ -229,7 +244,7 @@ class ModelDrafter:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         row = replace(await sequence.row(tokens, k, self._sampling), rule=rule)
-        done = await self._engine.run(self._engine.runner.propose, row)
+        done = await sequence.step(self._engine.runner.propose, row)
         sequence.proposed(tokens, done.value.token_ids)
         known = done.value.known(self._target_vocab_size)
         return Draft(

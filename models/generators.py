@@ -116,18 +116,18 @@ def make_drafter(
     target_vocab_size: int,
     choice: DraftChoice,
     rule: Rule = Rule.AGREEMENT,
-    waits: bool = True,
+    slot_seconds: float | None = None,
     limit: DraftLimit | None = None,
     fails_softly: Callable[[Guesser], Guesser] | None = None,
 ) -> Guesser:
     """A drafter for one request, its model within `limit`.
 
-    Without `waits`, its `open` raises NoFreeSlot where all slots are taken. `fails_softly` wraps the model, which alone
-    can fail.
+    Its `open` raises NoFreeSlot where all slots are taken for `slot_seconds`; None: it waits. `fails_softly` wraps the
+    model, which alone can fail.
     """
     if draft is None:
         return NgramDrafter()
-    model: Guesser = ModelDrafter(draft.engine, target_vocab_size, rule, waits, limit)
+    model: Guesser = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, limit)
     model = fails_softly(model) if fails_softly else model
     lookup = choice.lookup(draft.trust)
     return model if lookup is None else HybridDrafter(lookup, model)

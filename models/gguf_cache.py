@@ -5,26 +5,17 @@ The folder holds float32 weights (unpacking is exact in float32) and the tokeniz
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from models.checkpoints import Checkpoint, CheckpointError, first_line, weights_revision
+from models.trusted_cache import NOTE, cache_root, flaw, locked, private_folder, seal
 
 log = logging.getLogger("tandem.models")
-_LAYOUT = 1  # part of the key: raise it when the folder's content changes
-
-
-def cache_root() -> Path:
-    """$TANDEM_CACHE, or tandem/ in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("TANDEM_CACHE") or f"{base}/tandem").expanduser()
+_LAYOUT = 2  # part of the key: raise it when the folder's content changes
 
 
 def unpacked(checkpoint: Checkpoint) -> Checkpoint:
@@ -33,25 +24,19 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     revision = weights_revision(checkpoint)
     key = revision.split(":")[1]
-    folder = cache_root() / f"{checkpoint.name}-{key}-v{_LAYOUT}"
-    if not folder.is_dir():
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with locked(folder.with_suffix(".lock")):
-                if not folder.is_dir():
+    try:
+        folder = private_folder(cache_root()) / f"{checkpoint.name}-{key}-v{_LAYOUT}"
+        if flaw(folder / NOTE) is not None:
+            with locked(folder.with_name(f"{folder.name}.lock")):  # servers that start together unpack once
+                wrong = flaw(folder / NOTE)
+                if wrong:
+                    log.warning("unpacked weights are not used and made again: %s", wrong)
+                if wrong is not None:
                     _unpack(checkpoint, folder)
-        except OSError as error:
-            log.warning("%s cannot be kept unpacked in %s: %s", checkpoint.gguf, folder.parent, error)
-            return checkpoint
+    except OSError as error:
+        log.warning("%s cannot be kept unpacked in %s: %s", checkpoint.gguf, cache_root(), error)
+        return checkpoint
     return Checkpoint(checkpoint.name, str(folder), revision=revision)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Servers that start together unpack once."""
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _unpack(checkpoint: Checkpoint, folder: Path) -> None:
@@ -59,9 +44,19 @@ def _unpack(checkpoint: Checkpoint, folder: Path) -> None:
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=folder.name))
     try:
         convert(checkpoint, partial)
+        seal(partial / NOTE, [file for file in partial.rglob("*") if file.is_file()])
+        _make_way(folder)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _make_way(folder: Path) -> None:
+    """What stands where an unpacked folder belongs goes, be it a folder, a file or a link."""
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)
 
 
 def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from models.gguf_cache import cache_root
+from models.trusted_cache import cache_root
 
 INSTALL = "docs/trainium-torchneuron.md says how to install it"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"

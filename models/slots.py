@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass
 
 MOST_WAITING = 256
 """Requests that may wait for a slot."""
+KEPT_SECONDS = 2.0
+"""How long the place of one that waited for `seconds` in vain is kept for it to come back."""
 
 
 class NoFreeSlot(RuntimeError):
-    """Every slot is taken (and, for `acquire`, so is every place in the queue)."""
+    """Every slot is taken (and, for `acquire`, so is every place in the queue, or the time that one waits is over)."""
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """In the queue. `turn` None: whoever waited here is expected back until `kept_until`, and passed over meanwhile."""
+
+    name: Hashable
+    turn: asyncio.Future[int] | None = None
+    kept_until: float = 0.0
 
 
 class SlotPool:
@@ -19,7 +31,7 @@ class SlotPool:
 
     def __init__(self, count: int, max_waiting: int = MOST_WAITING) -> None:
         self._free = list(range(count))
-        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._queue: list[_Place] = []
         self._max_waiting = max_waiting
         self._closed: Exception | None = None
         self.count = count
@@ -31,7 +43,7 @@ class SlotPool:
     @property
     def waiting(self) -> int:
         """Requests that wait for a slot."""
-        return len(self._waiting)
+        return sum(place.turn is not None for place in self._queue)
 
     def take(self) -> int:
         """A slot now, or NoFreeSlot."""
@@ -40,31 +52,65 @@ class SlotPool:
             raise NoFreeSlot(f"all {self.count} KV slots are taken")
         return self._free.pop(0)
 
-    async def acquire(self) -> int:
-        """A slot as soon as one is free, first come first served; NoFreeSlot if too many wait already."""
+    async def acquire(self, seconds: float | None = None, name: Hashable = None) -> int:
+        """A slot as soon as one is free, first come first served; NoFreeSlot if too many wait already.
+
+        With `seconds` it waits no longer, then raises NoFreeSlot. Whoever comes back soon by the same `name` has kept
+        its place: many short waits get as far as one long one.
+        """
         self._check()
+        place = self._place(name)
         if self._free:
+            self._leave(place)
             return self.take()
-        if len(self._waiting) >= self._max_waiting:
-            raise NoFreeSlot(f"all {self.count} KV slots are taken and {len(self._waiting)} requests wait")
-        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+        if place not in self._queue:
+            if len(self._queue) >= self._max_waiting:
+                raise NoFreeSlot(f"all {self.count} KV slots are taken and {len(self._queue)} requests wait")
+            self._queue.append(place)
+        return await self._turn(place, seconds)
+
+    async def _turn(self, place: _Place, seconds: float | None) -> int:
+        loop = asyncio.get_running_loop()
+        turn = place.turn = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, self._too_late, place, turn)
         try:
             return await turn
         except asyncio.CancelledError:
+            self._leave(place)
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self.release(turn.result())
-            elif turn in self._waiting:
-                self._waiting.remove(turn)
             raise
+        finally:
+            if timer:
+                timer.cancel()
+
+    def _place(self, name: Hashable) -> _Place:
+        """The one that was kept for `name`, or a new one. What was kept too long is gone."""
+        if self._queue:
+            now = asyncio.get_running_loop().time()
+            self._queue = [place for place in self._queue if place.turn is not None or place.kept_until > now]
+        kept = (place for place in self._queue if name is not None and place.name == name and place.turn is None)
+        return next(kept, None) or _Place(name)
+
+    def _too_late(self, place: _Place, turn: asyncio.Future[int]) -> None:
+        if turn.done():
+            return
+        place.turn, place.kept_until = None, asyncio.get_running_loop().time() + KEPT_SECONDS
+        if place.name is None:
+            self._leave(place)
+        turn.set_exception(NoFreeSlot(f"all {self.count} KV slots are taken"))
+
+    def _leave(self, place: _Place) -> None:
+        if place in self._queue:
+            self._queue.remove(place)
 
     def close(self, error: Exception) -> None:
         """Nobody gets a slot any more: who waits for one, or comes later, gets `error`."""
         self._closed = error
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_exception(error)
+        queue, self._queue = self._queue, []
+        for place in queue:
+            if place.turn is not None and not place.turn.done():
+                place.turn.set_exception(error)
 
     def _check(self) -> None:
         if self._closed:
@@ -72,9 +118,9 @@ class SlotPool:
 
     def release(self, slot: int) -> None:
         """Gives a slot back. Safe while its last step still runs: later steps come after it on the same thread."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(slot)
+        for place in self._queue:
+            if place.turn is not None and not place.turn.done():
+                self._leave(place)
+                place.turn.set_result(slot)
                 return
         bisect.insort(self._free, slot)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from reporting import plots_acceptance, plots_link, plots_speedup, plots_time, reading, words
+from reporting.attempt import told
 from reporting.blocks import Plot
 from reporting.plots_acceptance import bytes_per_token
 from reporting.reading import JSON, NothingToDraw
@@ -26,7 +27,14 @@ class Figure:
         try:
             return Plot(self.name, self.title, self.finding(comparison))
         except NothingToDraw as why:
-            return Plot(self.name, self.title, f"Left out: {str(why)[0].lower()}{str(why)[1:]}", drawn=False)
+            return left_out(self.name, self.title, f"{why}")
+        except Exception as error:
+            return left_out(self.name, self.title, f"it could not be made: {told(error)}")
+
+
+def left_out(name: str, title: str, why: str) -> Plot:
+    """A plot without a picture. `why`: a sentence."""
+    return Plot(name, title, f"Left out: {why[:1].lower()}{why[1:]}", drawn=False)
 
 
 def _tpot_by_rtt(comparison: JSON) -> str:
@@ -77,7 +85,7 @@ def _time_by_cause(comparison: JSON) -> str:
             if (total := sum(value or 0.0 for value in causes.values()))
         }
         if not shares:
-            raise NothingToDraw("No request completed.")
+            raise NothingToDraw("No request completed that took any time.")
         most = max(shares, key=lambda name: shares[name])
         text = f"{words.percent(shares[most])} of {words.name(most)}'s time" if shares[most] > 0 else "no time"
         parts.append(f"{text} {words.across(condition['link'])}")

@@ -20,7 +20,7 @@ def time_by_cause(comparison: JSON) -> Figure:
     conditions = reading.links(comparison)
     places, bars, heads = _rows(conditions)
     if not bars:
-        raise NothingToDraw("No request completed.")
+        raise NothingToDraw("No request completed that took any time.")
     figure, (axes,) = new_figure(0.95 + 0.235 * (max(places) + 1))
     left = [0.0] * len(bars)
     causes = list(dict.fromkeys(cause for _, of in bars for cause in (*CAUSES, *of)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Any
 
 from reporting import reading, words
+from reporting.attempt import Attempts
 from reporting.blocks import Block, Column, Decision, Details, Listing, Paragraph, Report, Section, Table, table
 from reporting.figures import FIGURES
 from reporting.reading import JSON
@@ -30,28 +32,48 @@ def report_of(comparison: JSON) -> Report:
     if version != 2:
         raise ValueError(f"comparison.json has schema_version {version}; this renders 2")
     plots = {figure.name: figure.block(comparison) for figure in FIGURES}
-    parts: list[tuple[str, str, Iterable[Block | None]]] = [
+
+    def table_of(make: Callable[[JSON], Table | None]) -> list[Block]:
+        found = make(comparison)
+        return [] if found is None else [found]
+
+    def tried(what: str, make: Callable[[], Sequence[Block]]) -> Sequence[Block]:
+        attempts = Attempts()
+        none: Sequence[Block] = ()
+        blocks = attempts.of(what, make, none)
+        return [*blocks, *(Paragraph(f"Remark: {remark}") for remark in attempts.remarks)]
+
+    parts: list[tuple[str, str, list[Sequence[Block]]]] = [
         ("architectures", "What was measured", [
-            architecture_table(comparison), round_trip_table(comparison), plots["tpot-by-rtt"], plots["time-by-cause"],
-            cause_table(comparison), plots["speedup-by-workload"], workload_table(comparison),
-            plots["acceptance-by-position"], plots["tokens-over-time"],
+            tried("The table of architectures", lambda: table_of(architecture_table)),
+            tried("The table of round trips", lambda: table_of(round_trip_table)),
+            [plots["tpot-by-rtt"], plots["time-by-cause"]],
+            tried("The table of causes", lambda: table_of(cause_table)),
+            [plots["speedup-by-workload"]],
+            tried("The table of workloads", lambda: table_of(workload_table)),
+            [plots["acceptance-by-position"], plots["tokens-over-time"]],
         ]),
-        ("theory", "Theory beside measurement", [*theory_blocks(comparison), plots["tpot-by-length"]]),
-        ("sampling", "Sampling", [sampling_table(comparison), plots["acceptance-by-temperature"]]),
-        ("links", "The link", [Paragraph(f"The client reaches the servers: {comparison['link']}."),
-                               link_table(comparison)]),
-        ("identity", "Identity, failures, remarks", _troubles(comparison)),
-        ("setup", "How it was run", _setup(comparison)),
+        ("theory", "Theory beside measurement", [
+            tried("Theory beside measurement", lambda: theory_blocks(comparison)), [plots["tpot-by-length"]]
+        ]),
+        ("sampling", "Sampling", [
+            tried("The table of samplings", lambda: table_of(sampling_table)), [plots["acceptance-by-temperature"]]
+        ]),
+        ("links", "The link", [
+            [Paragraph(f"The client reaches the servers: {comparison['link']}.")],
+            tried("The table of links", lambda: table_of(link_table)),
+        ]),
+        ("identity", "Identity, failures, remarks", [tried("Failures and remarks", lambda: _troubles(comparison))]),
+        ("setup", "How it was run", [tried("How it was run", lambda: _setup(comparison))]),
     ]  # fmt: skip
-    sections = (
-        Section(anchor, title, tuple(block for block in blocks if block is not None)) for anchor, title, blocks in parts
-    )
+    sections = (Section(anchor, title, tuple(chain.from_iterable(blocks))) for anchor, title, blocks in parts)
     return Report(_title(comparison), _date(comparison), _setting(comparison), _decision(comparison), tuple(sections))
 
 
 def _title(comparison: JSON) -> str:
     models = dict.fromkeys(str(s["model"]["model_name"]) for s in comparison["servers"].values() if _names(s))
-    return f"Where should the draft of {words.joined(list(models))} run?" if models else "Where should the draft run?"
+    of = f" of {words.joined(list(models))}" if models else ""
+    return f"{'Partial: where' if comparison.get('partial') else 'Where'} should the draft{of} run?"
 
 
 def _names(server: JSON) -> bool:
@@ -87,7 +109,16 @@ def _setting(comparison: JSON) -> str:
         _machine(comparison["machine"]),
     ]
     line = "; ".join(part for part in parts if part)
-    return f"{line[:1].upper()}{line[1:]}."
+    return f"{_part(comparison)}{line[:1].upper()}{line[1:]}."
+
+
+def _part(comparison: JSON) -> str:
+    """Why this is not a whole comparison, and how much of one it is."""
+    partial = comparison.get("partial")
+    if not partial:
+        return ""
+    of = f"{partial['measured']} of {partial['planned'] or 'an unknown number of'} requests"
+    return f"Partial: {of} were measured ({partial['reason']}). "
 
 
 def _machine(machine: JSON) -> str:

@@ -28,6 +28,7 @@ def theory_blocks(comparison: JSON) -> list[Table | Paragraph | Bullets]:
         prediction_table(comparison),
         length_table(comparison),
         cost_table(theory),
+        *fit_tables(theory),
         acceptance_table(theory),
         *notes,
     ]
@@ -144,8 +145,40 @@ def cost_table(theory: JSON) -> Table:
         [Column("architecture", False), Column("g draft tokens, ms"), Column("verifying n positions, ms"),
          Column("overhead of a round, ms"), Column("RPC of a round trip, ms"), Column("bytes of a round")],
         rows,
-        f"A plain target step takes {words.milliseconds(theory['costs']['plain_s'], 2)} ms. Fitted by least squares.",
+        f"A plain target step takes {words.milliseconds(theory['costs']['plain_s'], 2)} ms. Fitted by least squares,"
+        " with no part below 0.",
     )  # fmt: skip
+
+
+STEPS = {"draft": "drafting g tokens", "verify": "verifying n positions"}
+
+
+def fit_tables(theory: JSON) -> list[Table]:
+    """How sure the fitted parts are, and which were held at 0; nothing for a file that does not say."""
+    rows = [
+        [
+            words.name(name),
+            STEPS[step],
+            *(
+                words.with_interval(words.milliseconds(of[f"{step}_{part}_s"], 2), fit[f"{part}_interval_s"], 1000)
+                for part in ("fixed", "slope")
+            ),
+            words.MISSING
+            if fit["held_at_0"] is None
+            else f"{fit['held_at_0']} part, else {words.milliseconds(fit['unheld_s'], 2)}".replace("-", "−"),
+        ]
+        for name, of in theory["costs"]["architectures"].items()
+        for step, fit in (of.get("fits") or {}).items()
+    ]
+    heads = ("fixed, ms (95 % interval)", "per token, ms (95 % interval)", "held at 0")
+    shown = table(
+        "How sure the component times are",
+        [Column("architecture", False), Column("step", False), *map(Column, heads)],
+        rows,
+        "Intervals: bootstrap over the requests that were made for it; none for too few. Held at 0: what least squares"
+        " alone would have put below 0, and where; no step costs that, so the nearest line that one can cost is taken.",
+    )
+    return [shown] if rows else []
 
 
 def _line(fixed_s: float, slope_s: float, of: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from reporting.blocks import Plot, Report
-from reporting.figures import FIGURES
+from reporting.attempt import told
+from reporting.blocks import Block, Plot, Report
+from reporting.figures import FIGURES, left_out
 from reporting.html import html
 from reporting.images import inline_svg, png
 from reporting.markdown import markdown_of
@@ -28,7 +30,8 @@ def write_report(comparison: Mapping[str, Any], folder: Path, formats: Sequence[
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ValueError(f"format: {unknown[0]!r} is not one of {', '.join(FORMATS)}")
     report = report_of(comparison)
-    pngs, svgs = _pictures(comparison, report)
+    pngs, svgs, undrawn = _pictures(comparison, report)
+    report = without_pictures(report, undrawn)
     folder.mkdir(parents=True, exist_ok=True)
     if pngs:
         (folder / PLOTS).mkdir(exist_ok=True)
@@ -53,22 +56,43 @@ def render(path: Path, formats: Sequence[str] = ("html",)) -> tuple[Path, ...]:
     return write_report(comparison, path.parent, formats)
 
 
-def _pictures(comparison: Mapping[str, Any], report: Report) -> tuple[dict[str, bytes], dict[str, str]]:
-    """PNG and SVG of every plot that has something to show; nothing where matplotlib is missing."""
+def _pictures(
+    comparison: Mapping[str, Any], report: Report
+) -> tuple[dict[str, bytes], dict[str, str], dict[str, Plot]]:
+    """PNG and SVG of every plot that has something to show, and what stands in place of those that could not be drawn.
+
+    Nothing where matplotlib is missing.
+    """
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        return {}, {}
+        return {}, {}, {}
     blocks = {block.name: block for section in report.sections for block in section.blocks if isinstance(block, Plot)}
     pngs: dict[str, bytes] = {}
     svgs: dict[str, str] = {}
+    undrawn: dict[str, Plot] = {}
     for figure in FIGURES:
         block = blocks[figure.name]
-        if block.drawn:
+        if not block.drawn:
+            continue
+        try:
             drawn = figure.draw(comparison)
-            pngs[figure.name] = png(drawn)
-            svgs[figure.name] = inline_svg(drawn, figure.name, f"{block.title}. {block.finding}")
-    return pngs, svgs
+            picture, svg = png(drawn), inline_svg(drawn, figure.name, f"{block.title}. {block.finding}")
+        except Exception as error:
+            undrawn[figure.name] = left_out(figure.name, figure.title, f"it could not be drawn: {told(error)}")
+        else:
+            pngs[figure.name], svgs[figure.name] = picture, svg
+    return pngs, svgs, undrawn
+
+
+def without_pictures(report: Report, undrawn: Mapping[str, Plot]) -> Report:
+    """The report with other blocks in place of the plots of these names."""
+
+    def shown(block: Block) -> Block:
+        return undrawn.get(block.name, block) if isinstance(block, Plot) else block
+
+    sections = (replace(section, blocks=tuple(map(shown, section.blocks))) for section in report.sections)
+    return replace(report, sections=tuple(sections)) if undrawn else report
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -16,8 +16,9 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from clients.errors import TandemError
+from clients.printable import printable
 from clients.request_context import current
-from models.batcher import DeviceLost
+from models.batcher import DeviceLost, StepHung
 from models.runner import RowFailed
 from models.slots import NoFreeSlot
 from services.limits import LimitReached
@@ -31,6 +32,7 @@ log = logging.getLogger("tandem.rpc")
 
 DOMAIN = "tandem.v1"
 RETRY_SECONDS = 0.1
+MOST_REASON = 64  # bytes
 MOST_PARTIAL = 1024
 """Token ids in a status, at most: trailing metadata has to stay below 8 KiB."""
 
@@ -85,6 +87,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
     (OutOfStep, code_pb2.ABORTED, "OUT_OF_STEP"),
     (RowFailed, code_pb2.INTERNAL, "ROW_FAILED"),
+    (StepHung, code_pb2.UNAVAILABLE, "STEP_HUNG"),
     (DeviceLost, code_pb2.UNAVAILABLE, "ENGINE_LOST"),
 )
 
@@ -100,30 +103,40 @@ def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
         status.details.append(_packed(_partial(error.produced)))
         return status
     if isinstance(error, TandemError) and error.code in _OURS:
-        return status_pb2.Status(code=code_pb2.INTERNAL, message=f"this server was refused by another: {error}")
+        return _status(code_pb2.INTERNAL, f"this server was refused by another: {error}")
     if isinstance(error, TandemError):  # of another server, handed on
-        details = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)] if error.reason else []
+        details = [_info(error.reason)] if error.reason else []
         details += [_retry(error.retry_seconds)] if error.retry_seconds else []
-        code = code_pb2.Code.Value(error.code)
-        return status_pb2.Status(code=code, message=error.message, details=map(_packed, details))
+        return _status(code_pb2.Code.Value(error.code), error.message, details)
     for kind, code, reason in _TABLE:
         if isinstance(error, kind):
-            return status_pb2.Status(code=code, message=str(error), details=map(_packed, _details(error, reason)))
+            return _status(code, str(error), _details(error, reason))
     if log_prompts:
         log.error("unexpected error", exc_info=error)
     else:  # its message may quote what was asked
-        log.error("unexpected error: %s at\n%s", type(error).__name__, _places(error))
-    return status_pb2.Status(code=code_pb2.INTERNAL, message=f"internal error: {type(error).__name__}")
+        log.error("unexpected error: %s at %s", type(error).__name__, _places(error))
+    return _status(code_pb2.INTERNAL, f"internal error: {type(error).__name__}")
+
+
+def _status(code: int, message: str, details: Sequence[Any] = ()) -> status_pb2.Status:
+    """Whatever a message quotes, it is short and can be printed."""
+    return status_pb2.Status(code=code, message=printable(message), details=map(_packed, details))
 
 
 def _places(error: Exception) -> str:
-    return "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    """Where it was raised, from the outermost call to the innermost, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
+
+
+def _info(reason: str) -> Any:
+    return error_details_pb2.ErrorInfo(reason=printable(reason, MOST_REASON), domain=DOMAIN)
 
 
 def _details(error: Exception, reason: str) -> list[Any]:
-    messages: list[Any] = [error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)]
+    messages: list[Any] = [_info(reason)]
     if isinstance(error, InvalidField):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=str(error))
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=printable(str(error)))
         messages.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, (NoFreeSlot, LimitReached)):
         messages.append(_retry(RETRY_SECONDS))

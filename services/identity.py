@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
@@ -14,6 +15,7 @@ from services.tokens import AcceptedTokens
 from services.wrapping import Stream, Unary, wrapped
 
 ANONYMOUS = ""
+REMEMBERED_CERTIFICATES = 1024
 _CALLER: ContextVar[str] = ContextVar("caller", default=ANONYMOUS)
 _OPEN = "/grpc.health.v1.Health/"  # probes have no token, and learn nothing but readiness
 _SCHEME = "bearer "
@@ -32,6 +34,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
 
     def __init__(self, tokens: AcceptedTokens | None = None) -> None:
         self._tokens = tokens
+        self._named: Callable[[bytes], str] | None = None
 
     async def intercept_service(
         self,
@@ -68,7 +71,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
 
     def _identity(self, context: grpc.aio.ServicerContext) -> str:
         if self._tokens is None:
-            return _certified(context)
+            return self._certified(context)
         given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
         if len(given) != 1 or not given[0].lower().startswith(_SCHEME):
             raise Unauthenticated("no token: this server asks for one, as metadata `authorization: Bearer TOKEN`")
@@ -77,13 +80,20 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
             raise Unauthenticated("this server does not know the token: it is wrong, or was withdrawn")
         return identity
 
+    def _certified(self, context: grpc.aio.ServicerContext) -> str:
+        """Whom the client's certificate names; without mTLS ANONYMOUS."""
+        shown = context.auth_context().get("x509_pem_cert")
+        if not shown:
+            return ANONYMOUS
+        self._named = self._named or _names()
+        try:
+            return self._named(shown[0])
+        except ValueError as error:
+            raise Unauthenticated(f"the client's certificate names nobody: {error}") from None
 
-def _certified(context: grpc.aio.ServicerContext) -> str:
-    """The first subject alternative name of the client's certificate, else its common name; without mTLS ANONYMOUS."""
-    shown = context.auth_context()
-    for kind in ("x509_subject_alternative_name", "x509_common_name"):
-        for name in shown.get(kind, ()):
-            return str(name.decode("utf-8", "replace"))
-    if "x509_pem_cert" in shown:
-        raise Unauthenticated("the client's certificate names nobody: no subject alternative name, no common name")
-    return ANONYMOUS
+
+def _names() -> Callable[[bytes], str]:
+    """Reads certificates; a caller's is the same in call after call."""
+    from services.certificates import identity_of
+
+    return functools.lru_cache(REMEMBERED_CERTIFICATES)(identity_of)

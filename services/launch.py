@@ -17,10 +17,12 @@ from clients.remote_drafter import PROPOSE_SECONDS
 from models.assembly import Loaded, ModelConfig, close, load, load_pair
 from models.batcher import Batcher
 from models.drafting import Drafting, drafting_info, load_drafting
+from models.engine import Engine
 from models.follower import run_follower
 from models.generator import Generator
 from models.generators import drafter_health, fused_generator, plain_generator
 from models.slots import MOST_WAITING
+from models.step_watch import StepBound, StepWatch
 from services.calls import CallInterceptor
 from services.draft_worker import DraftWorkerService
 from services.fused_server import FusedSpeculativeServerService
@@ -52,6 +54,7 @@ class RoleConfig:
     a DraftWorker that knows no target, and only proposes. `credentials`: what this server shows when it calls either.
     `pipeline`: whether a DraftWorker's rounds overlap.
     `reconnect_seconds`: how long its requests try to go on while no target answers. `queue`: requests that may wait.
+    `step_seconds`: how long a step of the device may take; None: as its own times say, 0: no bound.
     """
 
     serve: ServeConfig
@@ -67,6 +70,7 @@ class RoleConfig:
     reconnect_seconds: float = 60.0
     queue: int = MOST_WAITING
     credentials: Credentials = field(default_factory=Credentials)
+    step_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for address in (self.target_address, self.draft_address):
@@ -74,6 +78,8 @@ class RoleConfig:
                 self.credentials.check(address)
         if not 0 <= self.queue <= MOST_WAITING:
             raise ValueError(f"queue: {self.queue} is outside 0 to {MOST_WAITING}")
+        if self.step_seconds != 0:
+            StepBound(self.step_seconds)
         if not self.draft_seconds > 0:
             raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")
 
@@ -117,11 +123,11 @@ async def run_target(config: RoleConfig, host: Host = serve) -> int:
             ready=partial(seen.ready, config.serve.startup),
             close=partial(_close, closing),
             lost=loaded.engine.lost,
+            watch=_watch(config, batcher, loaded.engine),
         )
 
     code = await seen.during(host(config.serve, lifecycle, build, [seen.interceptor]))
-    profile.write()
-    return code
+    return _ended(code, profile, batcher, config)
 
 
 async def run_fused(config: RoleConfig, host: Host = serve) -> int:
@@ -147,12 +153,11 @@ async def run_fused(config: RoleConfig, host: Host = serve) -> int:
         seen.look_at(lifecycle, batcher, {"target": target.engine.slots}, drafter=health if draft else None)
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
         ready, ended = partial(seen.ready, config.serve.startup), partial(close, target, batcher)
-        lost = target.engine.lost
-        return Hosted("FusedSpeculativeServer", register, ready=ready, close=ended, lost=lost)
+        lost, watch = target.engine.lost, _watch(config, batcher, target.engine)
+        return Hosted("FusedSpeculativeServer", register, ready=ready, close=ended, lost=lost, watch=watch)
 
     code = await seen.during(host(config.serve, lifecycle, build, [seen.interceptor]))
-    profile.write()
-    return code
+    return _ended(code, profile, batcher, config)
 
 
 async def run_draft_worker(config: RoleConfig, host: Host = serve) -> int:
@@ -163,7 +168,7 @@ async def run_draft_worker(config: RoleConfig, host: Host = serve) -> int:
 
     async def build() -> Hosted:
         drafting = await load_drafting(config.models, batcher, config.serve.startup)
-        generate, closing = None, [batcher.close]
+        generate, closing = None, list[Callable[[], Awaitable[None]]]([batcher.close])
         if config.target_address is None:
             info = _stamped(drafting_info(drafting, config.models), config)
             log.info("proposes with %s for targets that ask; knows none itself", info.draft_name)
@@ -197,11 +202,11 @@ async def run_draft_worker(config: RoleConfig, host: Host = serve) -> int:
             ready=partial(seen.ready, config.serve.startup),
             close=partial(_close, closing),
             lost=_only_model(drafting),
+            watch=_watch(config, batcher, drafting.draft.engine) if drafting.draft else None,
         )
 
     code = await seen.during(host(config.serve, lifecycle, build, [seen.interceptor]))
-    profile.write()
-    return code
+    return _ended(code, profile, batcher, config)
 
 
 def _only_model(drafting: Drafting) -> asyncio.Event:
@@ -210,6 +215,19 @@ def _only_model(drafting: Drafting) -> asyncio.Event:
         return asyncio.Event()
     drafting.draft.engine.vital = True
     return drafting.draft.engine.lost
+
+
+def _watch(config: RoleConfig, batcher: Batcher, engine: Engine) -> StepWatch | None:
+    """One for each device thread: who shares it with `engine` hangs with it."""
+    return None if config.step_seconds == 0 else StepWatch(batcher, StepBound(config.step_seconds), engine.lose)
+
+
+def _ended(code: int, profile: _Profiler, batcher: Batcher, config: RoleConfig) -> int:
+    """The exit code. A device thread that hangs would keep the process for ever: nothing is left to wait for."""
+    profile.write()
+    if batcher.stuck:
+        config.serve.ending.within(0.0, "the device thread hangs in a step")
+    return code or int(batcher.stuck)
 
 
 async def _close(closing: Sequence[Callable[[], Awaitable[None]]]) -> None:

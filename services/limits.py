@@ -23,14 +23,18 @@ class Limits:
     """None: no limit of its own. KV slots and the sequence length bound everybody together in any case.
 
     `max_prompt_bytes`: of a text prompt, before it is tokenized; None: 64 per token of the sequence length.
+    `max_proposal_sessions` and `max_proposal_bytes` bound the sessions of proposals of everybody together, which need
+    no slot where n-gram lookup drafts; one caller with a name may have half of either.
     """
 
     max_sessions_per_identity: int | None = None
     max_requests_per_identity: int | None = None
     max_prompt_bytes: int | None = None
+    max_proposal_sessions: int = 1024
+    max_proposal_bytes: int = 256 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions_per_identity", "max_requests_per_identity", "max_prompt_bytes"):
+        for name in self.__slots__:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: {value} is below 1")

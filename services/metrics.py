@@ -83,6 +83,7 @@ class Metrics(CallObserver):
     def watch_steps(self, batcher: Batcher) -> None:
         batcher.observe = self._stepped
         self._states.gauge("tandem:step_queue_depth", "Rows that wait for a step.", {}, lambda: batcher.waiting)
+        self._states.counter("tandem:hung_steps", "Steps beyond their bound.", {}, lambda: batcher.hung_steps)
 
     def watch_sessions(self, kind: str, table: SessionTable[Any, Any]) -> None:
         """`kind`: verify or propose."""

@@ -14,6 +14,7 @@ from models.generator import Generator
 from models.slots import SlotPool
 from models.startup import Startup
 from services.calls import CallInterceptor, CallObserver
+from services.ending import bounded_call
 from services.generation import Watch
 from services.lifecycle import Lifecycle
 from services.request_log import RequestLog
@@ -119,9 +120,9 @@ class Observability:
             return await serving
         finally:
             if self._server:
-                self._server.close()
+                await bounded_call(self._server.close, "closing the metrics port")
             if self._tracing:
-                self._tracing.close()
+                await bounded_call(self._tracing.close, "sending the last traces")
 
 
 def _metrics_server(config: ObservabilityConfig) -> MetricsServer | None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
+
+from services.health import HealthService
+
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 4096),
+    ("grpc.max_concurrent_streams", 100),
+)
 
 
 class AddressInUse(ValueError):
@@ -15,14 +22,14 @@ class ProbePort:
     """Answers grpc.health.v1 and nothing else, in clear text; nowhere where `port` is None. Raises AddressInUse."""
 
     def __init__(self, host: str, port: int | None) -> None:
-        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+        self._server = grpc.aio.server(options=_OPTIONS)
         if port is not None:
             try:
                 self._server.add_insecure_port(f"{host}:{port}")
             except RuntimeError:
                 raise AddressInUse(f"health_port: cannot listen on {host}:{port}; is another server there?") from None
 
-    async def start(self, health: HealthServicer) -> None:
+    async def start(self, health: HealthService) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
         await self._server.start()
 

@@ -14,18 +14,27 @@ from services.errors import Mismatch
 from services.identity import caller
 from services.lifecycle import Lifecycle
 from services.limits import Limits
-from services.sessions import MAX_SESSION_ID, Session, SessionConflict, SessionKey, SessionTable
+from services.names import check_name
+from services.proposal_limits import Proposed
+from services.sessions import Session, SessionConflict, SessionKey, SessionTable, session_key
 from speculation.drafters import Drafter, teach
 from speculation.types import DraftLimit, InvalidField, ModelInfo, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
+SLOT_SECONDS = 0.2
+"""How long a session's first call waits for a slot of the draft model: its caller goes undrafted meanwhile."""
+
 
 @dataclass(slots=True)
 class Held:
-    """A session's drafter (`ready` once it was opened), its limit, and the lock that keeps its rounds in order."""
+    """A session's drafter (`ready` once it was opened), its limit, and the lock that keeps its rounds in order.
+
+    `counted`: tokens that the limits know of.
+    """
 
     drafter: Drafter
     limit: DraftLimit
+    counted: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened: bool = False
     ready: bool = False
@@ -44,42 +53,45 @@ class Proposals:
     ) -> None:
         self._drafting, self._info, self._lifecycle = drafting, info, lifecycle
         self._limits = limits or Limits()
+        self._proposed = Proposed(self._limits)
         self._vocab_size = min(info.vocab_size, drafting.vocab_size)
         self.sessions: SessionTable[Held, None] = SessionTable(time.monotonic, lease_seconds)
 
     async def propose(self, request: pb.ProposeRequest) -> pb.ProposeResponse:
         """Raises what services/errors.py knows; a session's first call leaves nothing behind where it fails."""
         arrived = time.perf_counter()
+        key = session_key(caller(), request.session_id)
         self._check(request)
-        key = SessionKey(caller(), request.session_id)
         session = self.sessions.find(key)
         if session is None:
             if request.known_length:
                 return pb.ProposeResponse(unknown=True)
-            await holding.expire(self.sessions, _free)
+            await holding.expire(self.sessions, self._free)
             session = self.sessions.find(key) or self._admit(key, request)
-        async with holding.using(self.sessions, session, _free):
+        async with holding.using(self.sessions, session, self._free):
             reply = await self._round(session, request)
         reply.server_seconds = time.perf_counter() - arrived
         return reply
 
     async def end(self, request: pb.EndProposalsRequest) -> pb.EndProposalsResponse:
-        key = SessionKey(caller(), request.session_id)
-        return pb.EndProposalsResponse(ended=await holding.drop(self.sessions, key, _free))
+        key = session_key(caller(), request.session_id)
+        return pb.EndProposalsResponse(ended=await holding.drop(self.sessions, key, self._free))
 
     async def expire_forever(self) -> None:
         """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
-        await holding.expire_forever(self.sessions, _free)
+        await holding.expire_forever(self.sessions, self._free)
 
     def _admit(self, key: SessionKey, request: pb.ProposeRequest) -> Session[Held, None]:
         self._lifecycle.check()
+        self.sessions.check_new(key)
         self._limits.check_sessions(self.sessions.owned_by(key.owner))
         if not request.HasField("sampling"):
             raise InvalidField("sampling", "missing: a session's first call must say how tokens are drawn")
         sampling = wire.sampling_from_wire(request.sampling)
         rule = wire.rule_from_wire(request.rule)
         limit = DraftLimit()
-        held = Held(self._drafting.drafter(self._info.vocab_size, rule, waits=False, limit=limit), limit)
+        held = Held(self._drafting.drafter(self._info.vocab_size, rule, SLOT_SECONDS, limit), limit)
+        self._proposed.open(key.owner)
         return self.sessions.admit(key, held, sampling, [], self._info.max_sequence_length)
 
     async def _round(self, session: Session[Held, None], request: pb.ProposeRequest) -> pb.ProposeResponse:
@@ -90,8 +102,9 @@ class Proposals:
         tokens = [*session.tokens[: request.known_length], *request.tokens]
         if not tokens:
             raise InvalidField("tokens", "empty: at least one token is needed")
-        session.tokens = tokens
         held = session.held
+        self._proposed.grow(session.session_id.owner, len(tokens) - held.counted)
+        session.tokens, held.counted = tokens, len(tokens)
         if not held.ready:
             await held.drafter.close()  # what an opening that was cancelled may hold
             await held.drafter.open(tokens, session.sampling)
@@ -110,8 +123,7 @@ class Proposals:
         )
 
     def _check(self, request: pb.ProposeRequest) -> None:
-        if not 1 <= len(request.session_id) <= MAX_SESSION_ID:
-            raise InvalidField("session_id", f"length {len(request.session_id)} is outside 1 to {MAX_SESSION_ID}")
+        check_name("tokenizer_sha256", request.tokenizer_sha256)
         most, longest = self._info.max_speculation_length, self._info.max_sequence_length
         if request.speculation_length > most:
             raise InvalidField("speculation_length", f"{request.speculation_length} is above the maximum {most}")
@@ -127,6 +139,7 @@ class Proposals:
             )
         check_tokens("tokens", list(request.tokens), self._vocab_size)
 
-
-async def _free(session: Session[Held, None]) -> None:
-    await session.held.drafter.close()
+    async def _free(self, session: Session[Held, None]) -> None:
+        self._proposed.close(session.session_id.owner, session.held.counted)
+        session.held.counted = 0
+        await session.held.drafter.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class Security:
     def __post_init__(self) -> None:
         if self.max_message_bytes < LEAST_MESSAGE_BYTES:
             raise ValueError(f"max_message_bytes: {self.max_message_bytes} is below {LEAST_MESSAGE_BYTES}")
+        if self.tls is not None and self.tls.client_ca is not None and self.tokens is None:
+            _check_names_can_be_read()
 
     def check_host(self, host: str) -> None:
         """Whether a server may listen there. Raises ValueError."""
@@ -72,4 +75,13 @@ class Security:
         bare = self.tls is None and not on_this_machine(host)
         log.log(
             logging.WARNING if bare or self.log_prompts else logging.INFO, "access on %s: %s", host, ", ".join(what)
+        )
+
+
+def _check_names_can_be_read() -> None:
+    """Whether certificates can tell callers apart. Raises ValueError."""
+    if importlib.util.find_spec("cryptography") is None:
+        raise ValueError(
+            "tls_client_ca: cryptography, which reads who a certificate names, is not installed; "
+            "pip install 'tandem-speculative[mtls]', or tell callers apart by --accept_tokens"
         )

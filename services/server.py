@@ -11,15 +11,18 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from models.startup import Startup
+from models.step_watch import StepWatch
+from services.ending import STOP_SECONDS, Ending, bounded
+from services.health import NOT_SERVING, SERVING, HealthService
 from services.lifecycle import Lifecycle
 from services.probes import AddressInUse, ProbePort
 from services.security import Security
@@ -37,7 +40,7 @@ class ServeConfig:
     """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
 
     `security`: who may reach it, and how. `health_port`: another port that answers health checks alone. `startup`
-    records where the time until then goes.
+    records where the time until then goes. `ending`: by force, where the process does not end by itself in time.
     """
 
     host: str = "127.0.0.1"
@@ -47,6 +50,7 @@ class ServeConfig:
     startup: Startup = field(default_factory=Startup)
     security: Security = field(default_factory=Security)
     health_port: int | None = None
+    ending: Ending = field(default_factory=partial(Ending, None))
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -71,6 +75,13 @@ class Hosted:
     close: Callable[[], Awaitable[None]] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
     """Set where the model's device failed: nothing of it can be trusted, and the process ends to be started again."""
+    watch: StepWatch | None = None
+    """Sees a step that hangs."""
+
+    def start(self) -> list[asyncio.Task[Any]]:
+        """Tasks of all that runs beside it."""
+        works = [*self.background, *([self.watch.forever] if self.watch else [])]
+        return [asyncio.create_task(_as_task(work())) for work in works]
 
 
 async def serve(
@@ -84,34 +95,46 @@ async def serve(
     `outermost` interceptors see every call first, and its status last. The exit code: 0, or 1 where the model's device
     was lost.
     """
-    security = config.security
+    security, ending = config.security, config.ending
     interceptors, options = [*outermost, *security.interceptors()], (*_OPTIONS, *security.options())
     server = grpc.aio.server(interceptors=interceptors, options=options)
     port, probes = _bind(server, config), ProbePort(config.host, config.health_port)
-    stopping = _stop_signals()
+    ending.begin()
+    stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.create_task(_as_task(build()))
     await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if not building.done():
+        ending.within(STOP_SECONDS, "the model still loads")
         return 0
     hosted = building.result()
     settle()
+    names = ("", f"tandem.v1.{hosted.service}")
     with config.startup.stage("listening"):
-        health = await _listen(server, hosted.service, hosted.register)
+        health = await _listen(server, names, hosted.register)
         await probes.start(health)
-    tasks = [asyncio.create_task(_as_task(work())) for work in hosted.background]
+    if hosted.watch:
+        hosted.watch.changed = lambda fine: health.set(SERVING if fine and lifecycle.accepting else NOT_SERVING, *names)
+    tasks = hosted.start()
     _announce(config, port, hosted)
     await _first(stopping, hosted.lost)
     lifecycle.accepting = False
-    await _set_health(health, f"tandem.v1.{hosted.service}", health_pb2.HealthCheckResponse.NOT_SERVING)
-    await _shut_down(server, lifecycle, hosted, config.drain_seconds)
-    await probes.stop()
+    health.set(NOT_SERVING, *names)
+    ending.within(config.drain_seconds + STOP_SECONDS, f"it had {config.drain_seconds:g} s to drain")
+    await _drain(lifecycle, hosted, config.drain_seconds)
+    await _end(server, probes, tasks, hosted)
+    return int(hosted.lost.is_set())
+
+
+async def _end(server: grpc.aio.Server, probes: ProbePort, tasks: Sequence[asyncio.Task[Any]], hosted: Hosted) -> None:
+    """Part by part, each within a bound: what does not end is left alone."""
+    await bounded(server.stop(grace=0.5), "the server's port")
+    await bounded(probes.stop(), "the health port")
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await bounded(asyncio.gather(*tasks, return_exceptions=True), "what runs beside the server")
     if hosted.close:
-        await hosted.close()
+        await bounded(hosted.close(), "freeing the models", STOP_SECONDS)
     log.info("stopped")
-    return int(hosted.lost.is_set())
 
 
 async def _first(*events: asyncio.Event) -> None:
@@ -144,20 +167,23 @@ def _bind(server: grpc.aio.Server, config: ServeConfig) -> int:
     return port
 
 
-async def _listen(server: grpc.aio.Server, service: str, register: Callable[[grpc.aio.Server], None]) -> HealthServicer:
-    """Answers from here on."""
-    health = HealthServicer()
+async def _listen(
+    server: grpc.aio.Server, names: Sequence[str], register: Callable[[grpc.aio.Server], None]
+) -> HealthService:
+    """Answers from here on; `names`: those that have a health."""
+    health = HealthService()
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    names = (f"tandem.v1.{service}", health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
-    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+    listed = (*filter(None, names), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+    reflection.enable_server_reflection((*listed, reflection.SERVICE_NAME), server)
     await server.start()
-    await _set_health(health, names[0], health_pb2.HealthCheckResponse.SERVING)
+    health.set(SERVING, *names)
     return health
 
 
-def _stop_signals() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; the next one kills as usual."""
+def _stop_signals(ending: Ending, drain_seconds: float) -> asyncio.Event:
+    """Set by the first SIGTERM or SIGINT; the next one kills as usual. From the first on the process has its drain and
+    a bound, even if the event loop is held up and never hears of it."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -166,14 +192,14 @@ def _stop_signals() -> asyncio.Event:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
+    def at_once(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        ending.within(drain_seconds + STOP_SECONDS, f"it was told to stop, and had {drain_seconds:g} s to drain")
+
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+        signal.signal(number, at_once)  # the loop hears of a signal without the handler that it has set
     return stopping
-
-
-async def _set_health(health: HealthServicer, service: str, status: int) -> None:
-    for name in ("", service):
-        await health.set(name, status)
 
 
 def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
@@ -193,7 +219,7 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
         partial.replace(config.ready_file)
 
 
-async def _shut_down(server: grpc.aio.Server, lifecycle: Lifecycle, hosted: Hosted, seconds: float) -> None:
+async def _drain(lifecycle: Lifecycle, hosted: Hosted, seconds: float) -> None:
     """New work is refused at once; what runs may finish within `seconds`. Sessions of a device that is lost cannot."""
     if hosted.lost.is_set():
         log.error("the model's device is lost, with every session: stopping, to be started again")
@@ -201,4 +227,3 @@ async def _shut_down(server: grpc.aio.Server, lifecycle: Lifecycle, hosted: Host
         log.info("stopping: running requests may finish within %.0f s", seconds)
     with contextlib.suppress(asyncio.CancelledError):
         await lifecycle.drain(seconds, lambda: 0 if hosted.lost.is_set() else hosted.busy())
-    await server.stop(grace=0.5)

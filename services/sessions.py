@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
+from services.names import check_name
 from speculation.types import Rule, SamplingParams
 
 MAX_SESSION_ID = 128
-REMEMBERED = 1024
-"""Ids of expired sessions that are told apart from ids that never were."""
+REMEMBERED = 4096
+"""Ids of sessions that ended: of expired ones to say so, of closed ones to refuse an opening that comes too late."""
+
+_CLOSED, _EXPIRED = "closed", "expired"
 
 Held = TypeVar("Held")
 Reply = TypeVar("Reply")
@@ -41,6 +44,11 @@ class SessionKey(NamedTuple):
 
     def __str__(self) -> str:
         return self.session_id
+
+
+def session_key(owner: str, session_id: str) -> SessionKey:
+    """Raises InvalidField for an id that is none."""
+    return SessionKey(owner, check_name("session_id", session_id, 1, MAX_SESSION_ID))
 
 
 class Fence(enum.Enum):
@@ -109,7 +117,7 @@ class SessionTable(Generic[Held, Reply]):
         self._sessions: dict[SessionKey, Session[Held, Reply]] = {}
         self.opened = self.closed = self.expired = 0  # ever
         self.on_end: Callable[[Session[Held, Reply], str], None] | None = None  # told "closed" or "expired"
-        self._expired: dict[SessionKey, None] = {}
+        self._ended: dict[SessionKey, str] = {}  # how; the oldest first
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -133,16 +141,17 @@ class SessionTable(Generic[Held, Reply]):
         max_total_tokens: int,
         rule: Rule = Rule.AGREEMENT,
     ) -> Session[Held, Reply]:
-        """A new session; its id must be free."""
+        """A new session. Raises SessionConflict where its id is in use, or was closed."""
         if session_id in self._sessions:
             raise SessionConflict(f"session {session_id} is open")
+        self.check_new(session_id)
         expires = self._clock() + self.lease_seconds
         session: Session[Held, Reply] = Session(
             session_id, held, sampling, list(tokens), max_total_tokens, expires, rule=rule
         )
         self._sessions[session_id] = session
         self.opened += 1
-        self._expired.pop(session_id, None)
+        self._ended.pop(session_id, None)
         return session
 
     def touch(self, session_id: SessionKey, expected: Session[Held, Reply] | None = None) -> Session[Held, Reply]:
@@ -152,7 +161,7 @@ class SessionTable(Generic[Held, Reply]):
         """
         session = self._sessions.get(session_id)
         if session is None or session is not (expected or session):
-            if session is None and session_id in self._expired:
+            if session is None and self._ended.get(session_id) == _EXPIRED:
                 raise SessionExpired(f"no session {session_id}: its lease ran out")
             raise SessionNotFound(f"no session {session_id}: never opened, or closed")
         now = self._clock()
@@ -161,11 +170,23 @@ class SessionTable(Generic[Held, Reply]):
         session.expires = now + self.lease_seconds
         return session
 
+    def check_new(self, session_id: SessionKey) -> None:
+        """Raises SessionConflict where the id was closed: whoever closes a session may overtake its own opening."""
+        if self._ended.get(session_id) == _CLOSED:
+            raise SessionConflict(f"session {session_id} was closed: another needs an id of its own")
+
     def drop(self, session_id: SessionKey) -> Session[Held, Reply] | None:
+        """Closes a session, if it is here. Nobody opens its id again."""
+        session = self.forget(session_id)
+        self._remember(session_id, _CLOSED)
+        return session
+
+    def forget(self, session_id: SessionKey) -> Session[Held, Reply] | None:
+        """Removes a session, as if it had never been opened."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self.closed += 1
-            self._tell_end(session, "closed")
+            self._tell_end(session, _CLOSED)
         return session
 
     def expire(self) -> list[Session[Held, Reply]]:
@@ -175,11 +196,15 @@ class SessionTable(Generic[Held, Reply]):
         for session in gone:
             del self._sessions[session.session_id]
             self.expired += 1
-            self._tell_end(session, "expired")
-            self._expired[session.session_id] = None
-        while len(self._expired) > REMEMBERED:
-            del self._expired[next(iter(self._expired))]
+            self._tell_end(session, _EXPIRED)
+            self._remember(session.session_id, _EXPIRED)
         return gone
+
+    def _remember(self, session_id: SessionKey, how: str) -> None:
+        self._ended.pop(session_id, None)
+        self._ended[session_id] = how
+        while len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
 
     def _tell_end(self, session: Session[Held, Reply], how: str) -> None:
         if self.on_end:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -20,11 +21,15 @@ from services.generation import GenerateMethod
 from services.identity import caller
 from services.lifecycle import Lifecycle
 from services.limits import Limits
-from services.sessions import MAX_SESSION_ID, Fence, Session, SessionKey, SessionTable
+from services.names import check_name
+from services.sessions import Fence, Session, SessionKey, SessionTable, session_key
 from services.verify_stream import answered_in_order
 from speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
+
+OPENING_SECONDS = 0.5
+"""How long OpenSession waits for a slot. Whoever is refused then keeps its place for as long as it may come back."""
 
 
 @dataclass(slots=True)
@@ -47,9 +52,11 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         lifecycle: Lifecycle,
         lease_seconds: float = 60.0,
         limits: Limits | None = None,
+        opening_seconds: float = OPENING_SECONDS,
     ) -> None:
         self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
-        self._limits = limits or Limits()
+        self._limits, self._opening_seconds = limits or Limits(), opening_seconds
+        self._waiting: Counter[str] = Counter()  # openings without a slot yet, by caller
         self.sessions: SessionTable[Held, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
 
     async def GetModelInfo(
@@ -67,24 +74,46 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.OpenSessionResponse:
+        key = session_key(caller(), request.session_id)
         sampling, rule = self._check_open(request), wire.rule_from_wire(request.rule)
-        key = SessionKey(caller(), request.session_id)
         session = self.sessions.find(key)
         if session is None:
-            self._lifecycle.check()
-            await holding.expire(self.sessions, self._free)
-            session = self.sessions.find(key) or self._admit(key, request, sampling, rule)
+            session = await self._admitted(key, request, sampling, rule)
         async with self._using(session):
             session.resume(list(request.prefix), sampling, rule)
             return await self._fill(session)
 
-    def _admit(
+    async def _admitted(
         self, key: SessionKey, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
     ) -> Session[Held, pb.VerifyResponse]:
-        self._limits.check_sessions(self.sessions.owned_by(key.owner))
-        total = self._max_total(request)
-        held = Held(TargetSequence(self._engine, self._engine.slots.take()))
-        return self.sessions.admit(key, held, sampling, list(request.prefix), total, rule)
+        """A new session with a slot, waited for in the queue of all; or the one that the same call opened meanwhile."""
+        await holding.expire(self.sessions, self._free)
+        slot = await self._slot(key)
+        try:
+            session = self.sessions.find(key)
+            if session is not None:
+                self._engine.slots.release(slot)
+                return session
+            self._check_new(key)
+            held, total = Held(TargetSequence(self._engine, slot)), self._max_total(request)
+            return self.sessions.admit(key, held, sampling, list(request.prefix), total, rule)
+        except Exception:
+            self._engine.slots.release(slot)
+            raise
+
+    async def _slot(self, key: SessionKey) -> int:
+        self._check_new(key)
+        self._waiting[key.owner] += 1
+        try:
+            return await self._engine.slots.acquire(self._opening_seconds, key)
+        finally:
+            self._waiting -= Counter([key.owner])
+
+    def _check_new(self, key: SessionKey) -> None:
+        """Whether this caller may open another session now, under this id. Asked again after a wait."""
+        self._lifecycle.check()
+        self.sessions.check_new(key)
+        self._limits.check_sessions(self.sessions.owned_by(key.owner) + self._waiting[key.owner])
 
     async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
         return await self._verify(request, time.perf_counter())
@@ -98,7 +127,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     async def _verify(self, request: pb.VerifyRequest, arrived: float) -> pb.VerifyResponse:
         """One round, whichever way it came."""
-        session = self.sessions.touch(SessionKey(caller(), request.session_id))
+        session = self.sessions.touch(session_key(caller(), request.session_id))
         self._check_draft(session, request)
         distributions = self._distributions(session, request)
         async with self._using(session):
@@ -109,7 +138,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def CloseSession(
         self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.CloseSessionResponse:
-        key = SessionKey(caller(), request.session_id)
+        key = session_key(caller(), request.session_id)
         return pb.CloseSessionResponse(closed=await holding.drop(self.sessions, key, self._free))
 
     async def expire_forever(self) -> None:
@@ -174,8 +203,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         return reply
 
     def _check_open(self, request: pb.OpenSessionRequest) -> SamplingParams:
-        if not 1 <= len(request.session_id) <= MAX_SESSION_ID:
-            raise InvalidField("session_id", f"length {len(request.session_id)} is outside 1 to {MAX_SESSION_ID}")
+        for name in ("tokenizer_sha256", "weights_revision", "dtype"):
+            check_name(name, getattr(request, name))
         if not request.prefix:
             raise InvalidField("prefix", "empty: at least one token is needed")
         if not 1 <= request.prompt_length <= len(request.prefix):

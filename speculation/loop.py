@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from speculation.cleanup import finish
 from speculation.drafters import Drafter, teach
 from speculation.length import LengthPolicy
 from speculation.stopping import Stopping
@@ -114,8 +115,14 @@ async def speculate(
             stats.attribute(draft.proposed_by, verdict.accepted)
             yield stopping.push(verdict.token_ids, verdict.margins)
     finally:
+        await finish(_ended(rounds, under_way))
+
+
+async def _ended(rounds: Rounds, under_way: _Round | None) -> None:
+    try:
         if under_way:
             await under_way.leave()
+    finally:
         await rounds.close()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -54,24 +54,12 @@ class StepCosts:
     verify_slope: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.draft, self.verify_slope) < 0 or min(self.plain, self.verify_fixed) <= 0:
-            raise ValueError(f"step costs: {self} has a time that is not above 0")
+        if not all(math.isfinite(s) and s >= 0 for s in (self.draft, self.plain, self.verify_fixed, self.verify_slope)):
+            raise ValueError(f"step costs: {self} has a time that is not a finite number of seconds >= 0")
 
     def verify(self, length: int) -> float:
         """A round's target step: `length` draft tokens and the one before them."""
         return self.verify_fixed + self.verify_slope * (length + 1)
-
-
-def fit_line(seconds_by_size: Mapping[int, float] | Mapping[float, float]) -> tuple[float, float]:
-    """Least squares of a step's seconds over its size (positions, tokens): (fixed, slope). A falling slope is 0."""
-    if not seconds_by_size:
-        raise ValueError("step times: none were measured")
-    xs, ys = list(seconds_by_size), list(seconds_by_size.values())
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-    spread = sum((xi - x) ** 2 for xi in xs)
-    slope = sum((xi - x) * (yi - y) for xi, yi in zip(xs, ys, strict=True)) / spread if spread else 0.0
-    slope = max(0.0, slope)
-    return y - slope * x, slope
 
 
 def tpot_fused(costs: StepCosts, conditional: Sequence[float], overhead: float = 0.0) -> float:
@@ -106,6 +94,8 @@ def break_even_rtt(costs: StepCosts, conditional: Sequence[float]) -> float:
 
 def capacity_gain(costs: StepCosts, length: int) -> float:
     """Clients that one target serves with drafts elsewhere, over with drafts beside it: 1 + g t_d / t_v."""
+    if costs.verify(length) <= 0:
+        raise ValueError("step costs: a verification that takes no time limits no clients")
     return 1 + length * costs.draft / costs.verify(length)
 
 

@@ -42,7 +42,6 @@ from services.fused_server import FusedSpeculativeServerService
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from services.proposals import Proposals
-from services.proposals import _free as free_proposals
 from services.security import Security
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
@@ -54,6 +53,7 @@ from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServ
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+MAIN = str(REPOSITORY / "main.py")
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=7)
@@ -315,7 +315,7 @@ async def let_all_expire(site: Site) -> None:
     """The leases of a site's sessions run out now, and what they held is freed as the server would."""
     for table, free in (
         (site.verifier.sessions, site.verifier._free) if site.verifier else (None, None),
-        (site.proposals.sessions, free_proposals) if site.proposals else (None, None),
+        (site.proposals.sessions, site.proposals._free) if site.proposals else (None, None),
     ):
         if table is not None:
             for session in table:
@@ -361,25 +361,30 @@ def ids(prompt: Sequence[int] | bytes, count: int | None = 24, **rest: Any) -> G
     return GenerationRequest(token_ids=tuple(prompt), max_new_tokens=count, **rest)
 
 
+PATIENCE_SECONDS = 600.0
+RUN_SECONDS = 60.0
+"""No condition, and no test, is waited for longer. Where they must fail, less is enough."""
+
+
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> float:
     """Waits for a condition; returns how long it took."""
     began = time.perf_counter()
     while not condition():
-        assert time.perf_counter() - began < seconds, "it did not come to pass"
+        assert time.perf_counter() - began < min(seconds, PATIENCE_SECONDS), "it did not come to pass"
         await asyncio.sleep(0.002)
     return time.perf_counter() - began
 
 
 def run(test: Coroutine[Any, Any, Any]) -> Any:
     """asyncio.run under a limit of its own."""
-    return asyncio.run(asyncio.wait_for(test, 60))
+    return asyncio.run(asyncio.wait_for(test, RUN_SECONDS))
 
 
 # --- processes ---
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, str(REPOSITORY / "main.py"), *arguments]
+    return [sys.executable, MAIN, *arguments]
 
 
 def launch(folder: Path, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
@@ -388,14 +393,20 @@ def launch(folder: Path, *arguments: str, timeout: float = 60.0) -> subprocess.C
 
 
 class ServerProcess:
-    """A `main.py` server role on a free port."""
+    """A `main.py` server role on a free port; `program`: what runs instead of main.py, after the interpreter."""
 
-    def __init__(self, folder: Path, *arguments: str, ready_file: str = "ready.json") -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, ready_file: str = "ready.json", program: Sequence[str] = (MAIN,)
+    ) -> None:
         self.folder, self.ready_file = folder, folder / ready_file
         self.log = folder / f"{ready_file}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command(*arguments, "--ready_file", str(self.ready_file)), cwd=folder, stdout=log, stderr=log
+                [sys.executable, *program, *arguments, "--ready_file", str(self.ready_file)],
+                cwd=folder,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
             )
 
     def wait_ready(self, seconds: float = 30.0) -> str:
@@ -417,8 +428,11 @@ class ServerProcess:
 
 
 @contextlib.contextmanager
-def server_process(folder: Path, *arguments: str, ready_file: str = "ready.json") -> Iterator[ServerProcess]:
-    server = ServerProcess(folder, "--backend", "toy", "--port", "0", *arguments, ready_file=ready_file)
+def server_process(
+    folder: Path, *arguments: str, ready_file: str = "ready.json", program: Sequence[str] = (MAIN,)
+) -> Iterator[ServerProcess]:
+    ours = ("--backend", "toy", "--port", "0")
+    server = ServerProcess(folder, *ours, *arguments, ready_file=ready_file, program=program)
     try:
         server.wait_ready()
         yield server

@@ -326,6 +326,8 @@ def test_a_truncated_gguf_is_exit_code_2_and_one_line(
         ("--role target --backend toy --port 0 --speculation_length -1", "speculation_length: -1"),
         ("--role target --backend toy --port 0 --sequence_length 8 --gamma 8", "speculation_length: 8"),
         ("--role target --backend toy --port 0 --lease_seconds 0", "lease_seconds"),
+        ("--role target --backend toy --step_seconds soon", "step_seconds: 'soon'"),
+        ("--role target --backend toy --step_seconds -1", "step_seconds: -1"),
         ("--role target --backend toy --port 0 --host 256.0.0.1 --insecure", "256.0.0.1"),
         ("--role target --backend toy --port 0 --model DIR", "DIR"),
         ("--role fused_target --draft ngrams", "draft"),

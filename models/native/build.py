@@ -6,6 +6,7 @@ Needs a C++20 compiler ($CXX, g++ or clang++). Its only library is the C++ stand
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -13,8 +14,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from models.gguf_cache import cache_root, locked
+from models.trusted_cache import cache_root, flaw, locked, private_folder, seal
 
+log = logging.getLogger("tandem.models")
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 
@@ -26,16 +28,19 @@ class CannotBuild(ValueError):
 def library_path() -> Path:
     """The compiled library, made now if need be. Raises CannotBuild."""
     compiler = _compiler()
-    folder = cache_root()
-    target = folder / f"native-{_key(compiler)}.so"
-    if not target.exists():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+    try:
+        target = private_folder(cache_root()) / f"native-{_key(compiler)}.so"
+        note = target.with_suffix(".json")
+        if flaw(note) is not None:
             with locked(target.with_suffix(".lock")):
-                if not target.exists():
+                wrong = flaw(note)
+                if wrong:
+                    log.warning("compiled steps are not used and made again: %s", wrong)
+                if wrong is not None:
                     _compile(compiler, target)
-        except OSError as error:
-            raise CannotBuild(f"{folder}: {error}") from error
+                    seal(note, [target])
+    except OSError as error:
+        raise CannotBuild(f"{cache_root()}: {error}") from error
     return target
 
 
@@ -51,7 +56,7 @@ def _key(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     parts = [*FLAGS, version, platform.machine(), _cpu_features()]
     parts += [path.read_text() for path in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp"))]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _cpu_features() -> str:
@@ -63,6 +68,7 @@ def _cpu_features() -> str:
 
 
 def _compile(compiler: str, target: Path) -> None:
+    """A process that has the old file mapped keeps it: the new one takes its name."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         command = [compiler, *FLAGS, str(SOURCES / "api.cpp"), "-o", str(made)]

@@ -115,7 +115,8 @@ class TargetVerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """Frees the session's KV slot. Idempotent.
+        """Frees the session's KV slot. Idempotent. Its id is used up, also where the session is not there (yet): an opening
+        that its close overtook is refused with ALREADY_EXISTS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import main
 from acceptance.costs import Costs
 from acceptance.measure import AcceptConfig, Measured, Rounds, measure
 from acceptance.replay import Continuation, Remembered, agreement, replay
+from acceptance.show import print_measured
 from comparison.workloads import given_prompts
 from models.assembly import DraftChoice, ModelConfig
 from models.batcher import Batcher
@@ -147,3 +150,17 @@ def test_the_role_prints_tables_and_writes_figures(tmp_path: Path, capsys: pytes
 def test_the_role_names_what_is_wrong(flags: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["--role", "accept", "--backend", "toy", *flags.split()]) == 2
     assert named in capsys.readouterr().err
+
+
+def test_steps_that_took_no_time_and_drafters_without_a_round_are_written_and_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = measured()
+    still = Costs(dict.fromkeys(found.costs.verify, 0.0), dict.fromkeys(found.costs.propose, 0.0))
+    none = Rounds(0, 0, 0, 0, (0.0, 0.0, 0.0), {}, {}, 0)
+    idle = replace(found.drafters[0], rounds={k: dict.fromkeys(of, none) for k, of in found.drafters[0].rounds.items()})
+    for costs, drafters in ((still, found.drafters), (found.costs, (idle,)), (still, (idle,))):
+        one = replace(found, costs=costs, drafters=drafters)
+        assert json.loads(one.as_json())["tokens"] == found.tokens
+        print_measured(one, Console(width=130))
+    assert "plain decoding is as fast" in capsys.readouterr().out

@@ -189,7 +189,8 @@ class PlantedCrowd:
 
 def test_every_level_answers_the_same_prompts_in_waves_of_its_size():
     crowd = PlantedCrowd()
-    loads = asyncio.run(measure_load([crowd], [[1], [2]], (1, 2, 4), 2, lambda text: None))
+    loads: list[Load] = []
+    asyncio.run(measure_load([crowd], [[1], [2]], (1, 2, 4), 2, lambda text: None, loads))
     assert crowd.waves[3:] == [[[1]], [[2]], [[1], [2]], [[1], [2], [1], [2]]]  # after a warm-up of every level
     assert [(one.requests, one.tokens, one.as_alone) for one in loads] == [(2, 4, 2), (2, 4, 2), (4, 8, 0)]
 

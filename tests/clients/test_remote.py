@@ -136,7 +136,7 @@ def test_a_target_that_forgets_its_sessions_is_given_them_again() -> None:
         nonlocal calls
         calls += 1
         if calls % 3 == 0:
-            await inner._free(inner.sessions.drop(SessionKey(ANONYMOUS, request.session_id)))
+            await inner._free(inner.sessions.forget(SessionKey(ANONYMOUS, request.session_id)))
         return await inner.Verify(request, context)
 
     async def test() -> None:

@@ -22,6 +22,8 @@ from clients.errors import TandemError
 from clients.generation import GenerationClient
 from clients.remote_drafter import DraftClient, RemoteDrafter
 from models.toy import ToyConfig
+from services.identity import ANONYMOUS
+from services.sessions import SessionKey
 from speculation.fallible import DrafterRefused
 from speculation.types import GenerationRequest, SamplingParams, SpeculationStats
 from tandem.v1 import draft_worker_pb2 as pb
@@ -125,7 +127,8 @@ def test_a_worker_that_forgot_a_session_is_given_all_of_it_once() -> None:
 
     async def forget(site: Site, request: Any, context: Any) -> Any:
         if request.known_length % 5 == 4:
-            await site.proposals.end(pb.EndProposalsRequest(session_id=request.session_id))
+            forgotten = site.proposals.sessions.forget(SessionKey(ANONYMOUS, request.session_id))
+            await site.proposals._free(forgotten)
         reply = await site.proposals.propose(request)
         unknown.append(reply.unknown)
         return reply
@@ -341,16 +344,19 @@ def test_a_worker_of_another_tokenizer_is_refused_at_start(monkeypatch: pytest.M
     run(test())
 
 
-def test_a_full_worker_refuses_some_requests_and_serves_the_others() -> None:
+def test_a_full_worker_refuses_and_its_callers_decode_plainly_until_it_has_a_slot() -> None:
     async def test() -> None:
         async with worker_site(None, "miss=0.3", slots=1) as site, remote_draft(site.address) as (generator, client):
-            requests = [ids([65 + i], 40, ignore_end_of_sequence=True) for i in range(4)]
-            answers = await asyncio.gather(*(answer(generator.generate, request) for request in requests))
-            for i, got in enumerate(answers):
-                assert got.token_ids == oracle([65 + i], GREEDY, 40, past_the_end=True)
-            drafted = [got.completion.stats.drafted for got in answers]
-            assert max(drafted) > 20 and min(drafted) == 0
-            assert client.health.up
+            slot = site.engine.slots.take()
+            requests = [ids([65 + i], 10, ignore_end_of_sequence=True) for i in range(4)]
+            for taken in (True, False):
+                answers = await asyncio.gather(*(answer(generator.generate, request) for request in requests))
+                for i, got in enumerate(answers):
+                    assert got.token_ids == oracle([65 + i], GREEDY, 10, past_the_end=True)
+                assert (max(got.completion.stats.drafted for got in answers) == 0) == taken
+                assert client.health.up
+                if taken:
+                    site.engine.slots.release(slot)
 
     run(test())
 

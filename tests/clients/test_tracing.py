@@ -330,7 +330,7 @@ def test_a_session_that_is_lost_is_opened_again_within_the_trace(monkeypatch: py
             events = generator.generate(ids(b"abc", 40, ignore_end_of_sequence=True))
             got = [await anext(events)]
             for session in target.verifier.sessions:
-                target.verifier.sessions.drop(session.session_id)
+                target.verifier.sessions.forget(session.session_id)
                 await target.verifier._free(session)
             got += [event async for event in events]
             return got[-1]

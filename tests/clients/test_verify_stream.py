@@ -193,7 +193,7 @@ def test_a_stream_that_breaks_again_and_again_changes_no_token(how: str, depth: 
             yield reply
             if answered == 3 and how == "forgotten":
                 for session in inner.sessions:
-                    await inner._free(inner.sessions.drop(session.session_id))
+                    await inner._free(inner.sessions.forget(session.session_id))
 
     async def test() -> None:
         async with target_site() as site:
@@ -250,7 +250,7 @@ def test_a_server_without_streams_gets_one_round_at_a_time_and_one_line_is_logge
             nonlocal forgets
             forgets += 1
             if forgets % 5 == 0:
-                await self._inner._free(self._inner.sessions.drop(SessionKey(ANONYMOUS, request.session_id)))
+                await self._inner._free(self._inner.sessions.forget(SessionKey(ANONYMOUS, request.session_id)))
             return await self._inner.Verify(request, context)
 
     async def test() -> None:

@@ -80,19 +80,20 @@ stats = st.builds(
 )
 completions = st.builds(Completion, st.sampled_from(FinishReason), counts, counts, stats)
 chunks = st.builds(Chunk, ids, text, st.lists(float32, max_size=5).map(tuple))
+names = st.text(max_size=20).filter(str.isprintable)  # others are escaped: test_forged_lines.py
 infos = st.builds(
     ModelInfo,
-    model_name=text,
-    weights_revision=text,
-    tokenizer_sha256=text,
+    model_name=names,
+    weights_revision=names,
+    tokenizer_sha256=names,
     vocab_size=uint32,
     max_sequence_length=uint32,
     max_speculation_length=uint32,
     kv_slots=uint32,
-    dtype=text,
-    device=text,
-    backend=text,
-    draft_name=text,
+    dtype=names,
+    device=names,
+    backend=names,
+    draft_name=names,
     default_speculation_length=uint32,
     adaptive_speculation_length=st.booleans(),
     plain_width=uint32,

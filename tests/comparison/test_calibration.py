@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from comparison.calibration import SAMPLES, TOKENS, Calibrator
+from comparison.calibration import SAMPLES, TOKENS, Calibration, Calibrator
 from comparison.run import Contender, RequestSettings
 from speculation.types import GenerationRequest, SamplingParams
 from tests.comparison.fakes import FakeGenerator, prompt
@@ -15,19 +15,20 @@ SETTINGS = RequestSettings(64, 3, SamplingParams(seed=5))
 
 def calibrated(
     names: list[str], prompts: int, fail_on: str | None = None
-) -> tuple[Calibrator, list[GenerationRequest]]:
+) -> tuple[list[Calibration], list[GenerationRequest]]:
     calls: list[tuple[str, GenerationRequest]] = []
     contenders = [Contender(name, FakeGenerator(name, calls=calls, fail_on=fail_on)) for name in names]
-    calibrator = Calibrator(contenders, SETTINGS, (1, 2, 3, 4, 5), prompts)
+    found: list[Calibration] = []
+    calibrator = Calibrator(contenders, SETTINGS, (1, 2, 3, 4, 5), prompts, found.append)
     for number in range(prompts):
         asyncio.run(calibrator.after_prompt(prompt(f"p{number}")))
-    return calibrator, [request for _, request in calls]
+    return found, [request for _, request in calls]
 
 
 def test_every_length_is_asked_for_often_enough_however_few_the_prompts() -> None:
     for prompts in (1, 4, 20):
-        calibrator, _ = calibrated(["autoregressive", "distributed", "fused"], prompts)
-        counted = Counter((one.architecture, one.length) for one in calibrator.found)
+        found, _ = calibrated(["autoregressive", "distributed", "fused"], prompts)
+        counted = Counter((one.architecture, one.length) for one in found)
         for name in ("distributed", "fused"):
             assert all(counted[name, length] >= SAMPLES for length in range(1, 6))
         assert counted["autoregressive", 0] == prompts
@@ -45,6 +46,6 @@ def test_nothing_is_asked_where_no_prediction_could_be_made() -> None:
 
 
 def test_a_request_that_fails_is_left_out() -> None:
-    calibrator, requests = calibrated(["autoregressive", "fused"], 2, fail_on="p0")
-    assert requests and calibrator.found
-    assert len(calibrator.found) == len(requests) // 2
+    found, requests = calibrated(["autoregressive", "fused"], 2, fail_on="p0")
+    assert requests and found
+    assert len(found) == len(requests) // 2

@@ -6,15 +6,21 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import matplotlib
 import pytest
 
-from comparison import deployment
+from comparison import analysis, deployment, table
+from comparison.calibration import Calibrator
 from comparison.config import ComparisonConfig
 from comparison.driver import run_comparison
+from comparison.workloads import Prompt
+from reporting import plots_time, sections
 from speculation.types import Chunk, Completion, GenerationRequest
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
 
@@ -47,6 +53,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComparisonConfig:
     main = tmp_path / "main.py"
     main.write_text(STAND_IN)
     monkeypatch.setattr(deployment, "MAIN", main)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
     return ComparisonConfig(prompts=(prompt("one"), prompt("two", "prose")), output_dir=tmp_path / "out")
 
 
@@ -64,8 +71,8 @@ class Network:
         return generator
 
 
-def written(config: ComparisonConfig) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads((config.output_dir / "comparison.json").read_text())
+def written(config: ComparisonConfig) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((config.output_dir / "comparison.json").read_text())
     return found
 
 
@@ -90,7 +97,7 @@ def test_a_comparison_starts_servers_measures_writes_and_stops_them(
     found = written(config)
     names = ["autoregressive", "distributed", "fused", "remote_draft"]
     assert list(found["servers"]) == names
-    assert list(found["conditions"][0]["architectures"]) == names  # type: ignore[index]
+    assert list(found["conditions"][0]["architectures"]) == names
     assert len(found["records"]) == 8
     output = capsys.readouterr()
     assert str(config.output_dir / "comparison.json") in output.out
@@ -114,7 +121,7 @@ def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     assert "fused left the autoregressive output on 2 of 2" in capsys.readouterr().out
     divergences = written(config)["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"][
         "divergences"
-    ]  # type: ignore[index]
+    ]
     assert [one["logit_gap"] for one in divergences] == [0.5, 0.5]
     assert sum(request.report_margins for _, request in plain.calls) == 2
 
@@ -122,7 +129,7 @@ def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
 def test_a_failed_request_gives_exit_code_1_and_the_rest_is_still_measured(config: ComparisonConfig) -> None:
     assert run_comparison(config, Network(generators=[FakeGenerator("fused", fail_on="two")]).connect) == 1
     records = written(config)["records"]
-    assert [one["architecture"] for one in records if one["error"]] == ["fused"]  # type: ignore[index]
+    assert [one["architecture"] for one in records if one["error"]] == ["fused"]
     assert len(records) == 8
 
 
@@ -154,7 +161,7 @@ def test_an_address_that_does_not_answer_is_one_line(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_stops_every_server(
+def test_an_interrupt_before_the_first_record_stops_every_server_and_says_that_nothing_was_measured(
     config: ComparisonConfig, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Interrupting(FakeGenerator):
@@ -165,6 +172,125 @@ def test_an_interrupt_stops_every_server(
             await asyncio.sleep(30)
             yield Chunk(())
 
-    assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 130
-    assert "interrupted" in capsys.readouterr().err
+    before = signal.getsignal(number)
+    assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 128 + number
+    assert f"interrupted by {number.name}: nothing was measured" in capsys.readouterr().err
     assert no_server_is_left(config)
+    kinds = [json.loads(line)["kind"] for line in (config.output_dir / "records.jsonl").read_text().splitlines()]
+    assert kinds == ["run", "servers", "end"]
+    assert not (config.output_dir / "comparison.json").exists()
+    assert signal.getsignal(number) == before
+
+
+class Numbered(FakeGenerator):
+    """Counts the requests, warm-up included, and does something at one of them."""
+
+    at = 2
+    """After the warm-up and the first prompt."""
+
+    async def generate(
+        self, request: GenerationRequest, timeout: float | None = None
+    ) -> AsyncIterator[Chunk | Completion]:
+        if len(self.calls) == self.at:
+            await self.happen()
+        async for event in super().generate(request, timeout):
+            yield event
+
+    async def happen(self) -> None:
+        raise NotImplementedError
+
+
+def test_an_interrupt_while_measuring_leaves_a_partial_report_of_what_there_is(
+    config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupting(Numbered):
+        async def happen(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(30)
+
+    assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 130
+    found = written(config)
+    assert 4 <= len(found["records"]) < 8
+    assert found["partial"] == {
+        "reason": "interrupted by SIGINT",
+        "measured": len(found["records"]),
+        "planned": 8,
+    }
+    assert "PARTIAL: interrupted by SIGINT; " in capsys.readouterr().out
+    assert "<title>Partial: where should" in (config.output_dir / "report.html").read_text()
+    assert no_server_is_left(config)
+
+
+def test_a_server_that_dies_while_measuring_leaves_a_partial_report_and_code_4(
+    config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Dying(Numbered):
+        async def happen(self) -> None:
+            os.kill(json.loads((config.output_dir / "logs" / "fused.ready.json").read_text())["pid"], signal.SIGKILL)
+            await asyncio.sleep(30)
+
+    assert run_comparison(config, Network(generators=[Dying("autoregressive")]).connect) == 4
+    found = written(config)
+    assert str(found["partial"]["reason"]).startswith("server fused was killed by signal 9")
+    assert "server fused was killed by signal 9" in capsys.readouterr().err
+    assert no_server_is_left(config)
+
+
+def test_a_server_that_dies_at_the_last_request_is_seen(config: ComparisonConfig) -> None:
+    class Last(Numbered):
+        async def happen(self) -> None:
+            os.kill(json.loads((config.output_dir / "logs" / "fused.ready.json").read_text())["pid"], signal.SIGKILL)
+            raise FakeError("UNAVAILABLE", "the server is gone")
+
+    alone = replace(config, architectures=("fused",))
+    assert run_comparison(alone, Network(generators=[Last("fused")]).connect) == 4
+    assert written(config)["partial"]["measured"] == 2
+
+
+def test_what_fails_in_the_measuring_itself_costs_nothing_that_was_measured(
+    config: ComparisonConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Calibrator, prompt: Prompt) -> None:
+        raise OSError("the link's process is gone")
+
+    monkeypatch.setattr(Calibrator, "after_prompt", broken)
+    assert run_comparison(config, Network().connect) == 1
+    found = written(config)
+    assert len(found["records"]) == 4
+    assert str(found["partial"]["reason"]).startswith("OSError: the link's process is gone (test_driver.py:")
+
+
+def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
+    config: ComparisonConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setitem(sys.modules, "matplotlib", matplotlib)
+    for name in ("theory_of", "decide"):
+        monkeypatch.setattr(analysis, name, broken)
+    for module, name in ((plots_time, "_rows"), (sections, "cause_table"), (table, "workload_table")):
+        monkeypatch.setattr(module, name, broken)
+    assert run_comparison(config, Network().connect) == 0
+    found = written(config)
+    assert (found["theory"], found["decision"], found["partial"]) == (None, None, None)
+    assert [str(r).partition(" (")[0] for r in found["remarks"]] == [
+        "Theory beside measurement could not be made: ZeroDivisionError: float division by zero",
+        "The decision could not be made: ZeroDivisionError: float division by zero",
+    ]
+    page = (config.output_dir / "report.html").read_text()
+    assert "Left out: it could not be drawn: ZeroDivisionError" in page
+    assert "Remark: The table of causes could not be made: ZeroDivisionError" in page
+    shown = capsys.readouterr().out
+    assert "The table by workload could not be made: ZeroDivisionError" in shown
+    assert "Milliseconds per token, by cause" in shown
+
+
+def test_a_file_that_cannot_be_written_costs_no_other_and_is_told(
+    config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config.output_dir / "comparison.json").mkdir(parents=True)
+    assert run_comparison(config, Network().connect) == 1
+    assert "error: comparison.json could not be made: IsADirectoryError" in capsys.readouterr().err
+    assert (config.output_dir / "report.html").exists()
+    assert (config.output_dir / "comparison.csv").exists()

@@ -196,3 +196,26 @@ def test_a_crossing_is_interpolated_and_only_where_there_is_one() -> None:
     assert crossing([50, 0, 20], [2.0, -2.0, -1.0]) == pytest.approx(30)
     assert crossing([0, 20], [-2.0, -1.0]) is None
     assert crossing([0, 20], [1.0, 2.0]) is None
+
+
+def test_steps_that_grow_faster_than_a_line_are_costed_without_a_negative_part_and_predicted() -> None:
+    """What a busy machine once measured: least squares put the fixed part below 0, and the comparison was lost."""
+
+    def bent(name: str, length: int) -> Measurement:
+        of = request(name, length)
+        return replace(of, seconds_by_cause=replace(of.seconds_by_cause, verify=of.rounds * 0.001 * (length + 1) ** 2))
+
+    names = {"autoregressive": 0, "fused": 3}
+    records = [Record(name, "code/a", "code", 0, bent(name, length)) for name, length in names.items()]
+    found = [Calibration("fused", g, bent("fused", g)) for g in range(1, 6) for _ in range(2)]
+    found.append(Calibration("autoregressive", 0, bent("autoregressive", 0)))
+    summaries = {"base": summarize(records, References("autoregressive", None))}
+    made = theory_of(plan(SamplingParams()), summaries, records, found, 3)
+    assert made is not None
+    costs = made.model.costs["fused"]
+    assert costs.verify_fixed_s == 0
+    assert (costs.fits["verify"].held, costs.fits["draft"].held) == ("fixed", None)
+    written = theory_as_json(made)["costs"]["architectures"]["fused"]["fits"]["verify"]
+    assert written["held_at_0"] == "fixed"
+    assert written["unheld_s"] < 0
+    assert all(p.predicted_tpot_s > 0 for p in made.predictions)

@@ -24,7 +24,8 @@ from comparison.report import (
     comparison_as_csv,
     comparison_as_json,
     write_atomically,
-    write_files,
+    write_csv,
+    write_json,
 )
 from comparison.summary import References, summarize
 from comparison.table import print_comparison
@@ -76,7 +77,9 @@ def shown(of: Comparison, width: int = 200) -> str:
 
 
 def test_json_and_csv_are_written_whole_with_the_promised_keys(tmp_path: Path) -> None:
-    files = write_files(comparison(tmp_path, record("autoregressive"), record("fused"), FAILED))
+    of, folder = comparison(tmp_path, record("autoregressive"), record("fused"), FAILED), tmp_path / "out"
+    folder.mkdir()
+    files = [write_json(comparison_as_json(of), folder), write_csv(of.records, folder)]
     assert [path.name for path in files] == ["comparison.json", "comparison.csv"]
     found = json.loads(files[0].read_text())
     assert found["schema_version"] == 2

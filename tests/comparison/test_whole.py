@@ -124,3 +124,36 @@ def test_a_file_that_is_no_comparison_is_one_line(
         compare_architectures.main([flag, str(path)])
     assert caught.value.code == 2
     assert f"{flag[2:]}: {path} has schema version 1" in capsys.readouterr().err
+
+
+def test_the_records_alone_give_the_same_report(folder: Path, found: dict[str, Any], tmp_path: Path) -> None:
+    records = str(folder / "records.jsonl")
+    assert compare_architectures.main(["--from-records", records, "--output-dir", str(tmp_path)]) == 0
+    again = json.loads((tmp_path / "comparison.json").read_text())
+    elsewhere = {"output_dir": str(tmp_path), "formats": ["html"]}
+    assert again == {**found, "settings": {**found["settings"], **elsewhere}}
+    assert again["partial"] is None
+    assert not (tmp_path.parent / "runs.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "does not exist"),
+        ("", "line 1: not of a comparison's records"),
+        ("{}\n", "line 1: not of a comparison's records: format 1 is needed"),
+        ('{"kind": "run", "format": 1}\n', "line 1: not of a comparison's records: no 'settings'"),
+    ],
+)
+def test_a_file_that_is_no_records_is_one_line(
+    text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "records.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        compare_architectures.main(["--from-records", str(path)])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"from-records: {path}" in line
+    assert said in line

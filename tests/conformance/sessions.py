@@ -140,7 +140,7 @@ async def k_zero_round(bench: Bench) -> None:
 
 
 async def reopen_resumes_and_rebuilds(bench: Bench) -> None:
-    """Opening again with what is committed resumes; after the session is gone, it rebuilds; same tokens."""
+    """Opening again with what is committed resumes; after it was closed, another id rebuilds it; same tokens."""
     async with opened(bench) as session:
         await session.rounds.send(session.round(0, session.truth[:2]))
         known = [*session.prompt, *session.truth[:3]]
@@ -149,6 +149,9 @@ async def reopen_resumes_and_rebuilds(bench: Bench) -> None:
         assert list((await session.rounds.send(session.round(3))).token_ids) == session.truth[3:4]
         assert await _close(bench, session.session_id)
         known = [*session.prompt, *session.truth[:4]]
+        refusal = await refused(bench.stub.OpenSession(session.opening(known)))
+        assert refusal.code == "ALREADY_EXISTS", refusal
+        session.session_id = bench.session_id()
         rebuilt = await bench.stub.OpenSession(session.opening(known))
         assert rebuilt.committed_length == len(known)
         assert list((await session.rounds.send(session.round(4, session.truth[4:6]))).token_ids) == session.truth[4:7]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.ending import STOP_SECONDS
 from tests.deploy.manifests import OVERLAYS, ROOT, flags, objects, of_kind, pods
 
 COMPARED = ("same-node", "apart")
@@ -46,6 +47,11 @@ class TestAServer:
         drain = float(flags(self.container(folder, name))["drain_seconds"])
         assert drain < 30, "torchrun kills its processes after 30 s"
         assert pods(folder)[name]["spec"]["terminationGracePeriodSeconds"] >= 30 + drain
+
+    def test_is_not_restarted_by_its_liveness_probe_while_it_drains(self, folder: str, name: str) -> None:
+        container = self.container(folder, name)
+        probe, drain = container["livenessProbe"], float(flags(container)["drain_seconds"])
+        assert probe["periodSeconds"] * probe["failureThreshold"] > drain + STOP_SECONDS
 
     def test_shows_a_certificate_and_asks_for_tokens(self, folder: str, name: str) -> None:
         asked = flags(self.container(folder, name))

@@ -19,6 +19,7 @@ from models.graphs import GraphRefused
 from models.loading import Execution, Shape, load_runner
 from models.runner import PrefillRow, VerifyRow
 from models.startup import Startup
+from models.trusted_cache import seal
 from tests.models.compiled import FAMILIES, GREEDY, PROMPT
 from tests.support import REPOSITORY
 
@@ -65,8 +66,13 @@ def test_a_damaged_package_is_not_used(tmp_path: Path, caplog: pytest.LogCapture
     path.write_bytes(b"nothing of the kind")
     path.with_suffix(".json").write_text('{"compile_seconds": 1.0}')
     packages = Packages(tmp_path)
+    assert packages._load(path) is None, "nothing says that it was written whole"
+    seal(path.with_suffix(".sealed"), [path, path.with_suffix(".json")])
+    assert packages._load(path) is None, "a package that its reader refuses"
+    path.write_bytes(b"nothing of the king")
     assert packages._load(path) is None
-    assert "is made again" in caplog.text and packages.made.loaded == 0
+    assert caplog.text.count("made again") == 2 and packages.made.loaded == 0
+    assert "its hash is another" in caplog.text
 
 
 def test_sealed_packages_make_nothing(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from models.batcher import Batcher, DeviceLost
+from models.batcher import Batcher, DeviceLost, Timed, _Waiting
 from models.runner import RowFailed
 from models.slots import SlotPool
+from tests.reliability.mutants import QUEUE_SECONDS, Mutant, planted
 from tests.support import run
 
 
@@ -264,3 +265,22 @@ def test_two_that_come_back_from_elsewhere_share_steps_however_they_began() -> N
         assert sizes.count(2) >= 8
 
     run(test())
+
+
+async def each_waited(came: Sequence[float], began: float) -> list[float]:
+    """Queue seconds of rows of one step that came at these times."""
+    batcher, loop = Batcher("test"), asyncio.get_running_loop()
+    rows = [_Waiting(len, None, 4, since, False, loop.create_future()) for since in came]
+    batcher._hand_out(rows, Timed([0] * len(rows), began - came[0], 0.5))
+    await batcher.close()
+    return [row.done.result().queue_seconds for row in rows]
+
+
+def test_each_row_waited_from_when_it_came_until_its_step_began() -> None:
+    assert run(each_waited((10.0, 12.0, 12.5), 13.0)) == [3.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize("mutant", QUEUE_SECONDS, ids=lambda mutant: mutant.name)
+def test_wrong_waits_of_rows_are_seen(mutant: Mutant) -> None:
+    with planted(mutant):
+        assert run(each_waited((10.0, 12.0, 12.5), 13.0)) != [3.0, 1.0, 0.5]

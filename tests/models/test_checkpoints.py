@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -123,10 +124,40 @@ def test_a_revision_is_a_function_of_the_weights(tmp_path: Path) -> None:
     assert revision(b"one").startswith("sha256:")
 
 
-def test_large_weights_are_sampled_and_the_revision_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "_FULL_HASH_LIMIT", 4)
-    folder = model_folder(tmp_path / "m", model__safetensors=b"123456")
-    assert weights_revision(find(str(folder))).startswith("sampled-sha256:")
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# Above 2 GiB heads and tails alone were hashed once.
+LARGE = [pytest.param((2 << 30) + (48 << 20), 1 << 30, marks=pytest.mark.slow), (64 << 20, 32 << 20), (64 << 20, 0)]
+
+
+@pytest.mark.parametrize(("size", "at"), LARGE)
+def test_of_a_large_file_every_byte_counts(tmp_path: Path, cache: Path, size: int, at: int) -> None:
+    """The disk holds nothing of it but one byte."""
+    file = model_folder(tmp_path / "m", model__safetensors=b"") / "model.safetensors"
+    os.truncate(file, size)
+    before = weights_revision(find(str(tmp_path / "m")))
+    with file.open("r+b") as changed:
+        changed.seek(at)
+        changed.write(b"x")
+    assert before.startswith("sha256:") and weights_revision(find(str(tmp_path / "m"))) != before
+
+
+def test_the_same_weights_under_another_configuration_are_another_revision(tmp_path: Path, cache: Path) -> None:
+    folder = model_folder(tmp_path / "m", model__safetensors=b"w")
+    seen = [weights_revision(find(str(folder)))]
+    for name, text in (("config.json", '{"rope_theta": 1e6}'), ("generation_config.json", '{"eos_token_id": 7}')):
+        (folder / name).write_text(text)
+        seen.append(weights_revision(find(str(folder))))
+    assert len(set(seen)) == 3
+
+
+def test_the_revision_of_the_embedded_target_is_the_one_its_draft_was_trained_for() -> None:
+    noted = json.loads((checkpoints.EMBEDDED_DRAFT / "training.json").read_text())["target"]
+    assert weights_revision(find(None)) == noted
 
 
 def test_somebody_elses_error_becomes_one_line() -> None:

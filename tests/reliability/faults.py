@@ -151,10 +151,14 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
             if fault is Fault.DUPLICATE:
                 self.history.fault(client, name, fault.value, session)
                 twin = self.history.begin(client, name, session, request)
-                reply, *_ = await asyncio.gather(
-                    _answered(call, method, request, context), _answered(twin, method, _copy(request), context)
+                first, _ = await asyncio.gather(
+                    _answered(call, method, request, context),
+                    _answered(twin, method, _copy(request), context),
+                    return_exceptions=True,  # both come to their end
                 )
-                return reply
+                if isinstance(first, BaseException):
+                    raise first
+                return first
             reply = await _answered(call, method, request, context)
             if fault is Fault.ABORT_AFTER:
                 raise self._lost(fault, call)

@@ -8,7 +8,8 @@ import struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-END_STREAM, END_HEADERS = 1, 4
+END_STREAM, END_HEADERS, ACK = 1, 4, 1
+NO_WINDOW = struct.pack(">HI", 4, 0)  # SETTINGS_INITIAL_WINDOW_SIZE: streams may carry nothing to us
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None = None) -> bytes:
@@ -72,6 +73,25 @@ def _taken_back(path: str, request: bytes, stream: int) -> bytes:
     """A request and its cancellation, in one breath."""
     head = frame(HEADERS, END_HEADERS, stream, headers(path))
     return head + frame(DATA, END_STREAM, stream, message(request)) + frame(RST, 0, stream, struct.pack(">I", 8))
+
+
+def unread(address: str, path: str, request: bytes, ends: bool = True) -> socket.socket:
+    """A call whose replies are never read: its window is 0. Returns once the server has begun to answer.
+
+    `ends`: whether the request is the last of its stream.
+    """
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=20)
+    connection.sendall(PREFACE + frame(SETTINGS, 0, 0, NO_WINDOW) + frame(SETTINGS, ACK, 0, b""))
+    connection.sendall(frame(HEADERS, END_HEADERS, 1, headers(path)))
+    connection.sendall(frame(DATA, END_STREAM if ends else 0, 1, message(request)))
+    with connection.makefile("rb") as replies:
+        while True:
+            head = replies.read(9)
+            assert len(head) == 9, "the server closed the connection"
+            replies.read(int.from_bytes(head[:3], "big"))
+            if head[3] == HEADERS:
+                return connection
 
 
 def send(address: str, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -109,16 +110,16 @@ class Servers:
 
     def _canary_session(self) -> None:
         target = stub(self.channels[TARGET], TARGET)
-        truth = list(oracle(PROMPT, GREEDY, COUNT))
+        truth, name = list(oracle(PROMPT, GREEDY, COUNT)), uuid.uuid4().hex
         target.OpenSession(
-            pb.OpenSessionRequest(session_id="canary", prefix=PROMPT, prompt_length=1, sampling={"temperature": 0.0}),
+            pb.OpenSessionRequest(session_id=name, prefix=PROMPT, prompt_length=1, sampling={"temperature": 0.0}),
             timeout=SECONDS,
         )
         round_ = pb.VerifyRequest(
-            session_id="canary", base_length=len(PROMPT), last_token=PROMPT[-1], draft_tokens=truth[:3]
+            session_id=name, base_length=len(PROMPT), last_token=PROMPT[-1], draft_tokens=truth[:3]
         )
         assert list(target.Verify(round_, timeout=SECONDS).token_ids) == truth[:4]
-        assert target.CloseSession(pb.CloseSessionRequest(session_id="canary"), timeout=SECONDS).closed
+        assert target.CloseSession(pb.CloseSessionRequest(session_id=name), timeout=SECONDS).closed
 
 
 @contextlib.contextmanager

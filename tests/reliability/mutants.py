@@ -68,8 +68,26 @@ OWNERSHIP = Mutant(
     "sessions belong to nobody", "services.identity:caller", "return _CALLER.get()", "return ANONYMOUS", ()
 )
 
+# What a row is told about its wait is checked by arithmetic: tests/models/test_batcher.py.
+_QUEUED, _HANDED_OUT = "rows[0].since - waiting.since", "models.batcher:Batcher._hand_out"
+QUEUE_SECONDS = (
+    Mutant("a row's own wait has the wrong sign", _HANDED_OUT, _QUEUED, "rows[0].since + waiting.since", ()),
+    Mutant("per-row queue seconds have the wrong sign", _HANDED_OUT, _QUEUED, "waiting.since - rows[0].since", ()),
+    Mutant("all rows waited as long as the first", _HANDED_OUT, _QUEUED, "0.0", ()),
+)
+
+# Likewise: a caller who shows two tokens.
+FIRST_TOKEN_COUNTS = Mutant(
+    "of two tokens the first counts",
+    "services.identity:IdentityInterceptor._identity",
+    "if len(given) != 1 or",
+    "if not given or",
+    (),
+)
+
 MUTANTS = (
     OWNERSHIP,
+    FIRST_TOKEN_COUNTS,
     Mutant(
         "the fence is gone",
         FENCE,
@@ -156,7 +174,7 @@ MUTANTS = (
     ),
     Mutant(
         "a closed session is still there",
-        "services.sessions:SessionTable.drop",
+        "services.sessions:SessionTable.forget",
         "self._sessions.pop(session_id, None)",
         "self._sessions.get(session_id)",
         ("close_frees_slot_once",),

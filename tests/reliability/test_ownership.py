@@ -1,21 +1,25 @@
-"""Sessions belong to the identity that opened them; without that check, this test fails.
+"""Sessions belong to the identity that opened them, and a call shows one identity; without these checks, tests fail.
 
-Identities are said by metadata here: how a server tells callers apart is tests/services' own.
+The first says identities by metadata: how a server tells callers apart is tests/services' own.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from services import identity
+from services.security import Security
+from services.tokens import AcceptedTokens
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.conformance.bench import refused
-from tests.reliability.mutants import OWNERSHIP, planted
+from tests.reliability.mutants import FIRST_TOKEN_COUNTS, OWNERSHIP, planted
+from tests.services.certificates import token_file
 from tests.support import GREEDY, oracle, raw_stub, run, target_site
 
 PROMPT = [1, 2, 3]
@@ -61,8 +65,9 @@ async def sessions_are_their_owners() -> None:
         for call in (target.Verify(round_, **other), target.VerifyStream(iter([round_]), **other)):
             refusal = await refused(call)
             assert (refusal.code, refusal.reason) == ("NOT_FOUND", "SESSION_NOT_FOUND"), refusal
-        assert not (await target.CloseSession(pb.CloseSessionRequest(session_id="s"), **other)).closed
         await target.OpenSession(pb.OpenSessionRequest(session_id="s", prefix=[9], prompt_length=1), **other)
+        for theirs in (True, False):
+            assert (await target.CloseSession(pb.CloseSessionRequest(session_id="s"), **other)).closed == theirs
         reply = await target.Verify(round_, **mine)
         assert tuple(reply.token_ids) == oracle(PROMPT, GREEDY, 1)
 
@@ -74,3 +79,28 @@ def test_a_session_is_its_owners() -> None:
 def test_without_the_check_the_test_fails() -> None:
     with planted(OWNERSHIP), pytest.raises((AssertionError, grpc.RpcError)):
         run(sessions_are_their_owners())
+
+
+async def a_call_shows_one_token(folder: Path) -> None:
+    """Two of them, known or not, in either order, are refused: there would be two callers."""
+    tokens = ("alices-token-0123456789", "bobs-token-0123456789ab")
+    accepted = token_file(folder / "accepted", f"alice {tokens[0]}\nbob {tokens[1]}\n")
+    said = [("authorization", f"Bearer {token}") for token in (*tokens, "a-token-that-nobody-knows")]
+    async with (
+        target_site(security=Security(tokens=AcceptedTokens(accepted))) as site,
+        raw_stub(site.address) as target,
+    ):
+        for pair in ((0, 1), (1, 0), (0, 0), (0, 2), (2, 0)):
+            opening = pb.OpenSessionRequest(session_id="s", prefix=PROMPT, prompt_length=3)
+            refusal = await refused(target.OpenSession(opening, metadata=tuple(said[i] for i in pair)))
+            assert (refusal.code, refusal.reason) == ("UNAUTHENTICATED", "UNAUTHENTICATED"), (pair, refusal)
+        assert not len(site.verifier.sessions)
+
+
+def test_a_call_with_two_tokens_is_refused(tmp_path: Path) -> None:
+    run(a_call_shows_one_token(tmp_path))
+
+
+def test_where_the_first_of_two_tokens_counts_the_test_fails(tmp_path: Path) -> None:
+    with planted(FIRST_TOKEN_COUNTS), pytest.raises(AssertionError, match="it should have been refused"):
+        run(a_call_shows_one_token(tmp_path))

@@ -7,6 +7,15 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from clients.credentials import Credentials
 from services.tls import TlsConfig
@@ -40,6 +49,24 @@ class Authority:
         pair.key.chmod(0o600)
         pair.cert.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
         return pair
+
+    def certify(self, at: str, subject: x509.Name, names: list[x509.GeneralName] | None = None) -> Credentials:
+        """A client whose certificate has just this subject and these alternative names; None: no extension."""
+        key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(timezone.utc)
+        authority = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
+        signing = load_pem_private_key(self._authority.private_key_pem.bytes(), None)
+        made = (
+            x509.CertificateBuilder(authority.subject, subject, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+        )
+        if names is not None:
+            made = made.add_extension(x509.SubjectAlternativeName(names), critical=not list(subject))
+        pair = Pair(self._folder / f"{at}.pem", self._folder / f"{at}.key")
+        pair.cert.write_bytes(made.sign(signing, hashes.SHA256()).public_bytes(Encoding.PEM))
+        pair.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+        pair.key.chmod(0o600)
+        return Credentials(ca=str(self.ca), cert=str(pair.cert), key=str(pair.key))
 
     def server(self, mutual: bool = False, **how: bool) -> TlsConfig:
         """What a server on loopback shows; `mutual`: and asks of clients."""

@@ -496,7 +496,7 @@ def test_a_session_whose_lease_ran_out_is_opened_again_and_the_output_is_the_sam
             async for event in generator.generate(ids(b"abc", 24, sampling=replace(GREEDY))):
                 seen += getattr(event, "token_ids", ())
                 for session in target.verifier.sessions:
-                    target.verifier.sessions.drop(session.session_id)
+                    target.verifier.sessions.forget(session.session_id)
                     target.engine.slots.release(session.held.sequence.slot)
             assert tuple(seen) == oracle(b"abc", GREEDY, 24)
 

@@ -116,7 +116,7 @@ async def first_hangs(pipeline: Pipeline = Pipeline.OFF, deadlines: Deadlines = 
         client.deadlines, client.roster.current = deadlines, at_first
         client.peers[at_first].suspect, client.peers[at_second].suspect = False, True
         yield first, second, (one, two), loop, client
-        await asyncio.gather(*client._closing)
+        await until(lambda: not client.closes, 10.0)
         assert two.free == 4
 
 
@@ -208,7 +208,7 @@ def test_what_the_one_that_was_left_holds_is_given_back() -> None:
         async with first_hangs() as (first, _, (one, _two), loop, client):
             first.hangs_after = 5
             await answer(loop.generate, REQUEST)
-            await asyncio.gather(*client._closing)
+            await until(lambda: not client.closes, 10.0)
             await until(lambda: one.free == 4)
 
     run(test())

@@ -190,7 +190,7 @@ def test_lost_replies_and_forgotten_sessions_change_no_token() -> None:
         nonlocal calls
         calls += 1
         if calls % 5 == 0:
-            await inner._free(inner.sessions.drop(SessionKey(ANONYMOUS, request.session_id)))
+            await inner._free(inner.sessions.forget(SessionKey(ANONYMOUS, request.session_id)))
         reply = await inner.Verify(request, context)
         if calls % 3 == 0:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "lost")

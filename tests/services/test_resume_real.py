@@ -42,7 +42,7 @@ def test_sessions_that_are_lost_and_rebuilt_cost_no_token_of_the_real_target(sam
                 if rng.random() < 0.4:
                     lost += 1
                     for session in site.verifier.sessions:
-                        site.verifier.sessions.drop(session.session_id)
+                        site.verifier.sessions.forget(session.session_id)
                         site.engine.slots.release(session.held.sequence.slot)
             assert tokens[len(prompt) :][:40] == expected and lost > 2
             await verifier.close()

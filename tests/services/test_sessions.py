@@ -145,6 +145,19 @@ def test_what_ran_out_stays_out_and_is_told_apart_from_what_never_was() -> None:
     assert sessions.touch("a").tokens == [1, 2, 3]
 
 
+def test_a_call_of_an_earlier_session_does_not_go_on_with_a_later_one_of_its_id() -> None:
+    """It waited for its turn while the session was lost and opened again: the tokens are another's."""
+    sessions, clock = table(lease=10.0)
+    first = admit(sessions)
+    assert sessions.touch("a", first) is first
+    clock.now += 11
+    assert sessions.expire() == [first]
+    later = admit(sessions, tokens=(9,))
+    with pytest.raises(SessionNotFound):
+        sessions.touch("a", first)
+    assert sessions.touch("a", later) is later
+
+
 def test_only_so_many_expired_ids_are_remembered() -> None:
     sessions, clock = table(lease=10.0)
     for i in range(REMEMBERED + 3):

@@ -402,3 +402,20 @@ def test_a_full_server_collects_what_ran_out_before_it_refuses() -> None:
                 await target.Verify(verifying(PROMPT))
 
     run(test())
+
+
+@pytest.mark.parametrize("drafted", [0, 2])
+def test_a_round_may_fill_the_total_that_was_asked_for_and_not_exceed_it_by_one(drafted: int) -> None:
+    """G9: the base, what is drafted, and the token of the target's own."""
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            total = len(PROMPT) + drafted + 1
+            await target.OpenSession(opening("fits", max_total_tokens=total))
+            await target.OpenSession(opening("one less", max_total_tokens=total - 1 if drafted else total))
+            assert (await target.Verify(verifying(PROMPT, [1] * drafted, "fits"))).token_ids
+            assert await code(target.Verify(verifying(PROMPT, [1] * (drafted + 1), "fits"))) == "OUT_OF_RANGE"
+            if drafted:
+                assert await code(target.Verify(verifying(PROMPT, [1] * drafted, "one less"))) == "OUT_OF_RANGE"
+
+    run(test())

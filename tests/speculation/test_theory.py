@@ -14,7 +14,6 @@ from speculation.theory import (
     carried_on,
     expected_tokens,
     expected_tokens_measured,
-    fit_line,
     rate_for,
     tpot_fused,
     tpot_pipelined,
@@ -104,13 +103,6 @@ def test_one_rate_stands_for_many_and_rates_are_carried_on() -> None:
     assert carried_on([], 3) == []
 
 
-def test_a_line_is_fitted_through_measured_steps() -> None:
-    assert fit_line({1: 31.0, 3: 33.0, 6: 36.0}) == pytest.approx((30.0, 1.0))
-    assert fit_line({4: 8.0}) == pytest.approx((8.0, 0.0))
-    fixed, slope = fit_line({1: 9.0, 5: 7.0})
-    assert (fixed, slope) == (8.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("call", "named"),
     [
@@ -118,9 +110,10 @@ def test_a_line_is_fitted_through_measured_steps() -> None:
         (lambda: expected_tokens_measured([0.5, -0.1]), "acceptance: -0.1"),
         (lambda: best_length_closed_form(1.0, 0.1), "acceptance: 1.0"),
         (lambda: best_length_closed_form(0.5, 0.0), "cost ratio: 0.0"),
-        (lambda: StepCosts(1, 0, 1), "step costs"),
+        (lambda: StepCosts(1, 0, -1), "step costs"),
+        (lambda: StepCosts(1, float("nan"), 1), "step costs"),
+        (lambda: capacity_gain(StepCosts(1, 0, 0), 3), "step costs: a verification"),
         (lambda: tpot_pipelined(StepCosts(1, 1, 1), 0.5, -1), "rtt: -1"),
-        (lambda: fit_line({}), "step times"),
     ],
 )
 def test_impossible_values_are_refused_by_name(call, named: str) -> None:  # type: ignore[no-untyped-def]

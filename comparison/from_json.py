@@ -1,0 +1,40 @@
+"""Dataclasses again from what `dataclasses.asdict` and JSON made of them, by their type hints."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar, Union
+
+T = TypeVar("T")
+
+
+def decoded(kind: type[T], value: Any) -> T:
+    """`value` as a `kind`. Raises ValueError or TypeError for what is none; keys that `kind` lacks are an error."""
+    return typing.cast(T, _decoded(kind, value))
+
+
+def _decoded(kind: Any, value: Any) -> Any:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return None
+        (kind,) = (one for one in inner if one is not type(None))
+        return _decoded(kind, value)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(value, Mapping) or (unknown := set(value) - set(hints)):
+            raise ValueError(f"{kind.__name__}: {f'unknown {min(unknown)}' if isinstance(value, Mapping) else value!r}")
+        return kind(**{key: _decoded(hints[key], one) for key, one in value.items()})
+    if origin is tuple:
+        kinds = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        return tuple(_decoded(each, one) for each, one in zip(kinds, value, strict=True))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {_decoded(inner[0], key): _decoded(inner[1], one) for key, one in value.items()}
+    if isinstance(kind, type) and issubclass(kind, Enum | Path | int | float) and kind is not bool:
+        return kind(value)  # JSON's keys are text, and it may write 0.0 as 0
+    return value

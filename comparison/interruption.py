@@ -1,0 +1,86 @@
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends the measuring and leaves a report, the second ends the process at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOTICE = b"\ninterrupted: the servers are stopped and what was measured is reported; once more ends at once\n"
+SHOW_CURSOR = b"\x1b[?25h"
+
+
+class Interruption:
+    """Handlers for as long as its context lasts. `signal`: the first that came.
+
+    Handlers are Python's own, not the event loop's: they are obeyed while a report is made, too.
+    """
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+        self._cancel: Callable[[], object] = lambda: None
+        self._kill: Callable[[], None] = lambda: None
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell counts: 130 for SIGINT, 143 for SIGTERM."""
+        assert self.signal is not None, "there was a signal"
+        return 128 + self.signal
+
+    @property
+    def reason(self) -> str:
+        assert self.signal is not None, "there was a signal"
+        return f"interrupted by {self.signal.name}"
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():  # nobody else is told of signals
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup asked for just that
+                    self._before[number] = signal.signal(number, self._came)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """In an event loop, cancelled by the first signal. Raises CancelledError then."""
+        return asyncio.run(self._cancellable(work))
+
+    async def _cancellable(self, work: Coroutine[Any, Any, T]) -> T:
+        task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            if self.signal is not None:
+                task.cancel()
+            return await task
+        finally:
+            self._cancel = lambda: None
+
+    @contextmanager
+    def killing(self, kill: Callable[[], None]) -> Iterator[None]:
+        """What a second signal does before it ends the process."""
+        self._kill = kill
+        try:
+            yield
+        finally:
+            self._kill = lambda: None
+
+    def _came(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            self._kill()
+            os.write(2, SHOW_CURSOR if os.isatty(2) else b"")
+            os._exit(128 + number)
+        self.signal = signal.Signals(number)
+        os.write(2, NOTICE)  # print may be what was interrupted
+        self._cancel()

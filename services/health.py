@@ -1,0 +1,94 @@
+"""grpc.health.v1: a status is set at once, whatever its readers do; each reader gets the latest one when it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from urllib.parse import unquote
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+MOST_WATCHERS = 1000
+MOST_OF_ONE_HOST = 100
+LONGEST_NAME = 256
+
+
+class HealthService(health_pb2_grpc.HealthServicer):
+    """Answers Check and Watch.
+
+    A Watch whose reader does not read waits in its own write, and nothing waits for it. gRPC cannot end such a call, so
+    it counts among the watchers, which are bounded, until its connection or the server ends.
+    """
+
+    def __init__(self, most: int = MOST_WATCHERS, most_of_one_host: int = MOST_OF_ONE_HOST) -> None:
+        self._most, self._most_of_one_host = most, most_of_one_host
+        self._statuses: dict[str, int] = {}
+        self._changed: set[asyncio.Event] = set()
+        self._watchers: Counter[str] = Counter()
+
+    @property
+    def watchers(self) -> int:
+        """Calls of Watch that have not ended."""
+        return self._watchers.total()
+
+    def set(self, status: int, *names: str) -> None:
+        """`names`: services, "" for the whole server."""
+        self._statuses.update(dict.fromkeys(names, status))
+        for changed in self._changed:
+            changed.set()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> health_pb2.HealthCheckResponse:
+        status = self._statuses.get(request.service)
+        if status is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:
+        name, said = request.service, None
+        if len(name) > LONGEST_NAME:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"service: longer than {LONGEST_NAME} characters")
+        await self._admit(context)
+        with self._told() as changed:
+            while True:
+                changed.clear()
+                status = self._statuses.get(name, SERVICE_UNKNOWN)
+                if status != said:
+                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                    said = status
+                await changed.wait()
+
+    async def _admit(self, context: grpc.aio.ServicerContext) -> None:
+        host = _host(context.peer())
+        if self.watchers >= self._most or self._watchers[host] >= self._most_of_one_host:
+            most = f"{self._most_of_one_host} of one host, {self._most} in all"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too many watches of this server's health: {most}")
+        self._watchers[host] += 1
+        context.add_done_callback(lambda _: self._left(host))
+
+    def _left(self, host: str) -> None:
+        self._watchers[host] -= 1
+        if not self._watchers[host]:
+            del self._watchers[host]
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[asyncio.Event]:
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            yield changed
+        finally:
+            self._changed.discard(changed)
+
+
+def _host(peer: str) -> str:
+    """Of ipv4:HOST:PORT, ipv6:[HOST]:PORT; others as they are."""
+    return unquote(peer).rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer

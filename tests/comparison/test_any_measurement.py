@@ -1,0 +1,97 @@
+"""Whatever was measured, in whatever number: theory, decision, advice and every format finish and say what they can."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from random import Random
+
+import jsonschema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from comparison import reading
+from comparison.advice import advice_lines, advise
+from comparison.analysis import analyse
+from comparison.history import run_as_json
+from comparison.measured import Measured
+from comparison.regression import against, against_lines
+from comparison.report import comparison_as_csv, comparison_as_json
+from comparison.table import print_comparison
+from reporting.html import html
+from reporting.markdown import markdown_of
+from reporting.sections import report_of
+from reporting.write import write_report
+from speculation.types import Rule
+from tests.comparison.made_up import NAMES, POOLS, SHAPES, Shape, measured
+
+SCHEMA = jsonschema.Draft202012Validator(
+    json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
+)
+FAILED = ("could not be", "Left out: it could")
+
+
+def said(of: Measured) -> str:
+    """Everything that is said without a picture; fails where anything could not be made."""
+    comparison = analyse(of)
+    as_json = json.loads(json.dumps(comparison_as_json(comparison), allow_nan=False))
+    SCHEMA.validate(as_json)
+    json.dumps(run_as_json(comparison), allow_nan=False)
+    screen = Console(width=130, file=io.StringIO(), color_system=None)
+    print_comparison(comparison, screen)
+    assert isinstance(screen.file, io.StringIO)
+    report = report_of(as_json)
+    texts = [screen.file.getvalue(), html(report, {}), markdown_of(report, {}), comparison_as_csv(comparison.records)]
+    texts += against_lines(against(as_json, as_json))
+    if as_json["theory"] is not None:
+        for clients in (1, 100):
+            texts += advice_lines(advise(as_json, 20.0, clients))
+    else:
+        with pytest.raises(ValueError, match="report: it has no costs"):
+            advise(as_json)
+    text = "\n".join(texts)
+    assert not [line for line in text.splitlines() if any(sign in line for sign in FAILED)]
+    assert not any(bad in text for bad in (" nan ", " inf ", "-inf"))
+    return text
+
+
+@given(shape=SHAPES, times=POOLS, seed=st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_times_in_any_number_are_analysed_and_said(shape: Shape, times: list[float], seed: int) -> None:
+    of = measured(shape, times, Random(seed), Path("nowhere"))
+    text = said(of)
+    assert ("PARTIAL: interrupted by SIGINT" in text) == (of.cut_short is not None)
+
+
+BUSY = (0.001, 0.004, 0.009, 0.016, 0.25, 3.0)
+WORST = {
+    "one request": (Shape(prompts=1, keep=0.01), BUSY),
+    "one round": (Shape(prompts=1, longest_answer=1), BUSY),
+    "no time at all": (Shape(rtts=(0.0, 20.0)), (0.0,)),
+    "equal times": (Shape(prompts=3), (0.02,)),
+    "the least time there is": (Shape(), (5e-324,)),
+    "hours": (Shape(prompts=3, rtts=(0.0, 20.0)), (3e4, 1e5)),
+    "nothing and hours": (Shape(prompts=3), (0.0, 1e5)),
+    "a busy machine": (Shape(prompts=4, runs=2, rtts=(0.0, 50.0), temperatures=(0.0, 0.8)), BUSY),
+    "everything failed": (Shape(failing=1.0), BUSY),
+    "nothing calibrated": (Shape(calibrated=0.0), BUSY),
+    "cut short in the first prompt": (Shape(prompts=4, calibrated=0.3, keep=0.1), BUSY),
+    "both rules": (Shape(temperatures=(0.0, 0.8), rules=(Rule.AGREEMENT, Rule.REJECTION)), (0.0, 0.01)),
+    "nothing plain": (Shape(names=tuple(n for n in NAMES if not n.startswith("auto"))), BUSY),
+}
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_the_worst_cases_are_said_and_drawn(name: str, tmp_path: Path) -> None:
+    shape, times = WORST[name]
+    of = measured(shape, times, Random(1), tmp_path)
+    said(of)
+    files = write_report(json.loads(json.dumps(comparison_as_json(analyse(of)))), tmp_path, ("html", "md"))
+    page = (tmp_path / "report.html").read_text()
+    assert "could not be" not in page
+    assert [path.name for path in files[:2]] == ["report.html", "report.md"]
+    if name == "a busy machine":
+        assert len(files) > 6

@@ -1,0 +1,131 @@
+"""The real command with real servers of the toy backend, ended in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compare_architectures
+from comparison.record_log import NAME, read_records
+
+PATIENCE = 120.0
+COMMAND = [sys.executable, compare_architectures.__file__, "--backend", "toy", "--model", "step=0.01"]
+COMMAND += ["--draft", "model", "--draft-model", "miss=0.3,step=0.001", "--architectures", "autoregressive,fused"]
+COMMAND += ["--prompt", "one", "--prompt", "two", "--prompt", "three", "--num-runs", "1000"]
+COMMAND += ["--max-new-tokens", "8", "--format", "html,md"]
+
+
+def until(seen: Callable[[], bool], of: subprocess.Popen[str]) -> None:
+    ends = time.monotonic() + PATIENCE
+    while not seen():
+        assert of.poll() is None, "it ended by itself"
+        assert time.monotonic() < ends, "it never got there"
+        time.sleep(0.02)
+
+
+def requests_of(folder: Path) -> int:
+    path = folder / NAME
+    return path.read_text().count('"kind": "record"') if path.exists() else 0
+
+
+def server_pids(folder: Path) -> list[int]:
+    return [json.loads(path.read_text())["pid"] for path in (folder / "logs").glob("*.ready.json")]
+
+
+def is_running(pid: int) -> bool:
+    """A process that has ended and waits to be reaped, by whoever inherited it, is not running."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def measuring(folder: Path) -> subprocess.Popen[str]:
+    """The command, once it has measured a few requests."""
+    command = [*COMMAND, "--output-dir", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: requests_of(folder) >= 4, process)
+    return process
+
+
+def ended(process: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
+    """What it wrote on stdout and stderr. No server is left."""
+    out, err = process.communicate(timeout=PATIENCE)
+    pids = server_pids(folder)
+    assert pids
+    ends = time.monotonic() + PATIENCE
+    while any(map(is_running, pids)):  # what was killed may take a moment to be gone
+        assert time.monotonic() < ends, "a server is left"
+        time.sleep(0.02)
+    return out, err
+
+
+def comparison_in(folder: Path) -> dict[str, Any]:
+    """Every file is there; the one that has all is returned."""
+    for name in ("report.html", "report.md", "comparison.csv"):
+        assert (folder / name).stat().st_size > 0
+    found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
+    assert len(found["records"]) == requests_of(folder) == found["partial"]["measured"]
+    assert found["partial"]["planned"] == 6000
+    assert found["decision"]["headline"]
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_leaves_a_partial_report_and_its_exit_code(number: signal.Signals, tmp_path: Path) -> None:
+    process = measuring(tmp_path)
+    process.send_signal(number)
+    out, err = ended(process, tmp_path)
+    assert process.returncode == 128 + number, err
+    found = comparison_in(tmp_path)
+    assert found["partial"]["reason"] == f"interrupted by {number.name}"
+    assert f"PARTIAL: interrupted by {number.name}; {len(found['records'])} of 6000 requests were measured" in out
+    assert "# Partial: where should the draft" in (tmp_path / "report.md").read_text()
+    assert "Traceback" not in err
+
+
+def test_a_server_that_is_killed_leaves_a_partial_report_and_code_4(tmp_path: Path) -> None:
+    process = measuring(tmp_path)
+    os.kill(json.loads((tmp_path / "logs" / "fused.ready.json").read_text())["pid"], signal.SIGKILL)
+    _, err = ended(process, tmp_path)
+    assert process.returncode == 4, err
+    assert comparison_in(tmp_path)["partial"]["reason"].startswith("server fused was killed by signal 9")
+    assert "Traceback" not in err
+
+
+def test_a_second_signal_ends_at_once_and_the_records_are_enough_for_a_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = measuring(tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    line = ""
+    while "once more ends at once" not in line:
+        line = process.stderr.readline()
+        assert line, "it ended without a word"
+    process.send_signal(signal.SIGINT)
+    ended(process, tmp_path)
+    assert process.returncode == 130
+
+    path = tmp_path / NAME  # as a run that is killed in the middle of a line leaves it
+    lines = [line for line in path.read_text().splitlines(keepends=True) if '"kind": "end"' not in line]
+    measured = requests_of(tmp_path)
+    path.write_text("".join(lines) + lines[-1][:40])
+    assert not read_records(path).ended
+    again = tmp_path / "again"
+    code = compare_architectures.main(["--from-records", str(path), "--output-dir", str(again), "--format", "html"])
+    assert code == 0
+    found = json.loads((again / "comparison.json").read_text())
+    assert len(found["records"]) == measured
+    assert found["partial"]["reason"] == "the run has not ended, or was killed"
+    assert "PARTIAL: " in capsys.readouterr().out

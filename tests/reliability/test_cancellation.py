@@ -1,0 +1,223 @@
+"""G7: a request that is cancelled at any await of its way leaves nothing behind: no slot, session, task, or close.
+
+No lease runs out here, so whatever is freed was freed by a close; with one slot everywhere, the next request shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from clients import wire
+from clients.channel import MESSAGES
+from clients.closing import Closes
+from speculation.cleanup import finish
+from speculation.depth import Pipeline
+from tandem.v1 import draft_worker_pb2, target_verifier_pb2
+from tests.reliability.cancellation import Injection, injected
+from tests.support import (
+    GREEDY,
+    Site,
+    answer,
+    distributed,
+    fused_site,
+    ids,
+    oracle,
+    remote_draft,
+    target_site,
+    toy,
+    until,
+    worker_site,
+)
+
+ASKED = ids(b"abcab", 5, ignore_end_of_sequence=True)
+TRUTH = oracle(b"abcab", GREEDY, 5, past_the_end=True)
+FOR_EVER = 1e6
+
+
+@dataclass
+class Way:
+    """One way to ask, which says tokens; the sites that it goes through; and the closes of its clients."""
+
+    ask: Callable[[], Coroutine[Any, Any, tuple[int, ...]]]
+    sites: list[Site]
+    closes: Closes | None = None
+
+    def quiet(self) -> bool:
+        """Whether nothing is held anywhere."""
+        return (
+            all(site.engine is None or site.free == site.engine.slots.count for site in self.sites)
+            and all(site.engine is None or not site.engine.slots.waiting for site in self.sites)
+            and not any(len(site.verifier.sessions) for site in self.sites if site.verifier)
+            and not any(len(site.proposals.sessions) for site in self.sites if site.proposals)
+            and all(site.lifecycle.running == 0 for site in self.sites)
+            and not self.closes
+        )
+
+
+def served(site: Site) -> Callable[[], Coroutine[Any, Any, tuple[int, ...]]]:
+    """As the service's own handler does: what is cancelled is the call, on the server."""
+    service = site.worker or site.verifier or site.fused
+    assert service is not None
+    message = getattr(MESSAGES[site.service], f"{site.service}GenerateRequest")
+    request = message(generation=wire.generation_to_wire(ASKED))
+
+    async def ask() -> tuple[int, ...]:
+        async with contextlib.aclosing(service._generate.stream(request)) as replies:
+            return tuple([token async for reply in replies for token in reply.chunk.token_ids])
+
+    return ask
+
+
+def generated(generate: Any) -> Callable[[], Coroutine[Any, Any, tuple[int, ...]]]:
+    async def ask() -> tuple[int, ...]:
+        return (await answer(generate, ASKED)).token_ids
+
+    return ask
+
+
+@contextlib.asynccontextmanager
+async def autoregressive() -> AsyncIterator[Way]:
+    async with target_site(toy(slots=1), FOR_EVER) as site:
+        yield Way(served(site), [site])
+
+
+@contextlib.asynccontextmanager
+async def over_the_wire() -> AsyncIterator[Way]:
+    async with target_site(toy(slots=1), FOR_EVER) as site, site.client() as client:
+        yield Way(generated(client.generate), [site])
+
+
+@contextlib.asynccontextmanager
+async def fused() -> AsyncIterator[Way]:
+    async with fused_site(toy(slots=1), toy(slots=1), 2) as site:
+        yield Way(served(site), [site])
+
+
+@contextlib.asynccontextmanager
+async def _distributed(pipeline: Pipeline) -> AsyncIterator[Way]:
+    async with (
+        target_site(toy(slots=1), FOR_EVER) as site,
+        distributed(site.address, "miss=0.3", 1, pipeline=pipeline, k=2) as (generator, client),
+    ):
+        yield Way(generated(generator.generate), [site], client.closes)
+
+
+def unary() -> Any:
+    return _distributed(Pipeline.OFF)
+
+
+def pipelined() -> Any:
+    return _distributed(Pipeline.ON)
+
+
+@contextlib.asynccontextmanager
+async def draft_worker() -> AsyncIterator[Way]:
+    async with (
+        target_site(toy(slots=1), FOR_EVER) as site,
+        worker_site(site.address, "miss=0.3", 1, lease_seconds=FOR_EVER) as worker,
+    ):
+        yield Way(served(worker), [worker, site])
+
+
+@contextlib.asynccontextmanager
+async def proposing() -> AsyncIterator[Way]:
+    async with (
+        worker_site(None, "miss=0.3", 1, lease_seconds=FOR_EVER) as worker,
+        remote_draft(worker.address, toy(slots=1), k=2) as (generator, client),
+    ):
+        yield Way(generated(generator.generate), [worker], client.closes)
+
+
+@contextlib.asynccontextmanager
+async def sessions_methods() -> AsyncIterator[Way]:
+    """The methods of a session as their handlers; what is cancelled is a handler, and its caller closes."""
+    pb = target_verifier_pb2
+    async with target_site(toy(slots=1, chunk=2), FOR_EVER) as site:
+        service, calls = site.verifier, iter(range(1_000_000))
+        assert service is not None
+
+        async def ask() -> tuple[int, ...]:
+            name, tokens = f"s{next(calls)}", list(b"abcab")
+            try:
+                await service.OpenSession(
+                    pb.OpenSessionRequest(session_id=name, prefix=tokens, prompt_length=1, sampling={}), None
+                )
+                while len(tokens) < 10:
+                    round_ = pb.VerifyRequest(session_id=name, base_length=len(tokens), last_token=tokens[-1])
+                    tokens += (await service.Verify(round_, None)).token_ids
+                return tuple(tokens[5:])
+            finally:
+                await finish(_ignored(service.CloseSession(pb.CloseSessionRequest(session_id=name), None)))
+
+        yield Way(ask, [site])
+
+
+@contextlib.asynccontextmanager
+async def proposals_methods() -> AsyncIterator[Way]:
+    pb = draft_worker_pb2
+    async with worker_site(None, "", 1, lease_seconds=FOR_EVER) as site:
+        proposals, calls = site.proposals, iter(range(1_000_000))
+        assert proposals is not None
+
+        async def ask() -> tuple[int, ...]:
+            name, tokens = f"s{next(calls)}", list(b"abcab")
+            try:
+                for known in (0, *range(5, 9)):
+                    call = pb.ProposeRequest(session_id=name, known_length=known, tokens=tokens[known:], sampling={})
+                    call.speculation_length = 1
+                    tokens += (await proposals.propose(call)).draft_tokens
+                return tuple(tokens[5:])
+            finally:
+                await finish(_ignored(proposals.end(pb.EndProposalsRequest(session_id=name))))
+
+        yield Way(ask, [site])
+
+
+async def _ignored(work: Coroutine[Any, Any, Any]) -> None:
+    await work
+
+
+WAYS = (
+    autoregressive,
+    over_the_wire,
+    fused,
+    unary,
+    pipelined,
+    draft_worker,
+    proposing,
+    sessions_methods,
+    proposals_methods,
+)
+# As it suspends; as what it waits for comes; and a second time while it cleans up.
+HOW: tuple[dict[str, Any], ...] = ({}, {"late": True}, *({"again": n} for n in (1, 2, 3, 5)))
+
+
+async def cancel_everywhere(way: Way, how: dict[str, Any]) -> int:
+    """Cancels the request at its first suspension, at its second, ... until it ends before. How often that was."""
+    assert await way.ask() == TRUTH
+    at = 1
+    while True:
+        injection = Injection(at, **how)
+        await injected(way.ask, injection)
+        await until(lambda injection=injection: way.quiet() and injection.over, 20.0)
+        if not injection.fired:
+            break
+        at += 1
+    assert await way.ask() == TRUTH
+    return at - 1
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("opened", WAYS, ids=lambda way: way.__name__)
+def test_cancelled_anywhere_and_in_any_manner_nothing_stays(opened: Callable[[], Any], how: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with opened() as way:
+            assert await cancel_everywhere(way, how) >= 5
+
+    asyncio.run(asyncio.wait_for(test(), 120))

@@ -1,0 +1,60 @@
+"""A server process of ours whose device hangs: every step waits for as long as a file is there.
+
+    python -m tests.services.hanging FILE --role target --backend toy ...
+
+With `load` in place of `step` in the file, loading waits instead. FILE.hangs says that something does. The process
+has a second to end beyond its drain. What follows FILE are main.py's arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import main
+import models.assembly
+import services.server
+from models.toy import ToyRunner
+
+
+def wait_while(gate: Path, text: str) -> None:
+    if gate.exists():
+        gate.with_name(f"{gate.name}.hangs").touch()
+    while gate.exists() and gate.read_text() == text:
+        time.sleep(0.005)
+
+
+def install(gate: Path) -> None:
+    """Toy runners hang from now on, while the file is there."""
+    make = models.assembly._toy
+
+    class Hanging(ToyRunner):
+        def _work(self) -> None:
+            super()._work()
+            wait_while(gate, "step")
+
+    def hanging(*rest: Any) -> ToyRunner:
+        toy = make(*rest)
+        return Hanging(toy.limits, toy.config)
+
+    models.assembly._toy = hanging
+
+
+def install_load(gate: Path) -> None:
+    """Loading hangs on the device thread, as a device that is not there does."""
+    load = models.assembly._load
+
+    async def hanging(config: Any, model: Any, batcher: Any, *rest: Any, **more: Any) -> Any:
+        await batcher.on_device(wait_while, gate, "load")
+        return await load(config, model, batcher, *rest, **more)
+
+    models.assembly._load = hanging
+
+
+if __name__ == "__main__":
+    services.server.STOP_SECONDS = 1.0
+    install(Path(sys.argv[1]))
+    install_load(Path(sys.argv[1]))
+    sys.exit(main.main(sys.argv[2:]))

@@ -1,0 +1,358 @@
+"""A server that is told to stop ends, whatever hangs: its device, its model's loading, readers, collectors, its log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from clients.channel import DRAFT, FUSED, TARGET, open_channel
+from clients.errors import TandemError
+from clients.generation import GenerationClient
+from services.ending import Ending, bounded, bounded_call
+from services.health import NOT_SERVING, SERVING
+from tandem.v1 import draft_worker_pb2, generation_pb2
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.reliability.frames import unread
+from tests.services.test_errors import opening, refusal
+from tests.support import (
+    GREEDY,
+    REPOSITORY,
+    ServerProcess,
+    answer,
+    ids,
+    oracle,
+    raw_stub,
+    run,
+    server_process,
+    until,
+)
+
+HANGING = ("-m", "tests.services.hanging")
+WATCH = "/grpc.health.v1.Health/Watch"
+DRAIN = ("--drain_seconds", "0.2")
+ENDS = 60.0  # what a busy machine may make of a fraction of a second; what hangs would hang for ever
+
+
+async def health(address: str) -> int:
+    async with open_channel(address) as channel:
+        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        return int(reply.status)
+
+
+async def health_becomes(address: str, status: int) -> None:
+    while await health(address) != status:
+        await asyncio.sleep(0.01)
+
+
+@contextlib.contextmanager
+def hanging(folder: Path, role: str, *arguments: str) -> Iterator[tuple[ServerProcess, Path]]:
+    """A server whose steps hang while the file has the word "step" in it."""
+    gate = folder / "gate"
+    with server_process(folder, "--role", role, *DRAIN, *arguments, program=(*HANGING, str(gate))) as server:
+        yield server, gate
+
+
+# --- a step that hangs ---
+
+
+@pytest.mark.parametrize(("role", "service"), [("target", TARGET), ("fused_target", FUSED)])
+def test_a_step_that_hangs_sends_callers_away_and_ends_the_process(tmp_path: Path, role: str, service: str) -> None:
+    """No deadline is needed: the caller hears it from the server, with the tokens so far."""
+
+    async def test(address: str, gate: Path) -> None:
+        async with GenerationClient.connect(address, service) as client:
+            stream = client.generate(ids(b"abc", 40, ignore_end_of_sequence=True))
+            got = list((await anext(stream)).token_ids)
+            gate.write_text("step")
+            with pytest.raises(TandemError) as caught:
+                async for event in stream:
+                    got += event.token_ids
+            assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", "STEP_HUNG")
+            assert tuple(got) == caught.value.produced == oracle(b"abc", GREEDY, len(got), past_the_end=True)
+            assert await health(address) == NOT_SERVING
+            with pytest.raises(TandemError) as caught:
+                await answer(client.generate, ids(b"new"))
+            assert (caught.value.code, caught.value.reason) == ("UNAVAILABLE", "STEP_HUNG")
+
+    pair = ("--model", "step=0.01", "--draft_model", "miss=0.3", "--draft", "model")
+    with hanging(tmp_path, role, *(pair if service == FUSED else pair[:2]), "--step_seconds", "1") as (server, gate):
+        run(test(server.wait_ready(), gate))
+        assert server.process.wait(ENDS) == 1
+        log = server.log.read_text()
+        kind = "fused" if role == "fused_target" else "verify"
+        assert f"a step hangs: a {kind} step of 1 row, width" in log
+        assert "its bound is 1.0 s" in log
+        assert "did not come back within" in log
+        assert "ending by force: the device thread hangs in a step" in log and "wait_while" in log
+
+
+def test_a_step_that_comes_back_is_served_on(tmp_path: Path) -> None:
+    async def test(address: str, gate: Path) -> None:
+        async with raw_stub(address) as target:
+            await target.OpenSession(opening())
+            gate.write_text("step")
+            asked = pb.VerifyRequest(session_id="s", base_length=3, last_token=3, draft_tokens=[7, 8])
+            refused = await refusal(target.Verify(asked))
+            assert (refused.code, refused.reason) == ("UNAVAILABLE", "STEP_HUNG")
+            assert await health(address) == NOT_SERVING
+            gate.unlink()
+            await health_becomes(address, SERVING)
+            reply = await target.Verify(asked)
+            truth = oracle([1, 2, 3], GREEDY, 1, past_the_end=True)
+            assert tuple(reply.token_ids) == truth
+
+    with hanging(tmp_path, "target", "--step_seconds", "3") as (server, gate):
+        run(test(server.wait_ready(), gate))
+        assert server.stop(ENDS) == 0
+        assert "came back after" in server.log.read_text()
+
+
+def test_a_draft_worker_whose_draft_hangs_finishes_what_runs_and_ends(tmp_path: Path) -> None:
+    async def test(address: str, gate: Path) -> None:
+        async with GenerationClient.connect(address, DRAFT) as client:
+            stream = client.generate(ids(b"abc", 60, ignore_end_of_sequence=True))
+            got = list((await anext(stream)).token_ids)
+            gate.write_text("step")
+            async with raw_stub(address, DRAFT) as worker:
+                asked = draft_worker_pb2.ProposeRequest(session_id="s", tokens=[1, 2, 3], speculation_length=2)
+                asked.sampling.SetInParent()
+                refused = await refusal(worker.Propose(asked))
+            assert (refused.code, refused.reason) == ("UNAVAILABLE", "STEP_HUNG")
+            async for event in stream:
+                got += getattr(event, "token_ids", ())
+            assert tuple(got) == oracle(b"abc", GREEDY, 60, past_the_end=True)
+
+    drafts = ("--draft_model", "step=0.01", "--draft", "model", "--step_seconds", "1")
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.01", ready_file="target.json") as target:
+        asking = ("--target_host", target.wait_ready())
+        with hanging(tmp_path, "draft_worker", *drafts, *asking) as (server, gate):
+            run(test(server.wait_ready(), gate))
+            assert server.process.wait(ENDS) == 1
+            assert "did not come back within" in server.log.read_text()
+
+
+@pytest.mark.parametrize("seconds", ["auto", "0"])
+def test_sigterm_ends_a_process_whose_step_hangs_though_nobody_has_seen_it(tmp_path: Path, seconds: str) -> None:
+    async def ask(address: str, gate: Path, pid: int) -> None:
+        async with raw_stub(address) as target:
+            gate.write_text("step")
+            call = target.OpenSession(opening())
+            await until((gate.parent / "gate.hangs").exists)
+            os.kill(pid, signal.SIGTERM)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call
+
+    with hanging(tmp_path, "target", "--step_seconds", seconds) as (server, gate):
+        run(ask(server.wait_ready(), gate, server.process.pid))
+        assert server.process.wait(ENDS) == 1
+        log = server.log.read_text()
+        assert "ending by force: it" in log and "device-target_0 in wait_while (hanging.py:" in log
+
+
+def test_sigterm_ends_a_process_whose_model_never_loads(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.write_text("load")
+    arguments = ("--backend", "toy", "--port", "0", "--role", "target", "--debug")
+    server = ServerProcess(tmp_path, *arguments, program=(*HANGING, str(gate)))
+    try:
+        run(until((tmp_path / "gate.hangs").exists, 30))
+        assert server.stop(ENDS) == 1
+        assert "ending by force: the model still loads" in server.log.read_text()
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+# --- readers, collectors, logs ---
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def test_sigterm_ends_a_process_whose_replies_nobody_reads(tmp_path: Path) -> None:
+    """Health.Watch at both ports, Generate, VerifyStream; all of a window of 0."""
+    probed = f"127.0.0.1:{free_port()}"
+
+    async def test(address: str) -> list[socket.socket]:
+        async with raw_stub(address) as target:
+            await target.OpenSession(opening())
+        generation = generation_pb2.Generation(
+            token_ids=generation_pb2.TokenIds(ids=[1, 2]), max_new_tokens=20, ignore_end_of_sequence=True
+        )
+        generate = pb.TargetVerifierGenerateRequest(generation=generation).SerializeToString()
+        verify = pb.VerifyRequest(session_id="s", base_length=3, last_token=3).SerializeToString()
+        readers = []
+        for where, path, request, ends in (
+            (address, WATCH, b"", True),
+            (probed, WATCH, b"", True),
+            (address, "/tandem.v1.TargetVerifier/Generate", generate, True),
+            (address, "/tandem.v1.TargetVerifier/VerifyStream", verify, False),
+        ):
+            readers.append(await asyncio.to_thread(unread, where, path, request, ends))
+        return readers
+
+    with server_process(tmp_path, "--role", "target", *DRAIN, "--health_port", probed.rpartition(":")[2]) as server:
+        readers = run(test(server.wait_ready()))
+        assert server.stop(ENDS) == 0
+        assert "stopped" in server.log.read_text()
+        for reader in readers:
+            reader.close()
+
+
+def test_a_watch_that_nobody_reads_hides_no_stop_from_a_check(tmp_path: Path) -> None:
+    async def test(address: str, pid: int) -> None:
+        with await asyncio.to_thread(unread, address, WATCH, b""):
+            async with raw_stub(address) as target:
+                await target.OpenSession(opening())  # something to drain
+                os.kill(pid, signal.SIGTERM)
+                await health_becomes(address, NOT_SERVING)
+                await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
+
+    with server_process(tmp_path, "--role", "target", "--drain_seconds", "50") as server:
+        run(test(server.wait_ready(), server.process.pid))
+        assert server.process.wait(ENDS) == 0
+
+
+def test_a_lost_device_ends_a_process_whose_health_nobody_reads(tmp_path: Path) -> None:
+    async def lose(address: str) -> None:
+        async with raw_stub(address) as target:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await target.OpenSession(opening(prefix=list(range(100)), prompt_length=100))
+
+    with server_process(tmp_path, "--role", "target", "--model", "fails=1", *DRAIN) as server:
+        reader = unread(server.wait_ready(), WATCH, b"")
+        run(lose(server.wait_ready()))
+        assert server.process.wait(ENDS) == 1
+        reader.close()
+
+
+def test_sigterm_ends_a_process_whose_collector_never_answers(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with server_process(tmp_path, "--role", "target", *DRAIN, "--otlp_endpoint", endpoint) as server:
+
+            async def ask(address: str) -> None:
+                async with GenerationClient.connect(address, TARGET) as client:
+                    await answer(client.generate, ids(b"abc", 3))
+
+            run(ask(server.wait_ready()))
+            assert server.stop(ENDS) == 0
+
+
+def test_sigterm_ends_a_process_whose_log_nobody_reads(tmp_path: Path) -> None:
+    """The event loop is held up in a write, and never hears of the signal."""
+    ready = tmp_path / "ready.json"
+    arguments = ("--role", "target", "--backend", "toy", "--port", "0", "--ready_file", str(ready), *DRAIN)
+    reads, writes = os.pipe()
+    program = [sys.executable, *HANGING, str(tmp_path / "gate"), *arguments]
+    with subprocess.Popen(program, stdout=writes, stderr=writes, cwd=REPOSITORY) as server:
+
+        async def fill(address: str) -> None:
+            """Refused openings are logged; the pipe is full after some hundred."""
+            async with raw_stub(address) as target:
+                calls = [target.OpenSession(opening(session_id="x" * 129), timeout=1) for _ in range(2000)]
+                results = await asyncio.gather(*calls, return_exceptions=True)
+                assert any(error.code() is grpc.StatusCode.DEADLINE_EXCEEDED for error in results)
+
+        try:
+            run(until(ready.exists, 30))
+            said = json.loads(ready.read_text())
+            run(fill(f"{said['host']}:{said['port']}"))
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(ENDS) == 1
+        finally:
+            server.kill()
+            os.close(reads)
+            os.close(writes)
+
+
+# --- the parts ---
+
+
+class Left:
+    """In place of os._exit."""
+
+    def __init__(self) -> None:
+        self.code: list[int] = []
+        self.called = threading.Event()
+
+    def __call__(self, code: int) -> None:
+        self.code.append(code)
+        self.called.set()
+
+
+def test_a_process_is_ended_at_the_earliest_of_several_times_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    left = Left()
+    ending = Ending(left)
+    ending.begin()
+    ending.within(1e6, "the drain was long")
+    ending.within(0.0, "the device hangs")
+    ending.within(2e6, "it was asked again")
+    with caplog.at_level(logging.CRITICAL):
+        assert left.called.wait(20)
+    assert left.code == [1]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("ending by force: the device hangs; threads: MainThread in ")
+
+
+def test_a_log_that_hangs_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    left, written = Left(), threading.Event()
+    monkeypatch.setattr("services.ending._say", lambda why: written.wait(60))
+    monkeypatch.setattr("services.ending._SAY_SECONDS", 0.01)
+    ending = Ending(left)
+    ending.begin()
+    ending.within(0.0, "whatever")
+    assert left.called.wait(20)
+    written.set()
+
+
+def test_a_process_that_does_more_than_serve_is_never_ended() -> None:
+    threads = threading.active_count()
+    ending = Ending(None)
+    ending.begin()
+    ending.within(0.0, "never")
+    assert threading.active_count() == threads
+
+
+def test_a_part_of_the_end_that_hangs_or_fails_is_logged_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise RuntimeError("not today")
+
+    def breaks() -> None:
+        raise RuntimeError("nor today")
+
+    async def test() -> None:
+        held = threading.Event()
+        await bounded(asyncio.Event().wait(), "a port", 0.01)
+        await bounded(fails(), "a socket")
+        await bounded_call(held.wait, "a collector", 0.01)
+        await bounded_call(breaks, "another")
+        held.set()
+
+    run(test())
+    said: list[Any] = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "stopping: a port took more than 0.01 s and is left alone",
+        "stopping: a socket failed",
+        "stopping: a collector took more than 0.01 s and is left alone",
+        "stopping: another failed",
+    ]

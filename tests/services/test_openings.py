@@ -1,0 +1,192 @@
+"""G6: an OpenSession has its turn among requests that wait for a slot, within a bound. Counted, not timed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from models.slots import NoFreeSlot, SlotPool
+from models.toy import ToyConfig
+from services.limits import Limits
+from services.security import Security
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.reliability.cancellation import Injection, injected
+from tests.services.test_errors import refusal
+from tests.services.test_target_verifier import opening
+from tests.support import answer, ids, raw_stub, run, target_site, toy, until
+
+
+@pytest.mark.parametrize("wait", [30.0, 0.02], ids=["one long wait", "many short ones"])
+def test_openings_are_not_starved_by_callers_that_generate_without_a_pause(wait: float) -> None:
+    """One slot, two that loop Generate, and one that loops OpenSession: each has its turn."""
+
+    async def test() -> None:
+        runner = toy(ToyConfig(step_seconds=0.002), slots=1)
+        async with target_site(runner, 1e6) as site, raw_stub(site.address) as target, site.client() as client:
+            site.verifier._opening_seconds = wait
+            generated = 0
+
+            async def generate() -> None:
+                nonlocal generated
+                while True:
+                    await answer(client.generate, ids(b"abc", 6, ignore_end_of_sequence=True))
+                    generated += 1
+
+            loops = [asyncio.create_task(generate()) for _ in range(2)]
+            await until(lambda: generated >= 2)
+            before = generated
+            for n in range(10):
+                await opened(target, f"s{n}")
+                await target.CloseSession(pb.CloseSessionRequest(session_id=f"s{n}"))
+            assert generated - before <= 60, "an opening should wait for a few requests, not for dozens"
+            for loop in loops:
+                loop.cancel()
+            await asyncio.gather(*loops, return_exceptions=True)
+            await until(lambda: site.free == 1)
+
+    run(test())
+
+
+async def opened(target: Any, name: str) -> int:
+    """Opens a session as our client does: where the server is full it comes back. How often it was refused."""
+    refused = 0
+    while True:
+        try:
+            await target.OpenSession(opening(name))
+            return refused
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            refused += 1
+            assert refused < 100
+
+
+def test_a_full_server_refuses_an_opening_after_its_wait_and_says_when_to_come_back() -> None:
+    async def test() -> None:
+        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
+            site.verifier._opening_seconds = 0.01
+            await target.OpenSession(opening("first"))
+            refused = await refusal(target.OpenSession(opening("second")))
+            assert (refused.code, refused.reason, refused.retry) == ("RESOURCE_EXHAUSTED", "NO_SLOT", 0.1)
+            assert site.engine.slots.waiting == 0
+
+    run(test())
+
+
+def test_openings_that_wait_count_as_their_callers_sessions() -> None:
+    async def test() -> None:
+        security = Security(limits=Limits(max_sessions_per_identity=2))
+        async with target_site(toy(slots=1), security=security) as site, raw_stub(site.address) as target:
+            site.verifier._opening_seconds = 30.0
+            await target.OpenSession(opening("first"))
+            waiting = asyncio.ensure_future(target.OpenSession(opening("second")))
+            await until(lambda: site.engine.slots.waiting == 1)
+            refused = await refusal(target.OpenSession(opening("third")))
+            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "IDENTITY_LIMIT")
+            await target.CloseSession(pb.CloseSessionRequest(session_id="first"))
+            await waiting
+
+    run(test())
+
+
+def test_the_same_opening_twice_while_it_waits_is_one_session() -> None:
+    """G4."""
+
+    async def test() -> None:
+        async with target_site(toy(slots=2)) as site, raw_stub(site.address) as target:
+            site.verifier._opening_seconds = 30.0
+            for name in ("a", "b"):
+                await target.OpenSession(opening(name))
+            twice = [asyncio.ensure_future(target.OpenSession(opening("c"))) for _ in range(2)]
+            await until(lambda: site.engine.slots.waiting == 2)
+            for name in ("a", "b"):
+                await target.CloseSession(pb.CloseSessionRequest(session_id=name))
+            await asyncio.gather(*twice)
+            assert (len(site.verifier.sessions), site.free) == (1, 1)
+
+    run(test())
+
+
+def test_a_server_that_began_to_drain_meanwhile_opens_nothing() -> None:
+    async def test() -> None:
+        async with target_site(toy(slots=1)) as site, raw_stub(site.address) as target:
+            site.verifier._opening_seconds = 30.0
+            await target.OpenSession(opening("first"))
+            waiting = asyncio.ensure_future(refusal(target.OpenSession(opening("second"))))
+            await until(lambda: site.engine.slots.waiting == 1)
+            site.lifecycle.accepting = False
+            await target.CloseSession(pb.CloseSessionRequest(session_id="first"))
+            assert (await waiting).code == "UNAVAILABLE"
+            assert site.free == 1
+
+    run(test())
+
+
+# --- the queue itself ---
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("seconds", [None, 30.0])
+def test_a_waiter_cancelled_at_any_moment_hands_its_slot_on(seconds: float | None, late: bool) -> None:
+    async def test() -> None:
+        pool = SlotPool(1)
+        for at in range(1, 6):
+            taken = pool.take()
+            injection = Injection(at, late)
+            first = asyncio.create_task(injected(lambda: use(pool, seconds), injection))
+            await until(lambda first=first: pool.waiting == 1 or first.done())
+            second = asyncio.create_task(use(pool, None))
+            await until(lambda first=first: pool.waiting == 1 + (not first.done()))
+            pool.release(taken)
+            await asyncio.gather(first, second)
+            assert (pool.free, pool.waiting, pool._queue) == (1, 0, [])
+            if not injection.fired:
+                return
+        raise AssertionError("it has more awaits than was thought")
+
+    run(test())
+
+
+async def use(pool: SlotPool, seconds: float | None) -> None:
+    slot = await pool.acquire(seconds, "name")
+    try:
+        await asyncio.sleep(0)
+    finally:
+        pool.release(slot)
+
+
+def test_who_waited_in_vain_and_comes_back_has_kept_its_place_and_who_stays_away_has_not() -> None:
+    async def test() -> None:
+        pool = SlotPool(1)
+        taken = pool.take()
+        with pytest.raises(NoFreeSlot):
+            await pool.acquire(0.001, "first")
+        later = asyncio.create_task(pool.acquire())
+        await until(lambda: pool.waiting == 1)
+        again = asyncio.create_task(pool.acquire(30.0, "first"))
+        await until(lambda: pool.waiting == 2)
+        pool.release(taken)
+        assert await again == taken and not later.done()
+        with pytest.raises(NoFreeSlot):
+            await pool.acquire(0.001, "stays away")
+        pool.release(taken)
+        assert await later == taken
+        pool.release(taken)
+        assert pool.free == 1
+
+    run(test())
+
+
+def test_a_kept_place_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        monkeypatch.setattr("models.slots.KEPT_SECONDS", -1.0)
+        pool = SlotPool(1, max_waiting=1)
+        taken = pool.take()
+        for name in ("a", "b", "c"):
+            with pytest.raises(NoFreeSlot, match=r"are taken$"):
+                await pool.acquire(0.001, name)
+        pool.release(taken)
+
+    run(test())
