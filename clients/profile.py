@@ -1,4 +1,4 @@
-"""--profile: what each request cost, as performance_<name>_<time>.csv and .json."""
+"""--profile: what each request and session cost, as performance_<name>_<time>.csv and .json."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from speculation.types import Completion
+from speculation.types import Completion, SpeculationStats
 
 
 class Profile:
-    """Collects one row per request and writes them once."""
+    """Collects one row per request, and per session of rounds, in the order of their ends, and writes them once."""
 
     def __init__(self, name: str, folder: Path = Path()) -> None:
         self._name, self._folder = name, folder
@@ -21,15 +21,35 @@ class Profile:
 
     def add(self, completion: Completion, seconds: float, ttft_seconds: float | None = None) -> None:
         """Notes a request that took `seconds` in all."""
-        stats = completion.stats
+        counts = completion.prompt_tokens, completion.output_tokens
+        self._add("generate", completion.finish_reason.name.lower(), *counts, completion.stats, seconds, ttft_seconds)
+
+    def add_session(self, how: str, prompt_tokens: int, stats: SpeculationStats, seconds: float) -> None:
+        """Notes a session that was open for `seconds`; `how` it ended: "closed", "expired" or "stopped".
+
+        Of what its rounds cost this side knows the target's part: drafting and the network are its client's to say.
+        """
+        self._add("session", how, prompt_tokens, stats.accepted + stats.rounds, stats, seconds, None)
+
+    def _add(
+        self,
+        kind: str,
+        how: str,
+        prompt_tokens: int,
+        output_tokens: int,
+        stats: SpeculationStats,
+        seconds: float,
+        ttft_seconds: float | None,
+    ) -> None:
         row: dict[str, Any] = {
             "request": len(self._rows),
-            "prompt_tokens": completion.prompt_tokens,
-            "output_tokens": completion.output_tokens,
-            "finish_reason": completion.finish_reason.name.lower(),
+            "kind": kind,
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "finish_reason": how,
             "ttft_s": ttft_seconds,
             "end_to_end_latency_s": seconds,
-            "tokens_per_second": completion.output_tokens / seconds if seconds else None,
+            "tokens_per_second": output_tokens / seconds if seconds else None,
             "acceptance_rate": stats.accepted / stats.drafted if stats.drafted else None,
             "mean_acceptance_length": (stats.accepted + stats.rounds) / stats.rounds if stats.rounds else None,
             "wasted_drafts": stats.wasted_drafts,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from clients.printable import printable
@@ -29,20 +29,16 @@ _RULES = {
 }
 
 
-def sampling_to_wire(sampling: SamplingParams) -> pb.Sampling:
-    return pb.Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed,
-    )
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+
+
+def sampling_to_wire(sampling: SamplingParams, unsaid: Set[str] = frozenset()) -> pb.Sampling:
+    return pb.Sampling(**{name: getattr(sampling, name) for name in _SAMPLING if name not in unsaid})
 
 
 def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
     """Absent fields take the defaults. Raises InvalidField."""
-    fields = ("temperature", "top_k", "top_p", "min_p", "seed")
-    return SamplingParams(**{name: getattr(message, name) for name in fields if message.HasField(name)})
+    return SamplingParams(**{name: getattr(message, name) for name in _SAMPLING if message.HasField(name)})
 
 
 def rule_to_wire(rule: Rule) -> pb.VerificationRule:
@@ -65,6 +61,10 @@ def rule_name(value: int) -> str:
     return names.get(value, str(value) if value else "nothing")
 
 
+MOST_SUPPORT = 1024
+"""Tokens of one distribution, at most. Ours have 32 (speculation/rejection.py)."""
+
+
 def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[pb.SparseDistribution]:
     return [pb.SparseDistribution(token_ids=each.token_ids, weights=each.weights) for each in distributions]
 
@@ -79,6 +79,9 @@ def distributions_from_wire(
         )
     distributions = []
     for i, (message, token) in enumerate(zip(messages, draft, strict=False)):
+        for name in ("token_ids", "weights"):
+            if (given := len(getattr(message, name))) > MOST_SUPPORT:
+                raise InvalidField(f"distributions[{i}].{name}", f"{given} are above the limit of {MOST_SUPPORT}")
         try:
             distributions.append(SparseDistribution(tuple(message.token_ids), tuple(message.weights)))
         except InvalidField as error:
@@ -107,7 +110,7 @@ def answer_from_wire(reply: verifier_pb.VerifyResponse, seconds: float) -> Answe
 def generation_to_wire(request: GenerationRequest) -> pb.Generation:
     message = pb.Generation(
         chat=request.chat,
-        sampling=sampling_to_wire(request.sampling),
+        sampling=sampling_to_wire(request.sampling, request.unsaid),
         max_new_tokens=request.max_new_tokens,
         speculation_length=request.speculation_length,
         stop_token_ids=request.stop_token_ids,
@@ -141,6 +144,7 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
         ignore_end_of_sequence=message.ignore_end_of_sequence,
         report_margins=message.report_margins,
         rule=rule_from_wire(message.rule),
+        unsaid=frozenset(name for name in _SAMPLING if not message.sampling.HasField(name)),
         **{name: getattr(message, name) for name in optional if message.HasField(name)},
     )
 
@@ -227,6 +231,8 @@ def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
 
 def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
     """Its strings go to logs and terminals."""
-    said = {name: getattr(message, name) for name in _INFO}
-    values = {name: printable(value) if isinstance(value, str) else value for name, value in said.items()}
+    said: dict[str, Any] = {name: getattr(message, name) for name in _INFO}
+    values: dict[str, Any] = {
+        name: printable(value) if isinstance(value, str) else value for name, value in said.items()
+    }
     return ModelInfo(**values, end_of_sequence_ids=tuple(message.end_of_sequence_ids))

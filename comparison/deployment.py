@@ -79,8 +79,9 @@ def server_command(
         length = max(config.speculation_length or 0, min(LEAST_LENGTH, config.sequence_length - 1))
     command = [sys.executable, str(MAIN), "--role", role, "--host", host, "--port", "0"]
     command += ["--max_speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
-    command += ["--backend", config.backend, "--dtype", config.dtype]
-    for flag, value in (("--batch", config.batch), ("--threads", config.threads)):
+    command += ["--backend", config.backend]
+    dtype = None if config.dtype == "auto" else config.dtype
+    for flag, value in (("--batch", config.batch), ("--threads", config.threads), ("--dtype", dtype)):
         command += [flag, str(value)] if value is not None else []
     if not on_this_machine(host):  # in a network namespace, whose only other end is ours
         command.append("--insecure")

@@ -15,6 +15,7 @@ from models.compiled_runner import CompiledRunner
 from models.graphs import Made
 from models.loading import load_runner
 from models.platforms import Platform, chosen
+from models.rank_processes import end_with_rank_0, rank_processes
 from models.startup import Startup
 from models.tensor_parallel import Link
 
@@ -23,10 +24,11 @@ PARTS = ("target", "draft", "fused")
 
 @dataclass(frozen=True, slots=True)
 class CompileConfig:
-    """What to compile: `parts` of PARTS; none named: all that the models allow."""
+    """What to compile: `parts` of PARTS; none named: all that the models allow. `command` starts another rank."""
 
     models: ModelConfig
     parts: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -54,12 +56,16 @@ def run_compile(config: CompileConfig) -> int:
     if execution.compile not in ("inductor", "neuron"):
         raise ValueError(f"compile: {execution.compile} makes no graphs; leave it out, or say {platform.backend}")
     models = replace(models, execution=execution)
-    link = Link.join(platform, models.ranks) if models.ranks.degree > 1 else None
-    for line in _made(models, platform, wanted):
-        if not models.ranks.follows:
-            print(line, flush=True)
-    if link is not None:
-        link.part()
+    if models.ranks.follows:
+        end_with_rank_0()
+    with rank_processes(models.ranks, config.command) as others:
+        link = Link.join(platform, models.ranks) if models.ranks.degree > 1 else None
+        for line in _made(models, platform, wanted):
+            if not models.ranks.follows:
+                print(line, flush=True)
+        if link is not None:
+            link.part()
+        others.serve(lambda: None)
     return 0
 
 

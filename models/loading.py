@@ -96,6 +96,7 @@ def load_runner(
     transformers_logging()
     platform, ranks = chosen(execution.device), execution.tp_degree if verifies else 1
     order = ways(execution.compile, platform, ranks)
+    _check_graphs(order, execution, shape)
     platform.prepare(execution.compiled, execution.cores)
     log.info("%s is loaded on %s", checkpoint.name, platform.describe())
     dtype = choose_dtype(execution.dtype, platform.name)
@@ -122,6 +123,18 @@ def load_runner(
         except ValueError as error:
             raise CheckpointError(f"{checkpoint.folder}: {error}") from None
     raise AssertionError("the last way always works")
+
+
+def _check_graphs(order: Sequence[str], execution: Execution, shape: Shape) -> None:
+    """What is asked of graphs is refused where there are none. Raises ValueError."""
+    asked = {
+        "batch_buckets": shape.asked.batches,
+        "draft_buckets": shape.asked.drafts,
+        "compiled_dir": execution.compiled,
+    }
+    for name, value in asked.items():
+        if value and not {"inductor", "neuron"} & set(order):
+            raise ValueError(f"{name}: is for graphs, and --compile {execution.compile} makes none here")
 
 
 @dataclass(frozen=True, slots=True)

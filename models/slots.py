@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 MOST_WAITING = 256
-"""Requests that may wait for a slot."""
+"""Requests that may wait for a slot; an eighth more of callers that have nothing under way (services/generation.py)."""
 KEPT_SECONDS = 2.0
 """How long the place of one that waited for `seconds` in vain is kept for it to come back."""
 
@@ -29,7 +29,7 @@ class _Place:
 class SlotPool:
     """Slots 0 .. count-1. Lowest first keeps the busy ones neighbours, whose caches are read without a copy."""
 
-    def __init__(self, count: int, max_waiting: int = MOST_WAITING) -> None:
+    def __init__(self, count: int, max_waiting: int = MOST_WAITING + MOST_WAITING // 8) -> None:
         self._free = list(range(count))
         self._queue: list[_Place] = []
         self._max_waiting = max_waiting

@@ -1,4 +1,4 @@
-"""One target on several processes, one for each core, started by torchrun.
+"""One target on several processes, one for each core, started by rank 0 (models/rank_processes.py) or torchrun.
 
 transformers shards the target (`DistributedConfig`, DTensor): each process, a rank, holds its share of every layer's
 heads and columns, and sums are made across ranks inside a step. A draft is whole on every rank: it is small, and a
@@ -43,19 +43,23 @@ _IDLE = timedelta(days=365)  # a server may have nothing to do for long; a rank 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among the `degree` that share a target."""
+    """This process among the `degree` that share a target. `starts`: nobody else has started the others."""
 
     degree: int = 1
     rank: int = 0
+    starts: bool = False
 
     @classmethod
     def here(cls, degree: int, environment: Mapping[str, str] = os.environ) -> Ranks:
-        """Raises ValueError where torchrun has not started as many processes."""
+        """Raises ValueError where torchrun has started another number of processes."""
+        if "WORLD_SIZE" not in environment:
+            return cls(degree, starts=degree > 1)
         started = int(environment.get("WORLD_SIZE", "1"))
         if started != degree:
             raise ValueError(
                 f"tp_degree: {degree} needs {degree} processes, and there {'is' if started == 1 else 'are'} {started}; "
-                f"start them with: torchrun --nproc-per-node {degree} main.py ... --tp_degree {degree}"
+                f"start them with: torchrun --nproc-per-node {degree} main.py ... --tp_degree {degree}, or without "
+                "torchrun, and they are started here"
             )
         return cls(degree, int(environment.get("RANK", "0")))
 

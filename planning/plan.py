@@ -15,6 +15,7 @@ from planning.shapes import Converted, Shape, read_shape
 from planning.sharding import Degree, Route, Weights, degrees
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
+CHUNK = 64  # tokens of a prompt per step
 QUANTIZATIONS = ("auto", "none", "int8", "f8e4m3", "f8e5m2")
 
 
@@ -40,7 +41,7 @@ class PlanConfig:
     decode_buckets: str | None = None
     row_buckets: tuple[int, ...] = ()
     draft_buckets: tuple[int, ...] = ()
-    chunk: int = 64
+    chunk: int | None = None
     degree: int | None = None
     cores: int | None = None
     lnc: int | None = None
@@ -114,7 +115,15 @@ def _load(config: PlanConfig, route: Route) -> Load:
         _check_buckets("batch_buckets", config.row_buckets, config.batch)
         _check_buckets("draft_buckets", config.draft_buckets, config.drafts)
         shapes = {"row_buckets": config.row_buckets, "draft_buckets": config.draft_buckets}
-        return Load(config.batch, length, config.drafts, **shapes, chunk=min(config.chunk, length))
+        chunk = CHUNK if config.chunk is None else config.chunk
+        return Load(config.batch, length, config.drafts, **shapes, chunk=min(chunk, length))
+    for name, told in (
+        ("batch_buckets", config.row_buckets),
+        ("draft_buckets", config.draft_buckets),
+        ("prefill_chunk", config.chunk),
+    ):
+        if told:
+            raise ValueError(f"{name}: is of Tandem's own steps, which do not run here; NxD Inference does")
     context = bucket_list("context_buckets", config.context_buckets, length)
     decode = bucket_list("decode_buckets", config.decode_buckets, length)
     if config.drafts + 1 in context:

@@ -92,7 +92,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _followed(self, handler: grpc.RpcMethodHandler, call: Call) -> grpc.RpcMethodHandler:
         coders = {
-            "request_deserializer": self._sized(handler.request_deserializer, call),
+            "request_deserializer": handler.request_deserializer and self._sized(handler.request_deserializer, call),
             "response_serializer": self._sizing(handler.response_serializer, call),
         }
         if handler.unary_unary:

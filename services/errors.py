@@ -23,7 +23,8 @@ from models.runner import RowFailed
 from models.slots import NoFreeSlot
 from services.limits import LimitReached
 from services.sessions import SessionConflict, SessionExpired, SessionNotFound
-from services.wrapping import wrapped
+from services.verify_stream import StreamIdle
+from services.wrapping import Refused, wrapped
 from speculation.pipeline import OutOfStep
 from speculation.types import InvalidField, TooLong
 from tandem.v1 import generation_pb2
@@ -65,6 +66,10 @@ class NotAccepting(RuntimeError):
     """The server is stopping and takes no new work."""
 
 
+class NotRead(RuntimeError):
+    """The caller did not read its replies in time."""
+
+
 class NotOffered(RuntimeError):
     """This server was started without what the method needs."""
 
@@ -73,7 +78,7 @@ class NotOffered(RuntimeError):
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthenticated, code_pb2.UNAUTHENTICATED, "UNAUTHENTICATED"),
     (InvalidField, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
-    (DecodeError, code_pb2.INVALID_ARGUMENT, "NOT_A_MESSAGE"),  # in a stream; of other calls grpc itself says UNKNOWN
+    (DecodeError, code_pb2.INVALID_ARGUMENT, "NOT_A_MESSAGE"),
     (TooLong, code_pb2.OUT_OF_RANGE, "SEQUENCE_TOO_LONG"),
     (QueueFull, code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     (NoFreeSlot, code_pb2.RESOURCE_EXHAUSTED, "NO_SLOT"),
@@ -85,6 +90,8 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Mismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
+    (NotRead, code_pb2.DEADLINE_EXCEEDED, "NOT_READ"),
+    (StreamIdle, code_pb2.NOT_FOUND, "STREAM_IDLE"),
     (OutOfStep, code_pb2.ABORTED, "OUT_OF_STEP"),
     (RowFailed, code_pb2.INTERNAL, "ROW_FAILED"),
     (StepHung, code_pb2.UNAVAILABLE, "STEP_HUNG"),
@@ -164,7 +171,10 @@ async def abort(context: grpc.aio.ServicerContext, error: Exception, log_prompts
     status, request = to_status(error, log_prompts), current()
     if request:
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
-    await context.abort_with_status(rpc_status.to_status(status))
+    try:
+        await context.abort_with_status(rpc_status.to_status(status))
+    except grpc.aio.InternalError as gone:  # whoever asked has left: for the library that is a call cancelled
+        raise asyncio.CancelledError from gone
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
@@ -191,6 +201,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 def _guard_unary(method: Callable[..., Awaitable[Any]], log_prompts: bool) -> Callable[..., Awaitable[Any]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
+            if isinstance(request, Refused):
+                raise request.error
             return await method(request, context)
         except (grpc.aio.AbortError, asyncio.CancelledError):
             raise
@@ -205,6 +217,8 @@ def _guard_stream(
 ) -> Callable[..., AsyncGenerator[Any, None]]:
     async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
         try:
+            if isinstance(request, Refused):
+                raise request.error
             async with contextlib.aclosing(method(request, context)) as replies:
                 async for reply in replies:
                     yield reply

@@ -29,7 +29,8 @@ def caller() -> str:
 class IdentityInterceptor(grpc.aio.ServerInterceptor):
     """Lets in whom the tokens know, where there are any; the identity is the token's, else the certificate's.
 
-    Stands after the errors and before everything else. Health checks need no token.
+    Stands after the errors and before everything else. Health checks need no token. Tokens are looked at before
+    anything of the request is read; certificates were, by the handshake.
     """
 
     def __init__(self, tokens: AcceptedTokens | None = None) -> None:
@@ -44,7 +45,13 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(_OPEN):
             return handler
-        return wrapped(handler, self._unary, self._stream)
+        if self._tokens is None:
+            return wrapped(handler, self._unary, self._stream)
+        try:
+            _CALLER.set(self._of_token(self._tokens, handler_call_details.invocation_metadata))
+        except Unauthenticated as error:
+            return _refusing(handler, error)
+        return handler
 
     def _unary(self, method: Unary) -> Unary:
         async def identified(request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -65,17 +72,15 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
     async def _identify(self, context: grpc.aio.ServicerContext) -> None:
         """Each call is answered in a task of its own: what is set here is this call's alone."""
         try:
-            _CALLER.set(self._identity(context))
+            _CALLER.set(self._certified(context))
         except Unauthenticated as error:
             await abort(context, error)
 
-    def _identity(self, context: grpc.aio.ServicerContext) -> str:
-        if self._tokens is None:
-            return self._certified(context)
-        given = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    def _of_token(self, tokens: AcceptedTokens, metadata: Any) -> str:
+        given = [value for key, value in metadata or () if key == "authorization"]
         if len(given) != 1 or not given[0].lower().startswith(_SCHEME):
             raise Unauthenticated("no token: this server asks for one, as metadata `authorization: Bearer TOKEN`")
-        identity = self._tokens.identity(given[0][len(_SCHEME) :].strip())
+        identity = tokens.identity(given[0][len(_SCHEME) :].strip())
         if identity is None:
             raise Unauthenticated("this server does not know the token: it is wrong, or was withdrawn")
         return identity
@@ -97,3 +102,22 @@ def _names() -> Callable[[bytes], str]:
     from services.certificates import identity_of
 
     return functools.lru_cache(REMEMBERED_CERTIFICATES)(identity_of)
+
+
+def _refusing(handler: grpc.RpcMethodHandler, error: Unauthenticated) -> grpc.RpcMethodHandler:
+    """The same kind of handler, which wants nothing of the request."""
+
+    def unary(method: Unary) -> Unary:
+        async def refused(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            await abort(context, error)
+
+        return refused
+
+    def stream(method: Stream) -> Stream:
+        async def refused(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
+            await abort(context, error)
+            yield
+
+        return refused
+
+    return wrapped(handler, unary, stream, reads=False)

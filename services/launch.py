@@ -19,8 +19,9 @@ from models.batcher import Batcher
 from models.drafting import Drafting, drafting_info, load_drafting
 from models.engine import Engine
 from models.follower import run_follower
-from models.generator import Generator
+from models.generator import Generator, RequestDefaults
 from models.generators import drafter_health, fused_generator, plain_generator
+from models.rank_processes import RankProcesses, rank_processes, watched
 from models.slots import MOST_WAITING
 from models.step_watch import StepBound, StepWatch
 from services.calls import CallInterceptor
@@ -31,6 +32,7 @@ from services.lifecycle import Lifecycle
 from services.observability import Observability, ObservabilityConfig
 from services.proposals import Proposals
 from services.server import Hosted, ServeConfig, serve
+from services.session_costs import Note
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline
 from speculation.types import Completion, GenerationRequest, ModelInfo
@@ -55,6 +57,7 @@ class RoleConfig:
     `pipeline`: whether a DraftWorker's rounds overlap.
     `reconnect_seconds`: how long its requests try to go on while no target answers. `queue`: requests that may wait.
     `step_seconds`: how long a step of the device may take; None: as its own times say, 0: no bound.
+    `defaults`: what holds for Generate requests that do not say. `command`: this process's own, to start other ranks.
     """
 
     serve: ServeConfig
@@ -71,6 +74,8 @@ class RoleConfig:
     queue: int = MOST_WAITING
     credentials: Credentials = field(default_factory=Credentials)
     step_seconds: float | None = None
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for address in (self.target_address, self.draft_address):
@@ -88,12 +93,19 @@ async def run_target(config: RoleConfig, host: Host = serve) -> int:
     """--role target: TargetVerifier. Its Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     if config.models.ranks.follows:
         return await run_follower(config.models, drafts=False)
+    with rank_processes(config.models.ranks, config.command) as others:
+        return await _run_target(config, host, others)
+
+
+async def _run_target(config: RoleConfig, host: Host, others: RankProcesses) -> int:
     lifecycle, batcher, profile = Lifecycle(), Batcher("target"), _Profiler(config, "target")
     limits = config.serve.security.limits
     seen = Observability(config.observability, "target")
 
     async def build() -> Hosted:
         loaded = await load(config.models, batcher, config.serve.startup)
+        watched(others, loaded.engine)
+        loaded.engine.admit(config.defaults.sampling)
         closing: list[Callable[[], Awaitable[None]]] = [partial(close, loaded, batcher)]
         health = None
         if config.draft_address is None:
@@ -112,8 +124,9 @@ async def run_target(config: RoleConfig, host: Host = serve) -> int:
             seen.traced(generator), reply, lifecycle, profile.observe, config.queue, seen.watch, limits
         )
         service = TargetVerifierService(
-            loaded.engine, generator.info, generate, lifecycle, config.lease_seconds, limits
+            loaded.engine, generator.info, generate, lifecycle, config.lease_seconds, limits, note=profile.session
         )
+        closing.insert(0, service.stop)
         seen.look_at(lifecycle, batcher, {"target": loaded.engine.slots}, {"verify": service.sessions}, health)
         return Hosted(
             "TargetVerifier",
@@ -134,12 +147,19 @@ async def run_fused(config: RoleConfig, host: Host = serve) -> int:
     """--role fused_target: FusedSpeculativeServer. Both models run on one device thread."""
     if config.models.ranks.follows:
         return await run_follower(config.models, drafts=True)
+    with rank_processes(config.models.ranks, config.command) as others:
+        return await _run_fused(config, host, others)
+
+
+async def _run_fused(config: RoleConfig, host: Host, others: RankProcesses) -> int:
     lifecycle, batcher, profile = Lifecycle(), Batcher("fused"), _Profiler(config, "fused")
     limits = config.serve.security.limits
     seen = Observability(config.observability, "fused_target")
 
     async def build() -> Hosted:
         target, draft = await load_pair(config.models, batcher, config.serve.startup)
+        watched(others, target.engine)
+        target.engine.admit(config.defaults.sampling)
         health = drafter_health(draft)
         generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health)
         generator = _started(generator, config)
@@ -236,7 +256,7 @@ async def _close(closing: Sequence[Callable[[], Awaitable[None]]]) -> None:
 
 
 def _started(generator: Generator, config: RoleConfig) -> Generator:
-    return replace(generator, info=_stamped(generator.info, config))
+    return replace(generator, info=_stamped(generator.info, config), defaults=config.defaults)
 
 
 def _stamped(info: ModelInfo, config: RoleConfig) -> ModelInfo:
@@ -276,7 +296,7 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
 
 
 class _Profiler:
-    """--profile on a server: one row per request served, written when the server stops."""
+    """--profile on a server: a row for each request served and session verified, written when the server stops."""
 
     def __init__(self, config: RoleConfig, name: str) -> None:
         self._profile = Profile(name) if config.profile else None
@@ -284,6 +304,10 @@ class _Profiler:
     def observe(self, request: GenerationRequest, completion: Completion, seconds: float) -> None:
         if self._profile:
             self._profile.add(completion, seconds)
+
+    @property
+    def session(self) -> Note | None:
+        return self._profile.add_session if self._profile else None
 
     def write(self) -> None:
         if self._profile:

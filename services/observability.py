@@ -94,7 +94,7 @@ class Observability:
         """The parts of a server: slots of "target" or "draft", sessions that "verify" or "propose"."""
         sessions = sessions or {}
         if "verify" in sessions:
-            sessions["verify"].on_end = self._log.session_ended
+            sessions["verify"].on_end.append(self._log.session_ended)
         if not self._metrics:
             return
         self._metrics.watch_steps(batcher)

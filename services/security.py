@@ -12,14 +12,14 @@ import grpc
 from clients.credentials import on_this_machine
 from services.errors import ErrorInterceptor
 from services.identity import IdentityInterceptor
-from services.limits import Limits
+from services.limits import MESSAGE_BYTES, Limits
 from services.prompt_log import PromptLogInterceptor
 from services.tls import TlsConfig, server_credentials
 from services.tokens import AcceptedTokens
+from services.transport import TransportInterceptor
 
 log = logging.getLogger("tandem.security")
 
-MESSAGE_BYTES = 4 * 1024 * 1024
 LEAST_MESSAGE_BYTES = 1024
 
 
@@ -56,9 +56,24 @@ class Security:
         first = [ErrorInterceptor(self.log_prompts), IdentityInterceptor(self.tokens)]
         return [*first, PromptLogInterceptor()] if self.log_prompts else first
 
+    def server(
+        self,
+        outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+        behind: Sequence[grpc.aio.ServerInterceptor] = (),
+        options: Sequence[tuple[str, int]] = (),
+    ) -> grpc.aio.Server:
+        """A gRPC server so protected, with what its host puts around and behind."""
+        interceptors = [TransportInterceptor(self.limits), *outermost, *self.interceptors(), *behind]
+        return grpc.aio.server(interceptors=interceptors, options=(*self.options(), *options))
+
     def options(self) -> Sequence[tuple[str, int]]:
-        """Of the gRPC server."""
-        return (("grpc.max_receive_message_length", self.max_message_bytes),)
+        """Of the gRPC server. A connection whose other end is gone is noticed, and its calls with it."""
+        return (
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_concurrent_streams", self.limits.max_calls_per_caller),
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+        )
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
         """The port it listens on. Raises RuntimeError where it cannot."""

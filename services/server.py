@@ -95,9 +95,8 @@ async def serve(
     `outermost` interceptors see every call first, and its status last. The exit code: 0, or 1 where the model's device
     was lost.
     """
-    security, ending = config.security, config.ending
-    interceptors, options = [*outermost, *security.interceptors()], (*_OPTIONS, *security.options())
-    server = grpc.aio.server(interceptors=interceptors, options=options)
+    ending = config.ending
+    server = config.security.server(outermost, options=_OPTIONS)
     port, probes = _bind(server, config), ProbePort(config.host, config.health_port)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)

@@ -116,7 +116,7 @@ class SessionTable(Generic[Held, Reply]):
         self._clock, self.lease_seconds = clock, lease_seconds
         self._sessions: dict[SessionKey, Session[Held, Reply]] = {}
         self.opened = self.closed = self.expired = 0  # ever
-        self.on_end: Callable[[Session[Held, Reply], str], None] | None = None  # told "closed" or "expired"
+        self.on_end: list[Callable[[Session[Held, Reply], str], None]] = []  # told "closed" or "expired"
         self._ended: dict[SessionKey, str] = {}  # how; the oldest first
 
     def __len__(self) -> int:
@@ -207,8 +207,8 @@ class SessionTable(Generic[Held, Reply]):
             del self._ended[next(iter(self._ended))]
 
     def _tell_end(self, session: Session[Held, Reply], how: str) -> None:
-        if self.on_end:
-            self.on_end(session, how)
+        for told in self.on_end:
+            told(session, how)
 
     def seconds_to_expiry(self) -> float:
         """Until a lease may run out: no session that is here, or comes meanwhile, expires earlier."""

@@ -22,6 +22,7 @@ from services.identity import caller
 from services.lifecycle import Lifecycle
 from services.limits import Limits
 from services.names import check_name
+from services.session_costs import Note, SessionCosts
 from services.sessions import Fence, Session, SessionKey, SessionTable, session_key
 from services.verify_stream import answered_in_order
 from speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
@@ -34,11 +35,15 @@ OPENING_SECONDS = 0.5
 
 @dataclass(slots=True)
 class Held:
-    """A session's KV, the lock that keeps its rounds in order, and whether its prefix was ever processed whole."""
+    """A session's KV, the lock that keeps its rounds in order, and whether its prefix was ever processed whole.
+
+    `costs`: what its rounds add up to, where somebody wants to know.
+    """
 
     sequence: TargetSequence
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened: bool = False
+    costs: SessionCosts | None = None
 
 
 class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
@@ -53,11 +58,14 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         lease_seconds: float = 60.0,
         limits: Limits | None = None,
         opening_seconds: float = OPENING_SECONDS,
+        note: Note | None = None,
     ) -> None:
         self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
         self._limits, self._opening_seconds = limits or Limits(), opening_seconds
         self._waiting: Counter[str] = Counter()  # openings without a slot yet, by caller
         self.sessions: SessionTable[Held, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
+        self._note = note
+        self.sessions.on_end.append(self._tell_costs)
 
     async def GetModelInfo(
         self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -96,6 +104,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 return session
             self._check_new(key)
             held, total = Held(TargetSequence(self._engine, slot)), self._max_total(request)
+            held.costs = SessionCosts(request.prompt_length) if self._note else None
             return self.sessions.admit(key, held, sampling, list(request.prefix), total, rule)
         except Exception:
             self._engine.slots.release(slot)
@@ -121,7 +130,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def VerifyStream(
         self, request_iterator: AsyncIterator[pb.VerifyRequest], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.VerifyResponse, None]:
-        async with contextlib.aclosing(answered_in_order(request_iterator, self._verify)) as replies:
+        rounds = answered_in_order(request_iterator, self._verify, self.sessions.lease_seconds)
+        async with contextlib.aclosing(rounds) as replies:
             async for reply in replies:
                 yield reply
 
@@ -145,6 +155,15 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
         await holding.expire_forever(self.sessions, self._free)
 
+    async def stop(self) -> None:
+        """Notes what the sessions that are still open have cost so far."""
+        for session in self.sessions:
+            self._tell_costs(session, "stopped")
+
+    def _tell_costs(self, session: Session[Held, pb.VerifyResponse], how: str) -> None:
+        if self._note and session.held.costs and session.held.opened:
+            session.held.costs.tell(how, self._note)
+
     def _using(self, session: Session[Held, pb.VerifyResponse]) -> AbstractAsyncContextManager[None]:
         return holding.using(self.sessions, session, self._free)
 
@@ -156,6 +175,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         reused = sequence.keep(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         await sequence.fill(prefix[:-1])
+        if session.held.costs:
+            spent = sequence.queue_seconds + sequence.compute_seconds - waited - worked
+            session.held.costs.stats.prefill_seconds += spent
         return pb.OpenSessionResponse(
             committed_length=len(session.tokens),
             reused_length=reused,
@@ -200,6 +222,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             step_tokens=verdict.step_tokens,
         )
         session.commit(verdict.token_ids, reply)
+        if session.held.costs:
+            session.held.costs.stats.observe(request.draft_tokens, verdict)
         return reply
 
     def _check_open(self, request: pb.OpenSessionRequest) -> SamplingParams:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -15,26 +15,59 @@ MOST_AHEAD = 16
 """Rounds of one stream that wait here. The transport's flow control holds back what its sender has beyond them."""
 
 
+class StreamIdle(LookupError):
+    """No round came for so long that the sessions of a stream have run out."""
+
+
 async def answered_in_order(
     requests: AsyncIterator[Request],
     answer: Callable[[Request, float], Awaitable[Reply]],
+    idle_seconds: float,
     most_ahead: int = MOST_AHEAD,
 ) -> AsyncGenerator[Reply, None]:
     """`answer(request, arrived)` of each request; `arrived` is when it was read (perf_counter), perhaps long before.
 
-    An answer that raises ends the stream, after the replies before it. Leaving early ends the reading.
+    An answer that raises ends the stream, after the replies before it. Leaving early ends the reading. Raises
+    StreamIdle where nothing was asked for `idle_seconds` after the last reply.
     """
     waiting: asyncio.Queue[tuple[Request, float] | BaseException | None] = asyncio.Queue(most_ahead)
     reading = asyncio.create_task(_read(requests, waiting), name="verify stream")
+    idle = _Idle(idle_seconds, waiting)
     try:
         while (item := await waiting.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
+            idle.since = None
             yield await answer(*item)
+            idle.since = time.monotonic()
     finally:
+        idle.timer.cancel()
         reading.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(reading, return_exceptions=True)
+
+
+class _Idle:
+    """Puts StreamIdle where rounds are waited for, once none came for `seconds`. `since` None: one is being answered.
+
+    Its timer is set about once in `seconds`, and not once a round.
+    """
+
+    def __init__(self, seconds: float, waiting: asyncio.Queue[Any]) -> None:
+        self._seconds, self._waiting = seconds, waiting
+        self.since: float | None = time.monotonic()
+        self._set(seconds)
+
+    def _set(self, seconds: float) -> None:
+        self.timer = asyncio.get_running_loop().call_later(seconds, self._look)
+
+    def _look(self) -> None:
+        busy = not self._waiting.empty()
+        left = self._seconds if busy or self.since is None else self.since + self._seconds - time.monotonic()
+        if left > 0:
+            self._set(left)
+        else:
+            self._waiting.put_nowait(StreamIdle(f"no round came for {self._seconds:g} s: sessions have run out"))
 
 
 async def _read(

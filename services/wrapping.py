@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -11,12 +12,25 @@ Unary = Callable[..., Awaitable[Any]]
 Stream = Callable[..., AsyncGenerator[Any, None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Stands for a request that cannot be had, so that everybody sees the call; ErrorInterceptor raises the error."""
+
+    error: Exception
+
+
 def wrapped(
-    handler: grpc.RpcMethodHandler, unary: Callable[[Unary], Unary], stream: Callable[[Stream], Stream]
+    handler: grpc.RpcMethodHandler,
+    unary: Callable[[Unary], Unary],
+    stream: Callable[[Stream], Stream],
+    reads: bool = True,
 ) -> grpc.RpcMethodHandler:
-    """`unary` around a method that answers once, `stream` around one that answers with a stream."""
+    """`unary` around a method that answers once, `stream` around one that answers with a stream.
+
+    Without `reads` nothing of the request is wanted: it is neither read nor parsed.
+    """
     coders = {
-        "request_deserializer": handler.request_deserializer,
+        "request_deserializer": handler.request_deserializer if reads else None,
         "response_serializer": handler.response_serializer,
     }
     if handler.unary_unary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,6 +38,10 @@ class Stopping:
     emitted: int = 0
     reason: FinishReason | None = None
     _held: str = field(default="")
+    _search: StopSearch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._search = StopSearch(self.rules.stop_strings)
 
     @property
     def remaining(self) -> int:
@@ -68,11 +72,12 @@ class Stopping:
             return self._finish(FinishReason.END_OF_SEQUENCE)
         if token in self.rules.stop_token_ids:
             return self._finish(FinishReason.STOP_TOKEN)
-        self._held += self.text.push(token)
-        found = [at for s in self.rules.stop_strings if (at := self._held.find(s)) >= 0]
-        if found:
+        text = self.text.push(token)
+        self._held += text
+        cut = self._search.first_in(text)
+        if cut is not None:
             self.reason = FinishReason.STOP_STRING
-            return self._held[: min(found)]
+            return self._held[: len(self._held) - cut]
         if self.emitted == self.rules.max_new_tokens:
             return self._finish(FinishReason.LENGTH)
         return self._release()
@@ -80,21 +85,87 @@ class Stopping:
     def _finish(self, reason: FinishReason) -> str:
         """Ends here; the rest of the text goes out unless it completes a stop string."""
         self.reason = reason
-        rest = self._held + self.text.flush()
-        cuts = [at for s in self.rules.stop_strings if (at := rest.find(s)) >= 0]
-        return rest[: min(cuts)] if cuts else rest
+        text = self.text.flush()
+        rest, cut = self._held + text, self._search.first_in(text)
+        return rest if cut is None else rest[: len(rest) - cut]
 
     def _release(self) -> str:
         """Text that no stop string can still reach back into."""
-        keep = max((_overlap(self._held, s) for s in self.rules.stop_strings), default=0)
-        cut = len(self._held) - keep
+        cut = len(self._held) - self._search.begun
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    for n in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:n]):
-            return n
-    return 0
+class StopSearch:
+    """Looks for stop strings in text as it comes, each character once (Knuth, Morris and Pratt's search, for each).
+
+    `steps` counts comparisons: at most two for each character of the text and each string that it may belong to,
+    however long the strings are, and two for each of their own characters.
+    """
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        self._idle: dict[str, list[_Match]] = {}  # by their first character: nothing of them was seen
+        self._begun: list[_Match] = []
+        self.steps = 0
+        for string in dict.fromkeys(strings):
+            self._idle.setdefault(string[0], []).append(_Match(string))
+
+    @property
+    def begun(self) -> int:
+        """Length of the longest end of the text so far that begins a stop string."""
+        return max((match.length for match in self._begun), default=0)
+
+    def first_in(self, text: str) -> int | None:
+        """How far before the end of `text` begins the earliest stop string that it completes; None: there is none."""
+        found = None
+        for after, character in zip(range(len(text) - 1, -1, -1), text, strict=True):
+            if not self._begun and character not in self._idle:
+                continue
+            starting = self._idle.pop(character, [])
+            begun, self._begun = [*self._begun, *starting], []
+            for match in begun:
+                self.steps += match.feed(character)
+                if match.length == len(match.string):
+                    start = after + match.length
+                    found = start if found is None else max(found, start)
+                    match.length = 0  # its first is the earliest
+                elif match.length:
+                    self._begun.append(match)
+                else:
+                    self._idle.setdefault(match.string[0], []).append(match)
+        return found
+
+
+@dataclass(slots=True)
+class _Match:
+    """How much of the beginning of a string the text ends with.
+
+    `_falls[n]`: the longest beginning that the first n + 1 characters also end with; known as far as it was needed.
+    """
+
+    string: str
+    length: int = 0
+    _falls: list[int] = field(default_factory=lambda: [0])
+
+    def feed(self, character: str) -> int:
+        """The next character of the text. Returns how many comparisons it took."""
+        steps = 1
+        while self.length and self.string[self.length] != character:
+            self.length = self._falls[self.length - 1]
+            steps += 1
+        if self.string[self.length] == character:
+            self.length += 1
+            steps += self._learn()
+        return steps
+
+    def _learn(self) -> int:
+        """Where to fall from the present length. Returns how many comparisons it took."""
+        string, n, steps = self.string, self.length - 1, 0
+        while len(self._falls) <= n:
+            at = len(self._falls)
+            fall = self._falls[-1]
+            while fall and string[at] != string[fall]:
+                fall, steps = self._falls[fall - 1], steps + 1
+            self._falls.append(fall + (string[at] == string[fall]))
+            steps += 1
+        return steps

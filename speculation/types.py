@@ -102,6 +102,7 @@ class FinishReason(enum.Enum):
 class GenerationRequest:
     """One continuation to produce. Exactly one of `text` and `token_ids` is given; limits of None are the server's.
 
+    `unsaid`: the fields of `sampling` that are left to the server as well; they are not sent.
     `deadline` (seconds of time.monotonic) is of this process, and never sent: no waiting goes on beyond it.
     """
 
@@ -118,6 +119,7 @@ class GenerationRequest:
     report_margins: bool = False
     rule: Rule = Rule.AGREEMENT
     deadline: float | None = None
+    unsaid: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.token_ids is None):

@@ -54,6 +54,10 @@ from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_ser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MAIN = str(REPOSITORY / "main.py")
+HANG = 60.0
+"""Seconds after which what is awaited counts as hung. No test passes or fails by how fast a busy machine is."""
+LEASE = 10 * HANG
+"""Seconds that sites here lease for: what is freed while a test waits was not freed by its lease."""
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=7)
@@ -138,7 +142,7 @@ async def listening(
 ) -> AsyncIterator[str]:
     """host:port of a server with what `register` adds. `interceptors` come behind the server's own."""
     security = security or Security()
-    server = grpc.aio.server(interceptors=[*security.interceptors(), *interceptors], options=security.options())
+    server = security.server(behind=interceptors)
     port = security.add_port(server, f"127.0.0.1:{port}")
     register(server)
     await server.start()
@@ -151,7 +155,7 @@ async def listening(
 @contextlib.asynccontextmanager
 async def target_site(
     runner: Runner | None = None,
-    lease_seconds: float = 60.0,
+    lease_seconds: float = LEASE,
     interceptors: Interceptors = (),
     tokenizer: Tokenizer | None = None,
     security: Security | None = None,
@@ -248,7 +252,7 @@ async def worker_site(
     draft: str | None = "",
     slots: int = 4,
     max_length: int = 160,
-    lease_seconds: float = 60.0,
+    lease_seconds: float = LEASE,
     config: ModelConfig | None = None,
     port: int = 0,
     interceptors: Interceptors = (),
@@ -361,13 +365,13 @@ def ids(prompt: Sequence[int] | bytes, count: int | None = 24, **rest: Any) -> G
     return GenerationRequest(token_ids=tuple(prompt), max_new_tokens=count, **rest)
 
 
-PATIENCE_SECONDS = 600.0
-RUN_SECONDS = 60.0
-"""No condition, and no test, is waited for longer. Where they must fail, less is enough."""
+PATIENCE_SECONDS = 10 * HANG
+RUN_SECONDS = 1.5 * HANG
+"""No condition, and no test, is awaited for longer. Where they must fail, less is enough."""
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> float:
-    """Waits for a condition; returns how long it took."""
+async def until(condition: Callable[[], bool], seconds: float = HANG) -> float:
+    """Waits for a condition; returns how long it took. Raises AssertionError where it hangs."""
     began = time.perf_counter()
     while not condition():
         assert time.perf_counter() - began < min(seconds, PATIENCE_SECONDS), "it did not come to pass"
@@ -376,7 +380,7 @@ async def until(condition: Callable[[], bool], seconds: float = 5.0) -> float:
 
 
 def run(test: Coroutine[Any, Any, Any]) -> Any:
-    """asyncio.run under a limit of its own."""
+    """asyncio.run under a limit of its own, which ends before pytest's does and says where the test stood."""
     return asyncio.run(asyncio.wait_for(test, RUN_SECONDS))
 
 
@@ -387,7 +391,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, MAIN, *arguments]
 
 
-def launch(folder: Path, *arguments: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def launch(folder: Path, *arguments: str, timeout: float = 1.5 * HANG) -> subprocess.CompletedProcess[str]:
     """Runs main.py to its end, in `folder`."""
     return subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=timeout, check=False)
 
@@ -409,7 +413,7 @@ class ServerProcess:
                 env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
             )
 
-    def wait_ready(self, seconds: float = 30.0) -> str:
+    def wait_ready(self, seconds: float = HANG) -> str:
         """host:port once the ready file is there."""
         give_up = time.monotonic() + seconds
         while not self.ready_file.exists():
@@ -421,7 +425,7 @@ class ServerProcess:
         self.port = ready["port"]
         return f"{ready['host']}:{ready['port']}"
 
-    def stop(self, seconds: float = 20.0) -> int:
+    def stop(self, seconds: float = HANG) -> int:
         """SIGTERM; the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)

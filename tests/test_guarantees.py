@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def numbers(text: str) -> set[int]:
     return found
 
 
+@functools.cache
 def citations() -> dict[int, list[str]]:
     """Tests by the guarantees that their own name or docstring cites; a module's docstring cites for none of them."""
     found: dict[int, list[str]] = {}

@@ -1,33 +1,21 @@
-"""The command line: the seed project's commands, both spellings, roles, and refusals of one line."""
+"""The command line: both spellings, roles, and refusals of one line."""
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import main
 from speculation.types import Rule
-from tests.support import GREEDY, REPOSITORY, ServerProcess, launch, oracle, server_process
+from tests.support import GREEDY, REPOSITORY, launch, oracle, server_process
 
-SEED_COMMANDS = [
-    "--role target --model DIR --port 50051 --sequence_length 128 --batch 2 --profile --top_p 1.0",
-    "--role draft --model DIR --target_host HOST --port 50051 --prompt_text prompt.txt --sequence_length 128 --profile "
-    "--top_p 1.0 --temperature 0.9",
-    "--role fused_target --draft_model DIR --target_model DIR --port 50051 --sequence_length 128 --batch 2 "
-    "--tp_degree 1 --speculation_length 5",
-    "--role fused_client --target_host HOST --port 50051 --prompt_text prompt.txt --temperature 0.9 --top_p 1.0 "
-    "--speculation_length 5 --profile",
-    "--role verify_target --model DIR --prompt_text prompt.txt --sequence_length 128 --profile",
-    "--role verify_draft --model DIR --prompt_text prompt.txt --sequence_length 128 --profile",
-]
 PROMPTS = ("the first prompt", "the second")
 
 
@@ -35,25 +23,6 @@ PROMPTS = ("the first prompt", "the second")
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "prompt.txt").write_text("\n".join(["", PROMPTS[0], "   ", PROMPTS[1], ""]))
     return tmp_path
-
-
-def seed(number: int, port: int = 0, model: str = "salt=0", backend: bool = True) -> list[str]:
-    """A seed command line with our host, port and model."""
-    words = ["--backend", "toy"] if backend else []
-    for word in SEED_COMMANDS[number].split():
-        words.append({"DIR": model, "HOST": "127.0.0.1", "50051": str(port)}.get(word, word))
-    return words
-
-
-@contextlib.contextmanager
-def started(folder: Path, *arguments: str) -> Iterator[ServerProcess]:
-    server = ServerProcess(folder, *arguments)
-    try:
-        server.wait_ready()
-        yield server
-    finally:
-        server.process.kill()
-        server.process.wait()
 
 
 def latin(prompt: str, count: int) -> str:
@@ -74,21 +43,17 @@ def profile_rows(folder: Path) -> list[dict[str, str]]:
 # --- parsing ---
 
 
-@pytest.mark.parametrize("line", SEED_COMMANDS, ids=[line.split()[1] for line in SEED_COMMANDS])
-def test_the_seeds_command_lines_parse(line: str) -> None:
-    args = main.parser().parse_args(line.split())
-    assert args.role == line.split()[1]
-
-
 def test_hyphens_and_underscores_mean_the_same() -> None:
     line = (
-        "--role client --target_host h --prompt_text f --max_new_tokens 7 --sequence_length 9 --top_k 3 --top_p 0.5 "
-        "--min_p 0.1 --speculation_length 2 --tp_degree 1 --draft_model d --target_model t --ready_file r "
-        "--drain_seconds 1 --lease_seconds 2 --connect_seconds 3 --target_port 4 --ignore_eos"
+        "--role draft_worker --target_host h --max_new_tokens 7 --sequence_length 9 --top_k 3 --top_p 0.5 "
+        "--min_p 0.1 --speculation_length 2 --draft_model d --target_model t --ready_file r "
+        "--drain_seconds 1 --lease_seconds 2 --connect_seconds 3 --target_port 4"
     )
     words = line.split()
     hyphens = [w.replace("_", "-") if w.startswith("--") else w for w in words]
-    assert main.parser().parse_args(words) == main.parser().parse_args(hyphens)
+    parsed, hyphened = (vars(main.parser().parse_args(line)) for line in (words, hyphens))
+    assert parsed.pop("argv") != hyphened.pop("argv")
+    assert parsed == hyphened
 
 
 def test_the_rule_of_a_request_is_agreement_unless_another_is_asked_for() -> None:
@@ -138,34 +103,13 @@ def test_a_client_never_imports_torch(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# --- the seed's roles, run ---
+# --- one model alone ---
 
 
-def test_the_seeds_target_and_draft_run(folder: Path) -> None:
-    with started(folder, *seed(0)) as target:
-        done = launch(folder, *seed(1, target.port, "miss=0.3"))
-        assert done.returncode == 0, done.stderr
-        assert "=== Final outputs ===" in done.stdout
-        rows = profile_rows(folder)
-    assert len(rows) == 2
-    assert all(int(row["drafted"]) > int(row["accepted"]) > 0 for row in rows)
-    assert {int(row["prompt_tokens"]) for row in rows} == {len(p) for p in PROMPTS}
-    assert all(int(row["prompt_tokens"]) + int(row["output_tokens"]) <= 128 for row in rows)
-    assert all(float(row["network_seconds"]) > 0 and int(row["bytes_up"]) > 0 for row in rows)
-
-
-def test_the_seeds_fused_target_and_client_run(folder: Path) -> None:
-    with started(folder, *seed(2)) as target:
-        done = launch(folder, *seed(3, target.port, backend=False))
-        assert done.returncode == 0, done.stderr
-        rows = profile_rows(folder)
-    assert "[Prompt 0 output]:" in done.stdout and "[Prompt 1 output]:" in done.stdout
-    assert all(float(row["acceptance_rate"]) == 1 for row in rows)
-
-
-@pytest.mark.parametrize("number", [4, 5], ids=["verify_target", "verify_draft"])
-def test_the_seeds_single_model_roles_print_each_token_and_then_the_text(folder: Path, number: int) -> None:
-    done = launch(folder, *seed(number), "--max_new_tokens", "6")
+@pytest.mark.parametrize("role", ["verify_target", "verify_draft"])
+def test_a_single_model_prints_each_token_and_then_the_text(folder: Path, role: str) -> None:
+    asked = ("--prompt_text", "prompt.txt", "--max_new_tokens", "6", "--profile")
+    done = launch(folder, "--role", role, "--backend", "toy", "--model", "salt=0", *asked)
     assert done.returncode == 0, done.stderr
     for i, prompt in enumerate(PROMPTS):
         for token in oracle(prompt.encode(), GREEDY, 6):
@@ -295,7 +239,8 @@ def test_an_unusable_model_is_exit_code_2_and_one_line_that_names_the_file(
     role: str, make: Callable[[Path], str], names: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make(tmp_path)
-    assert main.main(["--role", role, "--model", model, "--port", "0", "--prompt", "x"]) == 2
+    rest = ["--port", "0"] if role == "target" else ["--prompt", "x"]
+    assert main.main(["--role", role, "--model", model, *rest]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert names in line and str(tmp_path) in line
 
@@ -317,8 +262,8 @@ def test_a_truncated_gguf_is_exit_code_2_and_one_line(
         ("--role target --dtype float8", "dtype"),
         ("--role target --device tpu", "device"),
         ("--role target --threads 0", "threads"),
-        ("--role target --tp_degree 2", "tp_degree: 2"),
-        ("--role fused_target --tp-degree 2", "tp_degree: 2"),
+        ("--role draft_worker --tp_degree 2", "tp_degree: --role draft_worker with --backend torch"),
+        ("--role target --tp-degree 0", "tp_degree: 0"),
         ("--role target --backend jax", "backend"),
         ("--role target --backend toy --port 70000", "port: 70000"),
         ("--role target --backend toy --port 0 --batch 0", "batch: 0"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LAUNCHERS = ("main", "compare_architectures", "configuration", "flags")
+LAUNCHERS = ("main", "compare_architectures", "command_line", "configuration", "flag_row", "flags", "model_flags")
 
 # A package, and which of the others it may import.
 MAY_IMPORT = {

@@ -30,6 +30,7 @@ from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tests.support import (
     GREEDY,
+    HANG,
     SAMPLED,
     ServerProcess,
     Site,
@@ -227,19 +228,19 @@ def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float
 
 
 def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
-    calls = 0
+    seconds, calls = 1.0, 0
 
     async def hang(site: Site, request: Any, context: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls > 4:
-            await asyncio.sleep(30)
+            await asyncio.sleep(10 * HANG)
         return await site.proposals.propose(request)
 
     async def test() -> None:
         runner = toy(ToyConfig(step_seconds=0.002))
         async with worker_site(None, "miss=0.3") as site, faulty(site, hang) as address:
-            async with remote_draft(address, runner, seconds=0.6) as (generator, client):
+            async with remote_draft(address, runner, seconds=seconds) as (generator, client):
                 began = time.perf_counter()
                 hanging = asyncio.create_task(answer(generator.generate, long(100)))
                 await until(lambda: calls > 4)
@@ -248,14 +249,17 @@ def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: p
                 assert not hanging.done()  # it still waits, the other one did not
                 got = await hanging
                 assert got.token_ids == truth(100)
-                assert 0.6 < time.perf_counter() - began < 3.0
+                assert time.perf_counter() - began > seconds
                 assert 0 < got.completion.stats.drafted < 20
-                assert got.completion.stats.network_seconds < 0.5  # nobody answered: nobody knows where the time went
+                assert got.completion.stats.network_seconds < seconds  # nobody answered: nobody knows where it went
                 assert client.health.undrafted > 50
-                began = time.perf_counter()
-                assert (await answer(generator.generate, long(30))).token_ids == truth(30)
-                assert time.perf_counter() - began < 0.6  # the next request does not wait at all
-            await until(lambda: idle(site), 3.0)
+                hung = calls
+                again = await answer(generator.generate, long(30))
+                assert again.token_ids == truth(30)
+                # The next request waits for nobody: its rounds are undrafted, beside one trial at most.
+                assert again.completion.stats.drafted == 0 and again.completion.stats.undrafted_rounds >= 28
+                assert calls - hung <= 1
+            await until(lambda: idle(site))
 
     with caplog.at_level(logging.INFO, "tandem.drafter"):
         run(test())
@@ -271,7 +275,7 @@ def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
     role = (*role, "--draft", "model", "--draft_model", "miss=0.3")
 
     async def test(first: ServerProcess) -> None:
-        target = toy(ToyConfig(step_seconds=0.01), max_length=600)
+        target = toy(ToyConfig(step_seconds=0.006), max_length=600)
         async with remote_draft(first.wait_ready(), target) as (generator, client):
             drafted: list[bool] = []
             stream = generator.generate(long(560, SAMPLED))
@@ -289,6 +293,8 @@ def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
                             ServerProcess, tmp_path, *role, "--port", str(first.port), ready_file="second.json"
                         )
                         processes.append(second.process)
+                    if len(drafted) == 60:
+                        await asyncio.to_thread(second.wait_ready)  # the request goes on once it is there
             assert tuple(tokens) == truth(560, SAMPLED)
             assert not any(drafted[12:60])
             assert sum(drafted[-10:]) > 2  # it speculates again
@@ -315,14 +321,12 @@ def test_a_target_starts_without_its_worker_and_finds_it_later(caplog: pytest.Lo
     async def test() -> None:
         async with worker_site(None) as gone:
             address = gone.address
-        began = time.perf_counter()
         async with remote_draft(address, seconds=0.3) as (generator, client):
-            assert time.perf_counter() - began < 1.0
             assert generator.info.draft_name == f"remote:{address}"
             got = await answer(generator.generate, ids(PROMPT, 40))
             assert got.token_ids == oracle(PROMPT, GREEDY, 40) and got.completion.stats.drafted == 0
             async with worker_site(None, port=int(address.rpartition(":")[2])):
-                give_up = time.monotonic() + 10
+                give_up = time.monotonic() + HANG
                 while not client.health.up and time.monotonic() < give_up:
                     assert (await answer(generator.generate, ids(PROMPT, 40))).token_ids == got.token_ids
                 got = await answer(generator.generate, ids(PROMPT, 40))
@@ -372,10 +376,10 @@ def test_a_cancelled_request_frees_the_slots_on_both_sides() -> None:
                 await until(lambda steps=before + rounds: site.engine.batcher.steps >= steps)
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-                await until(lambda: idle(site), 1.0)
+                await until(lambda: idle(site))
             got = await answer(generator.generate, long(20))
             assert got.token_ids == truth(20)
-            await until(lambda: idle(site), 1.0)
+            await until(lambda: idle(site))
 
     run(test())
 
@@ -392,7 +396,7 @@ def test_a_storm_of_cancellations_leaves_every_slot_free_and_the_next_output_exa
                 await asyncio.sleep(0.004 * (i % 4))
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await until(lambda: len(site.proposals.sessions) == 0 and site.free == 2, 3.0)
+            await until(lambda: len(site.proposals.sessions) == 0 and site.free == 2)
             answers = await asyncio.gather(*(answer(generator.generate, ids([97 + i] * 9, 12)) for i in range(3)))
             assert [a.token_ids for a in answers] == [oracle([97 + i] * 9, GREEDY, 12) for i in range(3)]
 

@@ -51,7 +51,8 @@ class Traced:
             real, spans = grpc.aio.server, CallSpans(self.of[name])
 
             def server(interceptors: list[Any], **rest: Any) -> Any:
-                return real(interceptors=[CallInterceptor([spans]), *interceptors], **rest)
+                transport, *behind = interceptors
+                return real(interceptors=[transport, CallInterceptor([spans]), *behind], **rest)
 
             patch.setattr(support.grpc.aio, "server", server)
             yield

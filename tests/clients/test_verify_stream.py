@@ -279,7 +279,7 @@ def test_cancelling_a_request_with_rounds_in_flight_frees_both_slots(depth: Call
             await until(lambda: site.engine.batcher.steps >= 4)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: site.free == 4, 1.0)
+            await until(lambda: site.free == 4)
             await until(lambda: len(asyncio.all_tasks()) <= tasks + 1)
             got = await answer(generator.generate, ids(PROMPT, 10))
             assert got.token_ids == oracle(PROMPT, GREEDY, 10)

@@ -23,6 +23,7 @@ from speculation.types import (
     SpeculationStats,
 )
 from tandem.v1 import generation_pb2 as pb
+from tandem.v1 import target_verifier_pb2 as verifier_pb
 
 repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=80)
 
@@ -142,7 +143,7 @@ def test_model_information(info: ModelInfo) -> None:
 def test_absent_fields_take_the_defaults_of_the_contract() -> None:
     assert wire.sampling_from_wire(pb.Sampling()) == SamplingParams()
     request = wire.generation_from_wire(pb.Generation(text="x"))
-    assert request == GenerationRequest(text="x")
+    assert request == GenerationRequest(text="x", unsaid=frozenset({"temperature", "top_k", "top_p", "min_p", "seed"}))
     assert request.max_new_tokens is request.speculation_length is request.max_total_tokens is None
 
 
@@ -206,7 +207,10 @@ def test_unknown_rules_are_refused() -> None:
     assert caught.value.field == "rule"
 
 
+ABOVE = wire.MOST_SUPPORT + 1
 WRONG = [
+    ("distributions[0].token_ids", [f"{ABOVE} are above the limit of 1024"], [1], [(range(ABOVE), [1.0])]),
+    ("distributions[0].weights", [f"{ABOVE} are above the limit of 1024"], [1], [([1], [1.0] * ABOVE)]),
     ("distributions", [], [1], [([1], [1.0]), ([2], [1.0])]),
     ("distributions", [], [1, 2], [([1], [1.0])]),
     ("distributions[0].token_ids", ["empty"], [1], [([], [])]),
@@ -230,3 +234,13 @@ def test_a_distribution_that_no_token_can_have_come_from_is_refused(field, said,
     assert str(caught.value).startswith(f"{field}: ")
     for part in said:
         assert part in str(caught.value)
+
+
+def test_of_a_round_what_the_server_did_not_take_is_the_networks() -> None:
+    reply = verifier_pb.VerifyResponse(token_ids=[1, 2], accepted=1, committed_length=9, server_seconds=0.25)
+    answer = wire.answer_from_wire(reply, 1.0)
+    assert (answer.network_seconds, answer.committed_length) == (0.75, 9)
+    assert answer.verdict is not None and answer.verdict.token_ids == (1, 2)
+    assert wire.answer_from_wire(reply, 0.125).network_seconds == 0.0  # two clocks, and neither goes back
+    reply.stale = True
+    assert wire.answer_from_wire(reply, 1.0).verdict is None

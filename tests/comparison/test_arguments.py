@@ -144,3 +144,24 @@ def test_help_imports_nothing_heavy() -> None:
     found = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "--speculation-length" in found.stdout
     assert found.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--render x.json --num_runs 3", "num-runs: --render measures nothing; it takes --baseline and --format"),
+        ("--render x.json --output-dir y", "output-dir: --render measures nothing"),
+        ("--backend toy --threads 1", "threads: --backend toy does not take it; torch does"),
+        ("--backend toy --dtype auto", "dtype: --backend toy does not take it; torch does"),
+        ("--architectures fused --connect fused=h:1 --model m", "model: is for servers that are started here"),
+        ("--architectures fused --pipeline on", "pipeline: is for the architecture distributed, which is not started"),
+        ("--link netns", "link: is for --rtt-ms and --bandwidth-mbps, and neither is given"),
+        ("--architectures autoregressive --draft_model m", "draft-model: is for architectures that draft"),
+    ],
+)
+def test_a_flag_that_would_have_no_effect_is_refused(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        compare_architectures.main(line.split())
+    assert caught.value.code == 2
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert shown.startswith(f"compare_architectures.py: error: {said}")

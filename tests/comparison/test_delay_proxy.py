@@ -1,13 +1,15 @@
-"""The delay proxy as a process, between sockets of this one. Lower bounds are exact, upper ones leave room."""
+"""The delay proxy as a process, between sockets of this one. Lower bounds are exact; upper ones one of many keeps."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import random
 import socket
 import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -17,10 +19,10 @@ import pytest
 
 from comparison.delay_wire import Wire
 from comparison.link_settings import wire_bits
+from tests.support import HANG
+from tests.timing import promptly, timed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ROOM = 0.5
-"""Seconds that a busy machine may add."""
 
 
 class Proxy:
@@ -44,14 +46,22 @@ class Proxy:
     def set(self, rtt_ms: float, mbps: str = "none") -> None:
         assert self.ask(f"set {rtt_ms} {mbps}") == "ok"
 
+    def has_read(self, near: socket.socket) -> None:
+        """Returns once it has read all that `near` sent: the kernel handed it over, and its loop turned twice since."""
+        give_up = time.monotonic() + HANG
+        while struct.unpack("i", fcntl.ioctl(near, termios.TIOCOUTQ, b"\0" * 4)) != (0,):
+            assert time.monotonic() < give_up
+        for _ in range(2):
+            self.ask("lateness")
+
     def connected(self, listener: socket.socket) -> tuple[socket.socket, socket.socket]:
         """Both ends of a connection across the link, which is ready for bytes."""
         status, port = self.ask(f"listen 127.0.0.1:{listener.getsockname()[1]}").split()
         assert status == "ok"
-        near = socket.create_connection(("127.0.0.1", int(port)), timeout=20)
+        near = socket.create_connection(("127.0.0.1", int(port)), timeout=HANG)
         far, _ = listener.accept()
         for end in (near, far):
-            end.settimeout(20)
+            end.settimeout(HANG)
         near.sendall(b"?")
         assert far.recv(1) == b"?"
         return near, far
@@ -65,13 +75,13 @@ def proxy() -> Iterator[Proxy]:
         with contextlib.suppress(BrokenPipeError):
             assert proxy.process.stdin
             proxy.process.stdin.close()
-        assert proxy.process.wait(timeout=10) == 0
+        assert proxy.process.wait(timeout=HANG) == 0
 
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(20)
+        listener.settimeout(HANG)
         yield listener
 
 
@@ -82,6 +92,14 @@ def received(sock: socket.socket, size: int) -> bytes:
         assert more, f"closed after {len(data)} of {size} bytes"
         data += more
     return bytes(data)
+
+
+def there(source: socket.socket, sink: socket.socket, data: bytes) -> float:
+    """Seconds until all of it has arrived."""
+    began = time.monotonic()
+    source.sendall(data)
+    received(sink, len(data))
+    return time.monotonic() - began
 
 
 def send_in_chunks(sock: socket.socket, data: bytes, seed: int) -> None:
@@ -138,7 +156,7 @@ def test_bytes_under_way_keep_their_time_when_the_delay_shrinks(proxy, listener)
     with near, far:
         began = time.monotonic()
         near.sendall(b"early")
-        time.sleep(0.02)  # it has been read
+        proxy.has_read(near)
         proxy.set(0)
         assert received(far, 5) == b"early"
         assert time.monotonic() - began >= 0.1
@@ -148,12 +166,14 @@ def test_a_side_that_does_not_read_stops_the_other_from_sending_and_loses_nothin
     near, far = proxy.connected(listener)
     data = random.Random(5).randbytes(2**20)
     near.settimeout(0.5)
-    sent = 0
+    sent, stuck = 0, 0
     with near, far:
-        with pytest.raises(TimeoutError):
-            while sent < 256 * len(data):  # more than the proxy and the kernel take
+        while stuck < 3 or sent < 16 * 2**20:  # a proxy that gets no processor looks stuck too
+            try:
                 sent += near.send(data[sent % len(data) :])
-        assert sent >= 16 * 2**20
+            except TimeoutError:
+                stuck += 1
+            assert sent < 256 * len(data), "more than the proxy and the kernel take"
         for start in range(0, sent, len(data)):
             size = min(len(data), sent - start)
             assert received(far, size) == data[:size]
@@ -168,33 +188,31 @@ def test_nothing_arrives_earlier_than_half_the_round_trip_each_way(proxy, listen
     with near, far:
         for _ in range(20):
             for source, sink in ((near, far), (far, near)):
-                began = time.monotonic()
-                source.sendall(b"x" * 64)
-                received(sink, 64)
-                assert 0.01 <= time.monotonic() - began < 0.01 + ROOM
+                promptly(lambda source=source, sink=sink: there(source, sink, bytes(64)), 0.01)
 
 
 def test_messages_sent_at_once_arrive_at_once(proxy, listener):
     near, far = proxy.connected(listener)
     proxy.set(200)
     with near, far:
-        began = time.monotonic()
-        for number in range(10):
-            near.sendall(bytes([number]) * 100)
-            time.sleep(0.001)
-        for number in range(10):
-            assert received(far, 100) == bytes([number]) * 100
-        assert 0.1 <= time.monotonic() - began < 0.1 + ROOM  # and not ten times 0.1
+
+        def ten() -> float:
+            began = time.monotonic()
+            for number in range(10):
+                near.sendall(bytes([number]) * 100)
+                time.sleep(0.001)
+            for number in range(10):
+                assert received(far, 100) == bytes([number]) * 100
+            return time.monotonic() - began
+
+        promptly(ten, 0.1, 0.5)  # and not ten times 0.1
 
 
 def test_a_bandwidth_delays_by_bits_over_rate(proxy, listener):
     near, far = proxy.connected(listener)
     proxy.set(20, "8")
     with near, far:
-        began = time.monotonic()
-        near.sendall(bytes(200_000))
-        received(far, 200_000)
-        assert 0.2 + 0.01 <= time.monotonic() - began < 0.21 * 1.05 + ROOM
+        promptly(lambda: there(near, far, bytes(200_000)), 0.2 + 0.01)
 
 
 def test_connections_share_the_bandwidth_and_directions_do_not(proxy, listener):
@@ -202,28 +220,36 @@ def test_connections_share_the_bandwidth_and_directions_do_not(proxy, listener):
     second, second_far = proxy.connected(listener)
     proxy.set(0, "8")
     with first, first_far, second, second_far:
-        began = time.monotonic()
-        for sock in (first, second, first_far):
-            sock.sendall(bytes(100_000))
-        received(first, 100_000)
-        back = time.monotonic() - began
-        for sock in (first_far, second_far):
-            received(sock, 100_000)
-        assert time.monotonic() - began >= 0.2
-        assert 0.1 <= back < 0.1 + ROOM
+
+        def both_ways() -> float:
+            began = time.monotonic()
+            for sock in (first, second, first_far):
+                sock.sendall(bytes(100_000))
+            received(first, 100_000)
+            back = time.monotonic() - began
+            for sock in (first_far, second_far):
+                received(sock, 100_000)
+            assert time.monotonic() - began >= 0.2
+            return back
+
+        promptly(both_ways, 0.1)
 
 
 def test_a_connection_costs_a_round_trip_before_its_first_bytes(proxy, listener):
     proxy.set(60)
-    began = time.monotonic()
-    near, far = proxy.connected(listener)  # and half of one for the byte itself
-    with near, far:
-        assert 0.09 <= time.monotonic() - began < 0.09 + ROOM
+
+    def connect() -> None:
+        near, far = proxy.connected(listener)  # and half of one for the byte itself
+        near.close()
+        far.close()
+
+    promptly(lambda: timed(connect), 0.09)
 
 
 def test_the_lateness_of_what_arrived_is_told(proxy, listener):
     near, far = proxy.connected(listener)
     proxy.set(10)
+    began = time.monotonic()
     with near, far:
         assert proxy.ask("lateness") == "ok 0.000000 0.000000 0.000000 0"
         for _ in range(5):
@@ -232,7 +258,7 @@ def test_the_lateness_of_what_arrived_is_told(proxy, listener):
         status, *figures, chunks = proxy.ask("lateness").split()
     assert (status, chunks) == ("ok", "5")
     p50, p95, most = map(float, figures)
-    assert 0 <= p50 <= p95 <= most < ROOM
+    assert 0 <= p50 <= p95 <= most < time.monotonic() - began
 
 
 # --- ends ---
@@ -256,15 +282,19 @@ def test_half_a_connection_can_be_closed_and_the_other_half_goes_on(proxy, liste
 
 
 def test_a_reset_arrives_as_a_reset_and_no_earlier_than_bytes_would(proxy, listener):
-    near, far = proxy.connected(listener)
-    proxy.set(40)
-    with far:
-        began = time.monotonic()
-        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        near.close()
-        with pytest.raises(ConnectionResetError):
-            far.recv(1)
-        assert 0.02 <= time.monotonic() - began < 0.02 + ROOM
+    def reset() -> float:
+        proxy.set(0)
+        near, far = proxy.connected(listener)
+        proxy.set(40)
+        with far:
+            began = time.monotonic()
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            near.close()
+            with pytest.raises(ConnectionResetError):
+                far.recv(1)
+            return time.monotonic() - began
+
+    promptly(reset, 0.02)
 
 
 def test_a_refused_upstream_closes_the_connection_of_the_client_and_no_other(proxy, listener):
@@ -275,7 +305,10 @@ def test_a_refused_upstream_closes_the_connection_of_the_client_and_no_other(pro
     proxy.set(40)
     with near, far:
         began = time.monotonic()
-        with pytest.raises(ConnectionResetError), socket.create_connection(("127.0.0.1", int(port)), timeout=20) as one:
+        with (
+            pytest.raises(ConnectionResetError),
+            socket.create_connection(("127.0.0.1", int(port)), timeout=HANG) as one,
+        ):
             one.recv(1)
         assert time.monotonic() - began >= 0.04
         near.sendall(b"still here")
@@ -287,7 +320,7 @@ def test_it_ends_when_its_stdin_does_also_with_connections_open(proxy, listener)
     with near, far:
         assert proxy.process.stdin
         proxy.process.stdin.close()
-        assert proxy.process.wait(timeout=10) == 0
+        assert proxy.process.wait(timeout=HANG) == 0
         assert far.recv(1) == b""
 
 
@@ -301,9 +334,9 @@ async def main():
         os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(main())
 """
-    ended = subprocess.run([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=20)
+    ended = subprocess.run([sys.executable, "-c", parent], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=HANG)
     assert ended.returncode == -9
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + HANG
     while Path(f"/proc/{ended.stdout.strip()}/cmdline").exists() and time.monotonic() < deadline:
         if "delay_proxy" not in Path(f"/proc/{ended.stdout.strip()}/cmdline").read_text():
             break  # a zombie has none

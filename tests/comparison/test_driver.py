@@ -164,6 +164,9 @@ def test_an_address_that_does_not_answer_is_one_line(
 def test_an_interrupt_before_the_first_record_stops_every_server_and_says_that_nothing_was_measured(
     config: ComparisonConfig, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
+    handler = signal.getsignal(number)
+
     class Interrupting(FakeGenerator):
         async def generate(
             self, request: GenerationRequest, timeout: float | None = None
@@ -172,14 +175,16 @@ def test_an_interrupt_before_the_first_record_stops_every_server_and_says_that_n
             await asyncio.sleep(30)
             yield Chunk(())
 
-    before = signal.getsignal(number)
-    assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 128 + number
+    try:
+        assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 128 + number
+        assert signal.getsignal(number) == handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert f"interrupted by {number.name}: nothing was measured" in capsys.readouterr().err
     assert no_server_is_left(config)
     kinds = [json.loads(line)["kind"] for line in (config.output_dir / "records.jsonl").read_text().splitlines()]
     assert kinds == ["run", "servers", "end"]
     assert not (config.output_dir / "comparison.json").exists()
-    assert signal.getsignal(number) == before
 
 
 class Numbered(FakeGenerator):

@@ -13,10 +13,8 @@ import pytest
 from comparison.link import DelayLink
 from comparison.link_overhead import LinkOverhead, round_trips
 from comparison.link_settings import LinkSettings
-from tests.support import target_site
-
-ROOM = 0.5
-"""Seconds that a busy machine may add."""
+from tests.support import HANG, target_site
+from tests.timing import ROOM
 
 
 @pytest.mark.parametrize(
@@ -44,23 +42,22 @@ def test_settings_say_what_they_are_and_how_long_a_round_trip_takes():
 
 
 def test_a_call_over_grpc_takes_the_round_trip_that_the_link_is_set_to_now():
-    async def run() -> list[float]:
-        timed = []
+    async def run() -> None:
         async with target_site() as site, DelayLink() as link:
             site.address = await link.listen(site.address)
             async with site.client() as client:
                 assert (await client.model_info()).backend == "toy"
-                for rtt_ms in (0, 60, 20):  # over one connection
+                for rtt_ms in (0, 60, 20):  # over one connection; of many calls one must be as fast as the link
                     await link.set(LinkSettings(rtt_ms))
-                    began = time.monotonic()
-                    await client.model_info()
-                    timed.append(time.monotonic() - began)
-        return timed
+                    took, give_up = HANG, time.monotonic() + HANG
+                    while took >= rtt_ms / 1000 + 0.03:
+                        assert time.monotonic() < give_up
+                        began = time.monotonic()
+                        await client.model_info()
+                        took = time.monotonic() - began
+                        assert took >= rtt_ms / 1000
 
-    none, long, short = asyncio.run(run())
-    assert none < ROOM
-    assert 0.06 <= long < 0.06 + ROOM
-    assert 0.02 <= short < 0.02 + ROOM
+    asyncio.run(run())
 
 
 def test_servers_are_added_while_the_link_is_in_use():
@@ -82,13 +79,16 @@ def test_the_overhead_is_measured_at_the_settings_of_the_moment_and_the_lateness
         async with DelayLink() as link:
             for rtt_ms in (0, 10):
                 await link.set(LinkSettings(rtt_ms))
-                found = await link.overhead(samples=20)
-                assert (found.samples, found.nominal_s) == (20, rtt_ms / 1000)
-                assert 0 < found.direct_p50_s < ROOM
-                assert rtt_ms / 1000 < found.link_p50_s <= found.link_p95_s < rtt_ms / 1000 + ROOM
+                began, median = time.monotonic(), HANG
+                while median >= rtt_ms / 1000 + ROOM:  # load delays some measurements, a fault all of them
+                    found = await link.overhead(samples=20)
+                    median, took = found.link_p50_s, time.monotonic() - began
+                    assert (found.samples, found.nominal_s) == (20, rtt_ms / 1000)
+                    assert 0 < found.direct_p50_s < took < HANG
+                    assert rtt_ms / 1000 < found.link_p50_s <= found.link_p95_s < took
                 late = await link.lateness()
-                assert late.chunks >= 40
-                assert 0 <= late.p50_s <= late.p95_s <= late.max_s < ROOM
+                assert late.chunks >= 20  # a busy machine may send two as one
+                assert 0 <= late.p50_s <= late.p95_s <= late.max_s < time.monotonic() - began
 
     asyncio.run(run())
 
@@ -121,7 +121,7 @@ def test_the_connections_of_a_link_that_is_left_are_closed_also_after_an_error()
     async def run(server: socket.socket) -> socket.socket:
         async with DelayLink() as link:
             host, _, port = (await link.listen(f"127.0.0.1:{server.getsockname()[1]}")).rpartition(":")
-            client = socket.create_connection((host, int(port)), timeout=10)
+            client = socket.create_connection((host, int(port)), timeout=HANG)
             far, _ = await asyncio.to_thread(server.accept)
             with far:
                 raise KeyError(client)

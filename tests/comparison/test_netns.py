@@ -18,9 +18,10 @@ from comparison.link_overhead import Echo, round_trips
 from comparison.link_settings import LinkSettings
 from comparison.netns import NetnsLink, netem
 from comparison.servers import Fleet
+from tests.support import HANG
+from tests.timing import ROOM
 
 MAIN = Path(__file__).resolve().parent.parent.parent / "main.py"
-ROOM = 0.5
 
 
 def why_not(discipline: list[str] | None) -> str:
@@ -144,10 +145,11 @@ def test_the_kernel_delays_by_what_the_link_is_set_to_now(needs_netem):
         async with NetnsLink() as link:
             for settings in (LinkSettings(20), LinkSettings(50, 100), LinkSettings(5)):
                 await link.set(settings)
-                began = time.monotonic()
-                found = await link.overhead(samples=20)
-                assert time.monotonic() - began < 20
-                assert settings.rtt_ms / 1000 <= found.link_p50_s < settings.rtt_ms / 1000 + ROOM
+                give_up, median = time.monotonic() + HANG, HANG
+                while median >= settings.rtt_ms / 1000 + ROOM:  # load delays some measurements, a fault all of them
+                    assert time.monotonic() < give_up
+                    median = (await link.overhead(samples=20)).link_p50_s
+                    assert settings.rtt_ms / 1000 <= median
 
     asyncio.run(run())
     assert left_over() == ""

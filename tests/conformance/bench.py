@@ -16,7 +16,7 @@ from clients.channel import FUSED, MESSAGES, open_channel, stub
 from clients.generation import GenerationClient
 from speculation.types import GenerationRequest, ModelInfo, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.support import Answer, Site, answer, let_all_expire, until
+from tests.support import HANG, Answer, Site, answer, let_all_expire, until
 
 ARCHITECTURES = ("distributed", "fused", "draft_worker")
 TRANSPORTS = ("unary", "stream")
@@ -93,13 +93,13 @@ class Inside:
         """Waits until the server itself notices; the case's lease is short."""
         assert self.target and self.target.verifier
         sessions = self.target.verifier.sessions
-        await until(lambda: len(sessions) == 0, 10.0)
+        await until(lambda: len(sessions) == 0)
 
     async def all_free(self) -> None:
         for site in self.sites:
             if site.engine:
                 slots = site.engine.slots
-                await until(lambda slots=slots: slots.free == slots.count, 10.0)
+                await until(lambda slots=slots: slots.free == slots.count)
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class Bench:
         request = GenerationRequest(
             token_ids=tuple(prompt), max_new_tokens=count, **({"ignore_end_of_sequence": True} | rest)
         )
-        return await asyncio.wait_for(answer(self.generate, request), 60)
+        return await asyncio.wait_for(answer(self.generate, request), HANG)
 
     def session_id(self) -> str:
         self._made += 1
@@ -170,7 +170,7 @@ class Rounds:
 
     async def _send(self, request: pb.VerifyRequest) -> pb.VerifyResponse:
         if not self._streams:
-            return await self._target.Verify(request, timeout=30)
+            return await self._target.Verify(request, timeout=HANG)
         if self._stream is None:
             self._stream = self._target.VerifyStream(timeout=60)
         await self._stream.write(request)

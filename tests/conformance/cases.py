@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tests.conformance import generations, proposals, sessions
 from tests.conformance.bench import ARCHITECTURES, Bench, Combination
+from tests.support import LEASE
 
 Case = Callable[[Bench], Awaitable[None]]
 
@@ -21,7 +22,7 @@ class Entry:
     inside: bool = False
     real: bool = False
     transports: tuple[str, ...] = ("unary", "stream")
-    lease_seconds: float = 60.0
+    lease_seconds: float = LEASE
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from speculation.types import Chunk, FinishReason, GenerationRequest, SamplingPa
 from tandem.v1 import generation_pb2
 from tests.conformance.bench import Bench, refused
 from tests.reliability.faults import Fault, Schedule
+from tests.support import HANG
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=7)
@@ -69,10 +70,10 @@ async def cancel_frees_slot(bench: Bench) -> None:
     for _ in range(bench.info.kv_slots + 1):
         request = GenerationRequest(token_ids=tuple(bench.prompt()), max_new_tokens=COUNT, ignore_end_of_sequence=True)
         async with contextlib.aclosing(bench.generate(request)) as events:
-            await asyncio.wait_for(anext(events), 20)
+            await asyncio.wait_for(anext(events), HANG)
     if bench.inside:
         await bench.inside.all_free()
-    await asyncio.wait_for(_equals_plain(bench, GREEDY), 20)
+    await asyncio.wait_for(_equals_plain(bench, GREEDY), HANG)
 
 
 async def bad_fields_are_named(bench: Bench) -> None:

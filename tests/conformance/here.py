@@ -16,7 +16,18 @@ from speculation.types import SamplingParams
 from tests.conformance.bench import Bench, Combination, Inside
 from tests.reliability.faults import FaultInterceptor
 from tests.reliability.history import History
-from tests.support import Site, distributed, draft_config, fused_site, oracle, raw_stub, target_site, toy, worker_site
+from tests.support import (
+    LEASE,
+    Site,
+    distributed,
+    draft_config,
+    fused_site,
+    oracle,
+    raw_stub,
+    target_site,
+    toy,
+    worker_site,
+)
 
 TOY_DRAFT = "salt=0,miss=0.3"
 
@@ -55,7 +66,7 @@ async def _plain_real(prompt: Sequence[int], sampling: SamplingParams, count: in
 
 
 @contextlib.asynccontextmanager
-async def here(combination: Combination, lease_seconds: float = 60.0) -> AsyncIterator[Bench]:
+async def here(combination: Combination, lease_seconds: float = LEASE) -> AsyncIterator[Bench]:
     """Servers of this process. Of a fused server only the fused one; else a target, and what drafts for it."""
     async with contextlib.AsyncExitStack() as stack:
         if combination.architecture == "fused":

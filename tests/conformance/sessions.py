@@ -12,7 +12,7 @@ from clients import wire
 from speculation.types import SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.conformance.bench import Bench, Refused, Rounds, refused
-from tests.support import until
+from tests.support import HANG, until
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=11)
@@ -48,7 +48,7 @@ async def opened(bench: Bench, sampling: SamplingParams = GREEDY, number: int = 
     truth = await bench.expected(prompt, sampling, 20)
     async with bench.rounds() as rounds:
         session = Open(bench, rounds, bench.session_id(), prompt, truth)
-        await bench.stub.OpenSession(session.opening(sampling=wire.sampling_to_wire(sampling)), timeout=30)
+        await bench.stub.OpenSession(session.opening(sampling=wire.sampling_to_wire(sampling)), timeout=HANG)
         try:
             yield session
         finally:
@@ -56,7 +56,7 @@ async def opened(bench: Bench, sampling: SamplingParams = GREEDY, number: int = 
 
 
 async def _close(bench: Bench, session_id: str) -> bool:
-    reply = await bench.stub.CloseSession(pb.CloseSessionRequest(session_id=session_id), timeout=10)
+    reply = await bench.stub.CloseSession(pb.CloseSessionRequest(session_id=session_id), timeout=HANG)
     return bool(reply.closed)
 
 
@@ -223,7 +223,7 @@ async def _open(bench: Bench, opening: pb.OpenSessionRequest) -> Any:
     import grpc
 
     try:
-        return await bench.stub.OpenSession(opening, timeout=30)
+        return await bench.stub.OpenSession(opening, timeout=HANG)
     except grpc.RpcError as error:
         raise Refused(error) from None
 
@@ -247,7 +247,7 @@ async def cancelled_open_frees_slot(bench: Bench) -> None:
         )
         await until(lambda: bench.inside.target.free < free)
         call.cancel()
-        await until(lambda: bench.inside.target.free == free, 10.0)
+        await until(lambda: bench.inside.target.free == free)
 
 
 async def close_frees_slot_once(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -133,13 +134,22 @@ def training(target: Path, data: Path, output: Path, **changes: Any) -> TrainCon
     return replace(config, **changes)
 
 
-def test_training_makes_the_draft_agree_and_transformers_loads_it(target: Path, data: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def trained(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A draft, trained once for whoever looks at one, and what training said."""
+    folder = tmp_path_factory.mktemp("trained") / "draft"
+    return folder, train(training(target, data, folder), quiet)
+
+
+def test_training_makes_the_draft_agree_and_transformers_loads_it(
+    target: Path, data: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     few = train(training(target, data, tmp_path / "few", epochs=0.1), quiet)
-    many = train(training(target, data, tmp_path / "many"), quiet)
+    folder, many = trained
     assert many["held_out_agreement"]["all"] > few["held_out_agreement"]["all"] + 0.1
-    module, info = AutoModelForCausalLM.from_pretrained(tmp_path / "many", output_loading_info=True)
+    module, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and module.config.vocab_size == 258
-    assert not (tmp_path / "many" / "training_state.pt").exists()
+    assert not (folder / "training_state.pt").exists()
 
 
 def test_training_goes_on_from_another_draft_in_that_ones_shape(target: Path, data: Path, tmp_path: Path) -> None:
@@ -187,21 +197,21 @@ def test_training_cut_short_ends_with_the_same_weights(
     assert weights[0] == weights[1]
 
 
-def test_evaluation_writes_figures_and_a_card(target: Path, data: Path, tmp_path: Path) -> None:
-    train(training(target, data, tmp_path / "draft"), quiet)
+def test_evaluation_writes_figures_and_a_card(
+    target: Path, data: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    draft = shutil.copytree(trained[0], tmp_path / "draft")
     train(training(target, data, tmp_path / "less", max_tokens=300, epochs=1), quiet)
     prompts = (Prompt("a", "letters", "abcabcabc", False), Prompt("b", "other", "what is this", True))
-    config = EvaluateConfig(
-        tmp_path / "draft", str(target), (0.0, 0.8), (tmp_path / "less",), prompts, 20, 3, 1, "float32", "cpu"
-    )
+    config = EvaluateConfig(draft, str(target), (0.0, 0.8), (tmp_path / "less",), prompts, 20, 3, 1, "float32", "cpu")
     found = asyncio.run(evaluate(config, quiet))
     greedy = {d.name: d for d in found[0].drafters}
     assert set(greedy) == {"ngram", "model", "hybrid"}
     assert greedy["model"].agreement["all"].agreed > 0
-    card = (tmp_path / "draft" / "README.md").read_text()
+    card = (draft / "README.md").read_text()
     share = greedy["model"].agreement["letters"]
     assert f"{share.agreed / share.tokens:.3f}" in card and "apache-2.0" in card and "What data brings" in card
-    figures = json.loads((tmp_path / "draft" / "acceptance.json").read_text())
+    figures = json.loads((draft / "acceptance.json").read_text())
     assert [one["sampling"]["temperature"] for one in figures] == [0.0, 0.8]
     assert figures[0]["costs"]["ratio"] > 0
 

@@ -63,9 +63,8 @@ def test_it_says_what_it_made(
         (["--compile_for", "draft"], "draft_model: name the draft that is to be compiled"),
         (["--compile", "off"], "compile: off makes no graphs; leave it out, or say inductor"),
         (["--compile", "neuron"], "compile: neuron is not for cpu: auto or native or inductor or off"),
-        (["--backend", "toy"], "backend: toy has no graphs to compile; torch has"),
+        (["--backend", "toy"], "device: --role compile with --backend toy does not take it; --backend torch does"),
         (["--batch_buckets", "1,x"], "batch_buckets: '1,x' is not numbers with commas between them, as in 1,4"),
-        (["--tp_degree", "2"], "tp_degree: 2 needs 2 processes, and there is 1; start them with: torchrun"),
     ],
 )
 def test_what_it_cannot_compile_is_one_line(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 from models.assembly import DraftChoice, Loaded
 from models.batcher import Batcher
 from models.engine import Engine
-from models.generator import Generator, check_tokens
+from models.generator import LONG_TEXT, Generator, check_tokens
 from models.generators import fused_generator, plain_generator, target_info
 from models.runner import Limits
 from models.toy import END, ToyConfig, ToyTokenizer, toy_logits
 from speculation.types import FinishReason, GenerationRequest, InvalidField, TooLong
-from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, run, target_site, toy, worker_site
+from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, run, target_site, toy, until, worker_site
 
 PROMPT = b"abc"
 TRUTH = oracle(PROMPT, GREEDY, 40)
@@ -98,6 +99,35 @@ def test_the_first_unknown_token_is_named() -> None:
     check_tokens("prompt", [0, 257], 258)
     with pytest.raises(InvalidField, match=r"token id 300 .* 258"):
         check_tokens("prompt", [1, 300, 400], 258)
+
+
+def test_long_texts_are_tokenized_in_a_thread_one_at_a_time_while_others_are_answered() -> None:
+    """What a caller sends decides how long that takes; it must not decide when others are answered."""
+    going, most, threads, enough = 0, 0, set(), threading.Event()
+
+    class Slow(ToyTokenizer):
+        def encode(self, text: str, chat: bool) -> list[int]:
+            nonlocal going, most
+            going, most = going + 1, max(most, going + 1)
+            threads.add((len(text) > LONG_TEXT, threading.current_thread() is threading.main_thread()))
+            if len(text) > LONG_TEXT:
+                assert enough.wait(30), "a short text was not answered meanwhile"
+            going -= 1
+            return [1, 2, 3]
+
+    async def test() -> None:
+        generator = replace(plain(), tokenizer=Slow())
+        long = [
+            asyncio.create_task(answer(generator.generate, GenerationRequest(text="x" * (LONG_TEXT + 1)))) for _ in "ab"
+        ]
+        await until(lambda: going == 1)
+        await answer(generator.generate, GenerationRequest(text="x" * LONG_TEXT, max_new_tokens=2))
+        enough.set()
+        await asyncio.gather(*long)
+
+    run(test())
+    assert threads == {(True, False), (False, True)}
+    assert most == 2, "one long text, and beside it a short one"
 
 
 # --- stops, over the wire ---

@@ -172,7 +172,7 @@ async def run_schedule(seed: int, seconds: float = SECONDS) -> Result:
         for way, ask, end in zip(ways, asks, ended, strict=True):
             end = Ended([], f"{type(end).__name__} {end}") if isinstance(end, BaseException) else end
             note_outcome(deployment.history, result, way.__name__, ask, end)
-        result.violations += await _left_behind(deployment.sites)
+        result.violations += await _left_behind(deployment.sites, seconds)
     by_client = {ask.client: ask for ask in asks}
     plain = [ask for way, ask in zip(ways, asks, strict=True) if way != deployment.by_rejection]
     validator = Validator(
@@ -190,7 +190,7 @@ def note_outcome(history: History, result: Result, way: str, ask: Ask, end: Ende
     result.wrong_tokens += sum(ours != true for ours, true in zip(end.tokens, expected, strict=False))
 
 
-async def _left_behind(sites: list[Site]) -> list[Violation]:
+async def _left_behind(sites: list[Site], seconds: float) -> list[Violation]:
     """Sessions whose client is gone lose their lease; then nothing may be held."""
     for site in sites:
         await let_all_expire(site)
@@ -198,7 +198,7 @@ async def _left_behind(sites: list[Site]) -> list[Violation]:
     for site in sites:
         engine = site.engine
         try:
-            await until(lambda engine=engine: engine is None or engine.slots.free == engine.slots.count, 3.0)
+            await until(lambda engine=engine: engine is None or engine.slots.free == engine.slots.count, seconds)
         except AssertionError:
             held.append(Violation("answered", f"{site.service} holds {engine.slots.count - engine.slots.free} slots"))
     return held

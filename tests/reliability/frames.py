@@ -6,6 +6,8 @@ import random
 import socket
 import struct
 
+from tests.support import HANG
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
@@ -97,7 +99,7 @@ def unread(address: str, path: str, request: bytes, ends: bool = True) -> socket
 def send(address: str, data: bytes) -> None:
     """Connects, sends, reads a little if there is anything, and is gone."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=HANG) as connection:
         connection.settimeout(0.005)
         try:
             connection.sendall(data)

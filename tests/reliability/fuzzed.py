@@ -19,6 +19,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.messages import LONGEST
 from tests.support import (
     GREEDY,
+    HANG,
     SAMPLED,
     Site,
     fused_site,
@@ -104,7 +105,7 @@ class Servers:
             for site in self.sites.values():
                 await let_all_expire(site)
                 slots = site.engine.slots
-                await until(lambda slots=slots: slots.free == slots.count, 5.0)
+                await until(lambda slots=slots: slots.free == slots.count)
 
         asyncio.run_coroutine_threadsafe(released(), self.loop).result(20)
 
@@ -151,7 +152,7 @@ def fuzzed_servers() -> Iterator[Servers]:
 
     thread = threading.Thread(target=run, name="fuzzed servers")
     thread.start()
-    assert ready.wait(20) and not failed, failed
+    assert ready.wait(HANG) and not failed, failed
     channels = {name: grpc.insecure_channel(site.address) for name, site in sites.items()}
     try:
         yield Servers(sites, channels, loops[0])

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import importlib
-import inspect
-import textwrap
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+
+from tests import planting
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,40 +21,9 @@ class Mutant:
     schedules: tuple[str, ...] = ()
 
 
-def function_at(where: str) -> Any:
-    """The function that runs; of a context manager, the one it wraps."""
-    module, _, name = where.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = inspect.getattr_static(found, part)
-    return inspect.unwrap(found)
-
-
-@contextlib.contextmanager
-def planted(mutant: Mutant) -> Iterator[None]:
-    """The mutant instead of the original, for everybody who holds the function."""
-    function = function_at(mutant.where)
-    original = function.__code__
-    function.__code__ = _mutated(function, mutant)
-    try:
-        yield
-    finally:
-        function.__code__ = original
-
-
-def _mutated(function: Any, mutant: Mutant) -> Any:
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(mutant.old) == 1, f"{mutant.name}: adapt the mutant, its place is gone from {mutant.where}"
-    tree = ast.parse(source.replace(mutant.old, mutant.new))
-    (definition,) = tree.body
-    assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
-    definition.decorator_list = []
-    wanted = function.__code__.co_freevars
-    assert not wanted, f"{mutant.name}: {mutant.where} closes over {wanted}"
-    namespace: dict[str, Any] = dict(function.__globals__)
-    future = ast.parse("from __future__ import annotations").body
-    exec(compile(ast.Module([*future, definition], []), inspect.getfile(function), "exec"), namespace)
-    return namespace[definition.name].__code__
+def planted(mutant: Mutant) -> AbstractContextManager[None]:
+    """The mutant instead of the original, for everybody who holds the function. Raises PlaceGone."""
+    return planting.planted(mutant.name, mutant.where, mutant.old, mutant.new)
 
 
 FENCE = "services.sessions:Session.fence"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.support import REPOSITORY, until
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 
 
 class Killable:
@@ -70,7 +70,7 @@ class Killable:
         assert self.process
         self.probe_file.unlink(missing_ok=True)
         self.process.send_signal(signal.SIGUSR1)
-        await until(self.probe_file.exists, 10.0)
+        await until(self.probe_file.exists)
         found: dict[str, int] = json.loads(self.probe_file.read_text())
         return found
 

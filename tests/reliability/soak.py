@@ -1,33 +1,41 @@
 """Servers under a storm of clients that come, leave, abandon sessions and are killed; then: does everything come back?
 
-python -m tests.reliability.soak --seconds 600        prints the figures
+python -m tests.reliability.soak --seconds 3600        prints figures; results/soak-memory.png shows memory by time
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
+import contextlib
+import functools
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from clients.channel import DRAFT, FUSED, TARGET
 from tests.reliability.processes import Killable
 from tests.reliability.soak_client import CLIENTS
-from tests.support import REPOSITORY
+from tests.reliability.soak_memory import Memory
+from tests.reliability.soak_storm import Storm
+from tests.support import HANG, REPOSITORY
 
 LEASE = 0.5
 WARM_UP = 0.2  # share of the time before the first look: pools, caches and threads that come with the first requests
 MOST_MORE = {"slots": 0, "sessions": 0, "tasks": 2, "threads": 2, "files": 4, "resident_bytes": 24 * 2**20}
 """How much more than before a server may hold afterwards."""
+NO_OPERATIONS = ("tokens", "wrong", "disturbed", "expired", "refused")
+EVERY = 15.0
+"""Seconds between two lines of progress."""
+RESULTS = REPOSITORY / "results"
 _COMMON = ("--batch", "16", "--sequence_length", "96", "--lease_seconds", str(LEASE))
+Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -36,113 +44,138 @@ class Soaked:
 
     seconds: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
-    kills: int = 0
+    done: Counter[str] = field(default_factory=Counter)
+    """What was done to processes."""
+    failures: list[dict[str, Any]] = field(default_factory=list)
     before: dict[str, dict[str, int]] = field(default_factory=dict)
     after: dict[str, dict[str, int]] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    tracebacks: list[str] = field(default_factory=list)
 
     @property
     def operations(self) -> int:
-        return sum(n for name, n in self.counts.items() if name not in ("tokens", "wrong"))
+        """Those that came to their end."""
+        return sum(n for name, n in self.counts.items() if name not in NO_OPERATIONS and "failed" not in name)
 
     def wrongs(self) -> list[str]:
         """What must not be."""
         found = [f"{n} times {name}" for name, n in self.counts.items() if name.startswith("failed")]
+        found += [f"failed without a disturbance: {failed}" for failed in self.failures[:20]]
+        found += [f"a log has a traceback: {said}" for said in self.tracebacks[:5]]
         if self.counts["wrong"]:
             found.append(f"{self.counts['wrong']} outputs with wrong tokens")
         for server, held in self.after.items():
+            found += [f"{server} holds {held[what]} {what}" for what in ("slots", "sessions") if held[what]]
+        for server in self.before:
             for what, most in MOST_MORE.items():
-                more = held[what] - self.before[server][what]
+                more = self.after[server][what] - self.before[server][what]
                 if more > most:
                     found.append(f"{server} holds {more} {what} more than before; at most {most} is stated")
+            found += filter(None, [self.memory.not_flat(server, self.operations)])
         return found
 
 
-class Storm:
-    """Client processes: some end by SIGTERM, some by SIGKILL, and others take their place."""
+class Fleet:
+    """The servers: three that live through it, and a verifier that is killed. The worker verifies at both."""
 
-    def __init__(self, folder: Path, servers: dict[str, str], chance: random.Random) -> None:
-        self._folder, self._chance = folder, chance
-        self._servers = [f"{service}={address}" for service, address in servers.items()]
-        self._running: list[subprocess.Popen[bytes]] = []
-        self._made = 0
-        self.kills = 0
+    def __init__(self, folder: Path) -> None:
+        role = ("--role", "target", *_COMMON)
+        self.target, self.mortal = Killable(folder, "target", role), Killable(folder, "mortal", role)
+        self.fused = Killable(folder, "fused", ("--role", "fused_target", "--draft_model", "miss=0.3", *_COMMON))
+        self.worker = Killable(folder, "worker", ())
 
-    def fill(self, processes: int) -> None:
-        while len(self._running) < processes:
-            self._made += 1
-            command = [sys.executable, "-m", "tests.reliability.soak_client", "--seed", str(self._made)]
-            command += ["--counts", str(self._folder / f"client-{self._made}.jsonl"), *self._servers]
-            log = (self._folder / f"client-{self._made}.log").open("wb")
-            environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-            self._running.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
-            log.close()
+    async def start(self) -> None:
+        await asyncio.gather(self.target.start(), self.mortal.start(), self.fused.start())
+        verifiers = f"{self.mortal.address},{self.target.address}"
+        role = ("--role", "draft_worker", "--draft_model", "miss=0.3", *_COMMON, "--target_host", verifiers)
+        self.worker.arguments = role
+        await self.worker.start()
 
-    def kill_one(self) -> None:
-        victim = self._running.pop(self._chance.randrange(len(self._running)))
-        victim.kill()
-        victim.wait()
-        self.kills += 1
+    @property
+    def lasting(self) -> list[Killable]:
+        return [self.target, self.fused, self.worker]
+
+    @property
+    def all(self) -> list[Killable]:
+        return [*self.lasting, self.mortal]
+
+    def addresses(self) -> dict[str, str]:
+        services = {"target": TARGET, "mortal": TARGET, "fused": FUSED, "worker": DRAFT}
+        return {f"{server.name}:{services[server.name]}": server.address for server in self.all}
+
+    def processes(self) -> dict[str, int]:
+        return {server.name: server.process.pid for server in self.all if server.process}
 
     def end(self) -> None:
-        for process in self._running:
-            process.terminate()
-        for process in self._running:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._running.clear()
-
-    async def blow(self, seconds: float, processes: int, between_kills: float) -> None:
-        end = time.monotonic() + seconds
-        self.fill(processes)
-        while (left := end - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, between_kills))
-            if end - time.monotonic() > 0.5:
-                self.kill_one()
-                self.fill(processes)
-        self.end()
-
-    def counted(self) -> Counter[str]:
-        total: Counter[str] = Counter()
-        for path in self._folder.glob("client-*.jsonl"):
-            lines = path.read_text().splitlines()
-            total.update(json.loads(lines[-1]) if lines else {})
-        return total
+        for server in self.all:
+            server.end()
 
 
-async def soak(folder: Path, seconds: float, processes: int, between_kills: float, seed: int = 0) -> Soaked:
-    """32 clients where `processes` is 4. Raises AssertionError where a server dies or holds on to something."""
-    target = Killable(folder, "target", ("--role", "target", *_COMMON))
-    fused = Killable(folder, "fused", ("--role", "fused_target", "--draft_model", "miss=0.3", *_COMMON))
-    servers = [target, fused]
-    soaked = Soaked(seconds)
+async def soak(
+    folder: Path,
+    seconds: float,
+    processes: int,
+    between: float,
+    seed: int = 0,
+    results: Path | None = None,
+    say: Say = lambda line: None,
+) -> Soaked:
+    """32 clients where `processes` is 4; a client process is killed every `between` seconds. Samples of memory and a
+    plot go to `results` as they come. Raises AssertionError where a server does not start."""
+    fleet, soaked = Fleet(folder), Soaked(seconds)
+    if results:
+        results.mkdir(parents=True, exist_ok=True)
+        soaked.memory.file = results / time.strftime("soak-memory-%Y%m%dT%H%M%SZ.jsonl", time.gmtime())
     try:
-        await asyncio.gather(target.start(), fused.start())
-        worker_arguments = ("--role", "draft_worker", "--draft_model", "miss=0.3", *_COMMON)
-        worker = Killable(folder, "worker", (*worker_arguments, "--target_host", target.address))
-        servers.append(worker)
-        await worker.start()
-        addresses = {TARGET: target.address, FUSED: fused.address, DRAFT: worker.address}
-        storm = Storm(folder, addresses, random.Random(seed))
+        await fleet.start()
+        storm = Storm(folder, fleet.addresses(), random.Random(seed))
+        beside = [asyncio.create_task(soaked.memory.sample_forever(fleet.processes))]
+        beside.append(asyncio.create_task(_progress(storm, soaked, say)))
         try:
-            await storm.blow(seconds * WARM_UP, processes, between_kills)
-            soaked.before = {server.name: await quiet(server) for server in servers}
-            await storm.blow(seconds * (1 - WARM_UP), processes, between_kills)
-            soaked.after = {server.name: await quiet(server) for server in servers}
+            blow = functools.partial(storm.blow, processes=processes, between=between, mortal=fleet.mortal)
+            await blow(seconds * WARM_UP, stopped=fleet.all)
+            soaked.before = {server.name: await quiet(server) for server in fleet.lasting}
+            await blow(seconds * (1 - WARM_UP), stopped=fleet.all)
+            soaked.after = {server.name: await quiet(server) for server in fleet.all}
         finally:
             storm.end()
-        soaked.counts, soaked.kills = storm.counted(), storm.kills
-        for server in servers:
-            assert "Traceback" not in (said := server.log.read_text(errors="replace")), said[-3000:]
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+            (soaked.counts, soaked.failures), soaked.done = storm.counted(), storm.done
+            if results:
+                asked = f"{seconds:g} s, {processes * CLIENTS} clients, {soaked.operations} operations"
+                title = f"{asked}\n" + ", ".join(f"{n} {what}" for what, n in soaked.done.items())
+                soaked.memory.plot(results / "soak-memory.png", title)
+        soaked.tracebacks = list(tracebacks(folder))
     finally:
-        for server in servers:
-            server.end()
+        fleet.end()
     return soaked
 
 
-async def quiet(server: Killable, seconds: float = 20.0) -> dict[str, int]:
+async def _progress(storm: Storm, soaked: Soaked, say: Say) -> None:
+    began = time.monotonic()
+    while True:
+        await asyncio.sleep(EVERY)
+        counts, failures = await asyncio.to_thread(storm.counted)
+        now = Soaked(counts=counts)
+        resident = {name: f"{samples[-1][1] / 2**20:.1f}" for name, samples in soaked.memory.samples.items()}
+        say(
+            f"{time.monotonic() - began:.0f} of {soaked.seconds:g} s: {now.operations} operations, "
+            f"{counts['tokens']} tokens, {counts['wrong']} wrong, {len(failures)} failed, {counts['refused']} refused, "
+            f"{counts['disturbed']} disturbed; {dict(storm.done)}; MiB {resident}"
+        )
+
+
+def tracebacks(folder: Path) -> Iterator[str]:
+    """Of all logs, servers' and clients': the first of each, with a little of what comes before."""
+    for log in sorted(folder.glob("*.log")):
+        text = log.read_text(errors="replace")
+        if (at := text.find("Traceback")) >= 0:
+            yield f"{log.name}: ...{text[max(0, at - 500) : at + 3000]}"
+
+
+async def quiet(server: Killable, seconds: float = HANG / 2) -> dict[str, int]:
     """What a server holds once nobody asks any more: leases run out, connections are seen to be gone."""
     give_up = time.monotonic() + seconds
     least = await server.probe()
@@ -156,17 +189,33 @@ async def quiet(server: Killable, seconds: float = 20.0) -> dict[str, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Soaks the three servers and prints what they hold before and after.")
+    parser = argparse.ArgumentParser(description="Soaks four servers and prints what they hold before and after.")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--between-kills", type=float, default=3.0)
+    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    say = functools.partial(print, flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        soaked = asyncio.run(soak(Path(folder), arguments.seconds, arguments.processes, arguments.between_kills))
+        soaked = asyncio.run(
+            soak(
+                Path(folder),
+                arguments.seconds,
+                arguments.processes,
+                arguments.between_kills,
+                arguments.seed,
+                RESULTS,
+                say,
+            )
+        )
     print(f"{soaked.operations} operations of {arguments.processes * CLIENTS} clients: {dict(soaked.counts)}")
+    print(f"done to processes: {dict(soaked.done)}")
     for name in soaked.before:
-        print(f"{name}: before {soaked.before[name]}, after {soaked.after[name]}")
+        rise = soaked.memory.rise(name) / 2**20
+        print(f"{name}: before {soaked.before[name]}, after {soaked.after[name]}, {rise:+.2f} MiB in the last half")
     print(*soaked.wrongs(), sep="\n")
+    with contextlib.suppress(BrokenPipeError):
+        print("wrong" if soaked.wrongs() else "nothing wrong, nothing held", flush=True)
     return int(bool(soaked.wrongs()))
 
 

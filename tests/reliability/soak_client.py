@@ -1,8 +1,9 @@
 """Eight clients in a process of their own that ask, leave, abandon and break off, until they are told to end or killed.
 
-    python -m tests.reliability.soak_client --seed 1 --counts FILE TargetVerifier=HOST:PORT ...
+    python -m tests.reliability.soak_client --seed 1 --counts FILE target:TargetVerifier=HOST:PORT ...
 
-One line of JSON per second goes to the file, what was counted so far, so that a kill loses little.
+Two lines of JSON per second go to the file, what was counted so far, so that a kill loses little; and one for every
+operation that failed in a way that only a disturbance of its server excuses.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import json
 import random
 import signal
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +31,14 @@ from clients.generation import GenerationClient
 from speculation.types import Chunk, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.traffic import Ask
-from tests.support import oracle
+from tests.support import HANG, oracle
 
 CLIENTS, PROMPTS = 8, 40
 EXPECTED = ("RESOURCE_EXHAUSTED", "CANCELLED")
+EXPIRED = "SESSION_EXPIRED"
+"""Leases here are short: a client that a busy machine keeps from asking loses its session."""
+Servers = dict[str, tuple[str, str]]
+"""By name: its service, its address."""
 
 
 @functools.cache
@@ -49,21 +56,41 @@ def _expected(number: int) -> tuple[int, ...]:
 class SoakClient:
     """One client: an endless row of operations, by chance; everything that is answered is compared with the truth."""
 
-    def __init__(self, servers: dict[str, str], chance: random.Random, counts: Counter[str]) -> None:
-        self._servers, self._chance, self._counts = servers, chance, counts
-        self._made = 0
+    def __init__(
+        self, servers: Servers, chance: random.Random, counts: Counter[str], failed: Callable[[dict[str, Any]], None]
+    ) -> None:
+        self._servers, self._chance, self._counts, self._failed = servers, chance, counts, failed
+        self._made, self._server = 0, ""
 
-    async def run(self) -> None:
-        operations = [self._ask, self._ask, self._leave, self._session, self._abandon, self._cancel_open, self._break]
-        while True:
-            operation = self._chance.choice(operations)
+    async def run(self, ending: asyncio.Event) -> None:
+        """Until `ending`: wait_for of Python 3.11 may lose a cancellation that comes as its operation ends."""
+        operations = [self._ask, self._ask, self._leave, self._late, self._session, self._abandon]
+        operations += [self._cancel_open, self._break]
+        while not ending.is_set():
+            operation, began = self._chance.choice(operations), time.time()
             try:
-                await asyncio.wait_for(operation(), 30)
+                await asyncio.wait_for(operation(), HANG)
                 self._counts[operation.__name__.strip("_")] += 1
             except (TandemError, grpc.RpcError) as error:
                 failed = error if isinstance(error, TandemError) else from_rpc(error)
-                self._counts["refused" if failed.code in EXPECTED else f"failed: {failed}"] += 1
+                if failed.code in EXPECTED or failed.reason == EXPIRED:
+                    self._counts["refused" if failed.code in EXPECTED else "expired"] += 1
+                else:
+                    self._note(operation.__name__, began, str(failed))
                 await asyncio.sleep(failed.retry_seconds or 0.05)
+            except asyncio.TimeoutError:
+                self._note(operation.__name__, began, f"hung for {HANG:g} s")
+
+    def _note(self, operation: str, began: float, error: str) -> None:
+        self._failed(
+            {"server": self._server, "operation": operation, "began": began, "ended": time.time(), "error": error}
+        )
+
+    def _any(self, service: str | None = None) -> tuple[str, str]:
+        """A server by chance: its service, its address."""
+        names = [name for name, (its, _) in self._servers.items() if service in (None, its)]
+        self._server = self._chance.choice(names)
+        return self._servers[self._server]
 
     def _compare(self, said: list[int], number: int, whole: bool) -> None:
         expected = list(_expected(number))
@@ -78,11 +105,24 @@ class SoakClient:
         """A request that is left in the middle."""
         await self._generate(whole=False)
 
+    async def _late(self) -> None:
+        """A request whose deadline may pass anywhere: before it is admitted, in its prompt, between rounds."""
+        (service, address), number = self._any(), self._chance.randrange(PROMPTS)
+        async with GenerationClient.connect(address, service) as client:
+            try:
+                stream = client.generate(_ask(number).request(), timeout=self._chance.uniform(0.001, 0.1))
+                async for _ in stream:
+                    pass
+            except TandemError as error:
+                self._compare(list(error.produced), number, whole=False)
+                if error.code != "DEADLINE_EXCEEDED":
+                    raise
+
     async def _generate(self, whole: bool) -> None:
-        service, number = self._chance.choice(list(self._servers)), self._chance.randrange(PROMPTS)
+        (service, address), number = self._any(), self._chance.randrange(PROMPTS)
         said: list[int] = []
         chunks = self._chance.randrange(1, 5)
-        async with GenerationClient.connect(self._servers[service], service) as client:
+        async with GenerationClient.connect(address, service) as client:
             async with contextlib.aclosing(client.generate(_ask(number).request())) as events:
                 async for event in events:
                     said += event.token_ids if isinstance(event, Chunk) else ()
@@ -96,7 +136,7 @@ class SoakClient:
         ask = _ask(number)
         self._made += 1
         name = f"soak-{self._chance.randrange(2**60):x}-{self._made}"
-        async with open_channel(self._servers[TARGET]) as channel:
+        async with open_channel(self._any(TARGET)[1]) as channel:
             target = stub(channel, TARGET)
             opening = pb.OpenSessionRequest(
                 session_id=name, prefix=ask.prompt, prompt_length=1, sampling=wire.sampling_to_wire(ask.sampling)
@@ -112,7 +152,7 @@ class SoakClient:
                 pb.VerifyRequest(
                     session_id=opening.session_id, base_length=len(tokens), last_token=tokens[-1], draft_tokens=draft
                 ),
-                timeout=20,
+                timeout=HANG / 2,
             )
             tokens += reply.token_ids
             most -= 1
@@ -121,17 +161,17 @@ class SoakClient:
     async def _session(self) -> None:
         number = self._chance.randrange(PROMPTS)
         async with self._opened(number) as (target, opening):
-            await target.OpenSession(opening, timeout=20)
+            await target.OpenSession(opening, timeout=HANG / 2)
             try:
                 await self._rounds(target, opening, number, 99)
             finally:
-                await target.CloseSession(pb.CloseSessionRequest(session_id=opening.session_id), timeout=20)
+                await target.CloseSession(pb.CloseSessionRequest(session_id=opening.session_id), timeout=HANG / 2)
 
     async def _abandon(self) -> None:
         """A session whose client is gone: its lease runs out."""
         number = self._chance.randrange(PROMPTS)
         async with self._opened(number) as (target, opening):
-            await target.OpenSession(opening, timeout=20)
+            await target.OpenSession(opening, timeout=HANG / 2)
             await self._rounds(target, opening, number, 2)
 
     async def _cancel_open(self) -> None:
@@ -144,35 +184,67 @@ class SoakClient:
         """A stream of rounds whose connection is gone in the middle."""
         number = self._chance.randrange(PROMPTS)
         async with self._opened(number) as (target, opening):
-            await target.OpenSession(opening, timeout=20)
+            await target.OpenSession(opening, timeout=HANG / 2)
             stream = target.VerifyStream()
             ask = _ask(number)
             for _ in range(3):
-                await stream.write(
-                    pb.VerifyRequest(
-                        session_id=opening.session_id, base_length=len(ask.prompt), last_token=ask.prompt[-1]
+                try:
+                    await stream.write(
+                        pb.VerifyRequest(
+                            session_id=opening.session_id, base_length=len(ask.prompt), last_token=ask.prompt[-1]
+                        )
                     )
-                )
+                except grpc.RpcError:  # the stream has ended: its own status says why
+                    status = await stream.code(), await stream.initial_metadata(), await stream.trailing_metadata()
+                    raise grpc.aio.AioRpcError(*status, details=await stream.details()) from None
 
 
 async def main(arguments: argparse.Namespace) -> None:
-    servers = dict(each.split("=") for each in arguments.servers)
+    named = (each.replace("=", ":", 1).split(":", 2) for each in arguments.servers)
+    servers = {name: (service, address) for name, service, address in named}
     counts: Counter[str] = Counter()
     ending = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
-    clients = [SoakClient(servers, random.Random(f"soak {arguments.seed} {i}"), counts) for i in range(CLIENTS)]
-    tasks = [asyncio.create_task(client.run()) for client in clients]
     with arguments.counts.open("a") as file:
+
+        def failed(what: dict[str, Any]) -> None:
+            print(json.dumps({"failed": what}), file=file, flush=True)
+
+        chances = [random.Random(f"soak {arguments.seed} {i}") for i in range(CLIENTS)]
+        tasks = [asyncio.create_task(SoakClient(servers, chance, counts, failed).run(ending)) for chance in chances]
         while not ending.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(ending.wait(), 0.5)
             for task in tasks:
                 if task.done():
                     counts[f"failed: {task.exception()!r}"] += 1
-            print(json.dumps(counts), file=file, flush=True)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+            print(json.dumps({"counts": counts}), file=file, flush=True)
+        await _end(tasks, failed)
+
+
+def standing(task: asyncio.Task[Any]) -> str:
+    """Where a task waits: its coroutines from the outermost in, and what the innermost waits for."""
+    at: Any = task.get_coro()
+    places = []
+    while at is not None and len(places) < 50:
+        frame = next((f for n in ("cr_frame", "ag_frame", "gi_frame") if (f := getattr(at, n, None))), None)
+        places.append(f"{getattr(at, '__qualname__', at)}:{frame.f_lineno}" if frame else repr(at)[:200])
+        at = next((w for n in ("cr_await", "ag_await", "gi_yieldfrom") if (w := getattr(at, n, None))), None)
+    return f"{task.get_name()} {' > '.join(places)}"
+
+
+async def _end(tasks: list[asyncio.Task[None]], failed: Callable[[dict[str, Any]], None]) -> None:
+    """Cancels everybody; who goes on after that is told as a failure that nothing excuses, with where it stood."""
+    for _ in range(2):
+        for task in tasks:
+            task.cancel()
+        _, pending = await asyncio.wait(tasks, timeout=HANG / 6)
+        for task in asyncio.all_tasks() - {asyncio.current_task()} if pending else ():
+            now = time.time()
+            error = f"a cancelled client goes on: {standing(task)}"
+            failed({"server": "", "operation": "end", "began": now, "ended": now, "error": error})
+        if not pending:
+            return
 
 
 if __name__ == "__main__":

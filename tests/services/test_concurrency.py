@@ -11,10 +11,12 @@ import pytest
 from clients import wire
 from clients.channel import MESSAGES
 from clients.errors import TandemError
+from clients.generation import GenerationClient
 from models.toy import ToyConfig
 from services.generation import GenerateMethod
 from services.lifecycle import Lifecycle
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.gate import Gate
 from tests.support import (
     GREEDY,
     Site,
@@ -36,20 +38,23 @@ LONG = ids(b"a long one", 120, ignore_end_of_sequence=True)
 
 
 @contextlib.asynccontextmanager
-async def serving(architecture: str, slots: int = 4, step: float = STEP, chunk: int = 16) -> AsyncIterator[list[Site]]:
-    """The site to ask, then the sites behind it."""
-    config = ToyConfig(step_seconds=step)
-    target = toy(config, slots, chunk=chunk)
-    if architecture == "fused":
-        async with fused_site(target, toy(slots=slots, chunk=chunk)) as site:
-            yield [site]
-        return
-    async with target_site(target) as site:
-        if architecture == "autoregressive":
-            yield [site]
-            return
-        async with worker_site(site.address, "miss=0.5", slots) as worker:
-            yield [worker, site]
+async def serving(
+    architecture: str, slots: int = 4, step: float = STEP, chunk: int = 16, gate: Gate | None = None
+) -> AsyncIterator[list[Site]]:
+    """The site to ask, then the sites behind it. `gate`: which the target's steps pass."""
+    target = toy(ToyConfig(step_seconds=step), slots, chunk=chunk)
+    if gate:
+        gate.guards(target)
+    async with contextlib.AsyncExitStack() as stack:
+        if architecture == "fused":
+            sites = [await stack.enter_async_context(fused_site(target, toy(slots=slots, chunk=chunk)))]
+        else:
+            sites = [await stack.enter_async_context(target_site(target))]
+        if architecture == "draft_worker":
+            worker = worker_site(sites[0].address, "miss=0.5", slots)
+            sites.insert(0, await stack.enter_async_context(worker))
+        with gate or contextlib.nullcontext():  # open at the end: a step that stands would hold up the close
+            yield sites
 
 
 def all_free(sites: list[Site], slots: int) -> bool:
@@ -89,16 +94,20 @@ def test_concurrent_requests_share_steps(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", SERVICES)
 def test_a_cancelled_stream_frees_its_slot_within_one_step(architecture: str) -> None:
     async def test() -> None:
-        async with serving(architecture, step=0.05) as sites, sites[0].client() as client:
-            stream = client.generate(LONG)
-            await anext(stream)
-            assert not all_free(sites, 4)
-            before = [site.engine.batcher.steps for site in sites]
-            await stream.aclose()
-            await until(lambda: all_free(sites, 4), 1.0)
-            assert all(site.engine.batcher.steps - steps <= 2 for site, steps in zip(sites, before, strict=True))
-            await until(lambda: sites[0].lifecycle._running == 0, 1.0)  # the stream's own end comes after its slot's
-            assert (await answer(client.generate, ids(b"x", 3))).token_ids == oracle(b"x", GREEDY, 3)
+        gate = Gate()
+        async with serving(architecture, step=0.002, gate=gate) as sites, sites[0].client() as client:
+            await test_in(gate, sites, client)
+
+    async def test_in(gate: Gate, sites: list[Site], client: GenerationClient) -> None:
+        stream = client.generate(LONG)
+        await anext(stream)
+        await gate.stands()
+        assert not all_free(sites, 4)
+        await stream.aclose()
+        await gate.comes_true_within(2, lambda: all_free(sites, 4))
+        gate.open()
+        await until(lambda: sites[0].lifecycle._running == 0)  # the stream's own end comes after its slot's
+        assert (await answer(client.generate, ids(b"x", 3))).token_ids == oracle(b"x", GREEDY, 3)
 
     run(test())
 
@@ -106,14 +115,15 @@ def test_a_cancelled_stream_frees_its_slot_within_one_step(architecture: str) ->
 @pytest.mark.parametrize("architecture", SERVICES)
 def test_a_request_cancelled_while_it_prefills_frees_its_slot(architecture: str) -> None:
     async def test() -> None:
-        async with serving(architecture, step=0.05, chunk=8) as sites, sites[0].client() as client:
+        gate = Gate()
+        async with serving(architecture, chunk=8, gate=gate) as sites, sites[0].client() as client:
+            gate.close()
             task = asyncio.create_task(answer(client.generate, ids([65] * 100)))
-            await until(lambda: sites[-1].free < 4)
-            await asyncio.sleep(0.06)
+            await until(lambda: gate.held > 0)
+            assert not all_free(sites, 4)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await until(lambda: all_free(sites, 4), 1.0)
-            assert sites[-1].engine.batcher.steps <= 4
+            await gate.comes_true_within(2, lambda: all_free(sites, 4))
 
     run(test())
 
@@ -126,7 +136,7 @@ def test_a_request_cancelled_while_it_waits_for_a_slot_takes_none(architecture: 
             await until(lambda: sites[0].free == 0)
             second = asyncio.create_task(answer(client.generate, ids(b"second")))
             third = asyncio.create_task(answer(client.generate, ids(b"third", 5)))
-            await asyncio.sleep(0.03)
+            await until(lambda: sites[0].lifecycle._running == 3)
             second.cancel()
             assert (await first).token_ids == oracle(b"first", GREEDY, 40, past_the_end=True)
             assert (await third).token_ids == oracle(b"third", GREEDY, 5)
@@ -143,7 +153,7 @@ def test_a_deadline_frees_the_slot_as_a_cancellation_does(architecture: str) -> 
                 async for _ in client.generate(LONG, timeout=0.15):
                     pass
             assert caught.value.code == "DEADLINE_EXCEEDED"
-            await until(lambda: all_free(sites, 4), 1.0)
+            await until(lambda: all_free(sites, 4))
 
     run(test())
 

@@ -18,6 +18,7 @@ from speculation.depth import Pipeline
 from speculation.types import Rule
 from tests.support import (
     GREEDY,
+    HANG,
     SAMPLED,
     answer,
     distributed,
@@ -150,7 +151,7 @@ def test_a_draft_worker_whose_device_fails_finishes_undrafted_and_ends_to_be_sta
         worker = ("--role", "draft_worker", "--draft", "model", "--draft_model", "fails=9")
         with server_process(tmp_path, *worker, "--target_host", target.wait_ready(), ready_file="w.json") as server:
             run(ask(server.wait_ready()))
-            assert server.process.wait(10) == 1
+            assert server.process.wait(HANG) == 1
             assert "the model's device is lost" in server.log.read_text()
 
 

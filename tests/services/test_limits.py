@@ -19,7 +19,7 @@ from speculation.types import GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.certificates import token_file
 from tests.services.test_identity import TOKENS, ByToken, opening, proposing
-from tests.support import DRAFT, TARGET, answer, ids, raw_stub, run, target_site, toy, until, worker_site
+from tests.support import DRAFT, HANG, TARGET, answer, ids, raw_stub, run, target_site, toy, until, worker_site
 
 PROMPT = b"many at once"
 
@@ -83,7 +83,7 @@ class Gated(ToyRunner):
         self.open = threading.Event()
 
     def _logits(self, slot: int, position: int) -> Any:
-        assert self.open.wait(30)
+        assert self.open.wait(HANG)
         return super()._logits(slot, position)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from clients import wire
 from clients.channel import MESSAGES
 from clients.errors import TandemError
+from clients.generation import GenerationClient
 from models.assembly import Loaded
 from models.generators import plain_generator
 from models.toy import ToyConfig, ToyRunner, ToyText, ToyTokenizer
@@ -18,9 +20,10 @@ from services.errors import MOST_PARTIAL, Interrupted, QueueFull, to_status
 from services.generation import GenerateMethod
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.gate import Gate
 from tests.services.test_concurrency import LONG, SERVICES, all_free, serving
 from tests.services.test_errors import opening, refusal
-from tests.support import GREEDY, Site, answer, ids, oracle, raw_stub, run, target_site, toy, until
+from tests.support import GREEDY, HANG, Site, answer, ids, oracle, raw_stub, run, target_site, toy, until
 
 
 def bounded(site: Site, queue: int) -> None:
@@ -35,20 +38,24 @@ def test_a_full_queue_refuses_with_a_delay_and_a_client_that_is_told_so_comes_ba
     """G6: RESOURCE_EXHAUSTED with RetryInfo; nobody who was let in is refused."""
 
     async def test() -> None:
-        async with serving(architecture, slots=1, step=0.01) as sites, sites[0].client() as client:
-            bounded(sites[0], 2)
-            first = [asyncio.create_task(answer(client.generate, ids([65 + i], 12))) for i in range(3)]
-            await until(lambda: sites[0].lifecycle._running == 3)
-            with pytest.raises(TandemError, match="3 requests are under way: 1 slots and a queue of 2") as caught:
-                await answer(client.generate, ids(b"x", 3))
-            refused = caught.value
-            assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
-            assert refused.retry_seconds == pytest.approx(0.1)
-            late = await answer(lambda request: client.generate(request, patience=30.0), ids(b"x", 3))
-            assert late.token_ids == oracle(b"x", GREEDY, 3)
-            assert [a.token_ids for a in await asyncio.gather(*first)] == [
-                oracle([65 + i], GREEDY, 12) for i in range(3)
-            ]
+        gate = Gate()
+        async with serving(architecture, slots=1, step=0.002, gate=gate) as sites, sites[0].client() as client:
+            await test_in(gate, sites, client)
+
+    async def test_in(gate: Gate, sites: list[Site], client: GenerationClient) -> None:
+        bounded(sites[0], 2)
+        gate.close()
+        first = [asyncio.create_task(answer(client.generate, ids([65 + i], 12))) for i in range(3)]
+        await until(lambda: sites[0].lifecycle._running == 3)
+        with pytest.raises(TandemError, match="3 requests are under way: 1 slots and a queue of 2") as caught:
+            await answer(client.generate, ids(b"x", 3))
+        refused = caught.value
+        assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
+        assert refused.retry_seconds == pytest.approx(0.1)
+        gate.open()
+        late = await answer(lambda request: client.generate(request, patience=HANG), ids(b"x", 3))
+        assert late.token_ids == oracle(b"x", GREEDY, 3)
+        assert [a.token_ids for a in await asyncio.gather(*first)] == [oracle([65 + i], GREEDY, 12) for i in range(3)]
 
     run(test())
 
@@ -58,20 +65,34 @@ def test_a_request_whose_deadline_passes_frees_its_slot_within_one_step(architec
     """G7: while it runs, and while it waits for a slot; the client keeps what it was sent."""
 
     async def test() -> None:
-        async with serving(architecture, slots=1, step=0.03) as sites, sites[0].client() as client:
-            running = asyncio.create_task(answer(lambda r: client.generate(r, timeout=0.4), LONG))
-            await until(lambda: sites[-1].free == 0)
-            waiting = asyncio.create_task(answer(lambda r: client.generate(r, timeout=0.2), LONG))
-            for task in (waiting, running):
-                with pytest.raises(TandemError) as caught:
-                    await task
-                assert caught.value.code == "DEADLINE_EXCEEDED"
-            truth = oracle(b"a long one", GREEDY, 120, past_the_end=True)
-            assert caught.value.produced == truth[: len(caught.value.produced)] and caught.value.produced
-            steps = [site.engine.batcher.steps for site in sites]
-            await until(lambda: all_free(sites, 1), 1.0)
-            assert all(site.engine.batcher.steps - before <= 2 for site, before in zip(sites, steps, strict=True))
-            assert (await answer(client.generate, ids(b"x", 3))).token_ids == oracle(b"x", GREEDY, 3)
+        gate = Gate()
+        async with serving(architecture, slots=1, step=0.002, gate=gate) as sites, sites[0].client() as client:
+            await test_in(gate, sites, client)
+
+    async def test_in(gate: Gate, sites: list[Site], client: GenerationClient) -> None:
+        await answer(client.generate, ids(b"x", 3))
+        began = time.monotonic()
+        await answer(client.generate, ids(b"x", 3))
+        seconds = max(0.3, 20 * (time.monotonic() - began))  # so that some tokens come in time, on any machine
+        seen: list[Any] = []
+
+        async def read() -> None:
+            async for event in client.generate(LONG, timeout=seconds):
+                seen.append(event)
+
+        running = asyncio.create_task(read())
+        await until(lambda: bool(seen))
+        await gate.stands()
+        waiting = asyncio.create_task(answer(lambda r: client.generate(r, timeout=0.2), LONG))
+        for task in (waiting, running):
+            with pytest.raises(TandemError) as caught:
+                await task
+            assert caught.value.code == "DEADLINE_EXCEEDED"
+        truth = oracle(b"a long one", GREEDY, 120, past_the_end=True)
+        assert caught.value.produced == truth[: len(caught.value.produced)] and caught.value.produced
+        await gate.comes_true_within(2, lambda: all_free(sites, 1))
+        gate.open()
+        assert (await answer(client.generate, ids(b"x", 3))).token_ids == oracle(b"x", GREEDY, 3)
 
     run(test())
 

@@ -27,6 +27,7 @@ from speculation.depth import Pipeline
 from speculation.types import Completion, GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
+    HANG,
     SAMPLED,
     ServerProcess,
     answer,
@@ -47,7 +48,7 @@ class Scrape:
     def __init__(self, server: ServerProcess) -> None:
         ready = json.loads(server.ready_file.read_text())
         url = f"http://{ready['metrics_host']}:{ready['metrics_port']}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as reply:
+        with urllib.request.urlopen(url, timeout=HANG) as reply:
             text = reply.read().decode()
         self.samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
@@ -60,7 +61,7 @@ class Scrape:
 
 def after(server: ServerProcess, name: str, at_least: int, **labels: str) -> Scrape:
     """Once so many were counted: a refusal is on its way, and a leaver is gone, before the server has noted it."""
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + HANG
     while True:
         scrape = Scrape(server)
         known = [s.value for s in scrape.samples if s.name == name and labels.items() <= s.labels.items()]
@@ -328,7 +329,7 @@ def test_a_metrics_port_that_is_taken_is_refused_with_exit_code_2(tmp_path: Path
         port = json.loads(server.ready_file.read_text())["metrics_port"]
         again = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--metrics_port", str(port))
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=10)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/other", timeout=HANG)
     assert again.returncode == 2
     assert again.stderr.strip().splitlines() == [
         f"main.py: metrics_port: cannot listen on 127.0.0.1:{port} (Address already in use)"

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from clients.channel import open_channel
 from services.server import ServeConfig
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.support import launch, raw_stub, run, server_process
+from tests.support import HANG, launch, raw_stub, run, server_process
 
 
 def test_the_health_port_answers_health_checks_and_nothing_else(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_the_health_port_answers_health_checks_and_nothing_else(tmp_path: Path) 
         async with open_channel(probed) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             for service in ("", "tandem.v1.TargetVerifier"):
-                reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+                reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=HANG)
                 assert reply.status == health_pb2.HealthCheckResponse.SERVING
         async with raw_stub(probed) as target:
             with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -34,9 +34,7 @@ def test_the_health_port_answers_health_checks_and_nothing_else(tmp_path: Path) 
 
     with server_process(tmp_path, "--role", "target", "--health_port", str(port)) as server:
         run(test())
-        taken = launch(
-            tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--health_port", str(port), timeout=30
-        )
+        taken = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", "--health_port", str(port))
         assert server.stop() == 0
     assert taken.returncode == 2
     assert f"main.py: health_port: cannot listen on {probed}" in taken.stderr.splitlines()[-1]

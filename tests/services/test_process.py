@@ -25,13 +25,13 @@ from models.toy import ToyRunner
 from services.launch import RoleConfig, run_target
 from services.server import ServeConfig
 from speculation.types import Completion, FinishReason, SpeculationStats
-from tests.support import GREEDY, answer, ids, launch, oracle, raw_stub, run, server_process, until
+from tests.support import GREEDY, HANG, answer, ids, launch, oracle, raw_stub, run, server_process, until
 
 
 async def health(address: str, service: str = "") -> int:
     async with open_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=HANG)
         return reply.status
 
 
@@ -58,23 +58,24 @@ def test_a_target_process_from_readiness_to_the_end(tmp_path: Path) -> None:
 
     async def stop_under_load(address: str, pid: int) -> None:
         async with GenerationClient.connect(address, TARGET) as client:
-            running = asyncio.create_task(answer(client.generate, ids(b"abc", 60, ignore_end_of_sequence=True)))
+            stream = client.generate(ids(b"abc", 100, ignore_end_of_sequence=True))
             async with raw_stub(address) as target, open_channel(address) as channel:
                 watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=""))
                 assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-                await asyncio.sleep(0.1)
+                await anext(stream)
                 os.kill(pid, signal.SIGTERM)
                 assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
                 with pytest.raises(TandemError, match="stopping") as caught:
                     await answer(client.generate, ids(b"new"))
                 assert caught.value.code == "UNAVAILABLE"
-                assert not running.done()
                 assert target
                 watch.cancel()
-            got = await running
-            assert got.token_ids == oracle(b"abc", GREEDY, 60, past_the_end=True)
+            rest = [token async for event in stream for token in getattr(event, "token_ids", ())]
+            truth = oracle(b"abc", GREEDY, 100, past_the_end=True)
+            assert tuple(rest) == truth[len(truth) - len(rest) :] and len(rest) > 90
 
-    with server_process(tmp_path, "--role", "target", "--model", "step=0.01", "--sequence_length", "128") as server:
+    role = ("--role", "target", "--model", "step=0.02", "--sequence_length", "128", "--drain_seconds", "600")
+    with server_process(tmp_path, *role) as server:
         address = server.wait_ready()
         ready = json.loads(server.ready_file.read_text())
         assert ready["startup_seconds"] > 0
@@ -85,10 +86,8 @@ def test_a_target_process_from_readiness_to_the_end(tmp_path: Path) -> None:
         (line,) = second.stderr.splitlines()
         assert address in line
 
-        began = time.monotonic()
         run(stop_under_load(address, server.process.pid))
-        assert server.process.wait(10) == 0
-        assert time.monotonic() - began < 8
+        assert server.process.wait(HANG) == 0
         assert "Traceback" not in server.log.read_text()
 
 
@@ -99,11 +98,11 @@ def test_sigterm_waits_for_a_session_no_longer_than_the_drain_seconds(tmp_path: 
         async with raw_stub(address) as target:
             await target.OpenSession(pb.OpenSessionRequest(session_id="s", prefix=[1, 2], prompt_length=2))
 
-    with server_process(tmp_path, "--role", "target", "--drain_seconds", "0.3") as server:
+    with server_process(tmp_path, "--role", "target", "--drain_seconds", "0.3", "--lease_seconds", "600") as server:
         run(open_session(server.wait_ready()))
         began = time.monotonic()
-        assert server.stop() == 0
-        assert 0.25 < time.monotonic() - began < 5
+        assert server.stop() == 0  # within what is a hang
+        assert time.monotonic() - began > 0.25
 
 
 def test_a_second_signal_ends_a_draining_server_at_once(tmp_path: Path) -> None:
@@ -111,14 +110,17 @@ def test_a_second_signal_ends_a_draining_server_at_once(tmp_path: Path) -> None:
         async with GenerationClient.connect(address, TARGET) as client:
             stream = client.generate(ids(b"abc", 100, ignore_end_of_sequence=True))
             await anext(stream)
-            os.kill(pid, signal.SIGTERM)
-            await asyncio.sleep(0.2)
-            os.kill(pid, signal.SIGTERM)
+            async with open_channel(address) as channel:
+                watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=""))
+                assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+                os.kill(pid, signal.SIGTERM)
+                assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+                os.kill(pid, signal.SIGTERM)
             await stream.aclose()
 
     with server_process(tmp_path, "--role", "target", "--model", "step=0.05") as server:
         run(stop_twice(server.wait_ready(), server.process.pid))
-        assert server.process.wait(5) == -signal.SIGTERM
+        assert server.process.wait(HANG) == -signal.SIGTERM
 
 
 def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,24 +151,27 @@ def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch
         ready = json.loads(ready_file.read_text())
         assert await health(f"127.0.0.1:{ready['port']}") == health_pb2.HealthCheckResponse.SERVING
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(server, 5)
+        await asyncio.wait_for(server, HANG)
 
     run(test())
     assert seen == [False]
 
 
 def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading = asyncio.Event()
+
     async def load_forever(*_: object) -> object:
-        await asyncio.sleep(60)
+        loading.set()
+        await asyncio.sleep(10 * HANG)
         raise AssertionError
 
     monkeypatch.setattr("services.launch.load", load_forever)
 
     async def test() -> None:
         server = asyncio.create_task(run_target(RoleConfig(ServeConfig(port=0), ModelConfig(backend="toy"))))
-        await asyncio.sleep(0.1)
+        await asyncio.wait_for(loading.wait(), HANG)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(server, 5)
+        await asyncio.wait_for(server, HANG)
 
     run(test())
 

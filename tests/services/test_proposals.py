@@ -14,6 +14,7 @@ from clients.errors import TandemError
 from models.toy import ToyRunner
 from speculation.types import SamplingParams
 from tandem.v1 import draft_worker_pb2 as pb
+from tests.gate import Gate
 from tests.services.test_errors import Refusal, refusal
 from tests.support import (
     GREEDY,
@@ -212,7 +213,7 @@ def test_a_lease_that_runs_out_frees_the_slot_and_the_session_is_unknown() -> No
     async def test() -> None:
         async with worker_site(None, lease_seconds=0.2) as site, raw_stub(site.address, DRAFT) as worker:
             await worker.Propose(asking(PROMPT))
-            await until(lambda: idle(site), 2.0)
+            await until(lambda: idle(site))
             assert (await worker.Propose(asking(PROMPT, 5))).unknown
             assert (await worker.Propose(asking(PROMPT))).draft_tokens
 
@@ -225,19 +226,24 @@ def test_a_cancelled_first_call_leaves_no_slot_behind() -> None:
             call = worker.Propose(asking([1] * 150))
             await until(lambda: site.free == 3)
             call.cancel()
-            await until(lambda: idle(site), 1.0)
+            await until(lambda: idle(site))
 
     run(test())
 
 
 def test_a_call_that_waited_for_a_cancelled_first_one_opens_the_session_itself() -> None:
     async def test() -> None:
-        async with worker_site(None, "step=0.02") as site, raw_stub(site.address, DRAFT) as worker:
+        gate = Gate()
+        async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
+            gate.guards(site.engine.runner)
+            gate.close()
             first = worker.Propose(asking([1] * 150))
             await until(lambda: site.free == 3)
             second = asyncio.ensure_future(worker.Propose(asking(PROMPT)))
-            await asyncio.sleep(0.01)
+            await until(lambda: next(iter(site.proposals.sessions)).in_use == 2)
             first.cancel()
+            await until(lambda: next(iter(site.proposals.sessions)).in_use == 1)  # the server has heard of it
+            gate.open()
             assert list((await second).draft_tokens) == list(oracle(PROMPT, GREEDY, 4, past_the_end=True))
             assert site.free == 3
             await worker.EndProposals(ending())
@@ -248,16 +254,20 @@ def test_a_call_that_waited_for_a_cancelled_first_one_opens_the_session_itself()
 
 def test_a_session_that_ends_while_a_round_runs_is_freed_after_it() -> None:
     async def test() -> None:
-        async with worker_site(None, "step=0.05") as site, raw_stub(site.address, DRAFT) as worker:
+        gate = Gate()
+        async with worker_site(None) as site, raw_stub(site.address, DRAFT) as worker:
+            gate.guards(site.engine.runner)
+            gate.close()
             running = asyncio.ensure_future(worker.Propose(asking(PROMPT)))
             await until(lambda: site.free == 3)
             waiting = asyncio.ensure_future(refusal(worker.Propose(asking(PROMPT, k=1))))
             await until(lambda: next(iter(site.proposals.sessions)).in_use == 2)
             assert (await worker.EndProposals(ending())).ended
             assert site.free == 3
+            gate.open()
             assert len((await running).draft_tokens) == 4
             assert (await waiting).code == "NOT_FOUND"
-            await until(lambda: idle(site), 1.0)
+            await until(lambda: idle(site))
 
     run(test())
 

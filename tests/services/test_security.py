@@ -56,8 +56,9 @@ def test_with_tls_a_server_listens_for_other_machines(tmp_path):
         (["--accept_tokens", "absent"], "accept_tokens: absent: No such file or directory"),
         (["--max_sessions_per_identity", "0"], "max_sessions_per_identity: 0 is below 1"),
         (["--max_message_bytes", "1"], "max_message_bytes: 1 is below 1024"),
-        (["--tls_server_name", "x"], "tls_server_name: given without tls_ca"),
-        (["--token_env", "TANDEM_ABSENT"], "token_env: TANDEM_ABSENT holds no token"),
+        (["--draft_host", "h:1", "--tls_server_name", "x"], "tls_server_name: given without tls_ca"),
+        (["--draft_host", "h:1", "--token_env", "TANDEM_ABSENT"], "token_env: TANDEM_ABSENT holds no token"),
+        (["--token_env", "TANDEM_ABSENT"], "token_env: without --draft_host nobody is called"),
     ],
 )
 def test_what_is_wrong_with_a_flag_is_said_in_one_line(capsys, flags, said):
@@ -67,17 +68,15 @@ def test_what_is_wrong_with_a_flag_is_said_in_one_line(capsys, flags, said):
 @pytest.mark.parametrize(
     ("role", "where"),
     [
-        ("client", ["--target_host", "10.1.2.3"]),
-        ("draft", ["--target_host", "10.1.2.3"]),
-        ("draft_worker", ["--target_host", "10.1.2.3"]),
-        ("target", ["--draft_host", "10.1.2.3:50051"]),
+        ("client", ["--prompt", "x", "--target_host", "10.1.2.3"]),
+        ("draft", ["--backend", "toy", "--prompt", "x", "--target_host", "10.1.2.3"]),
+        ("draft_worker", ["--backend", "toy", "--target_host", "10.1.2.3"]),
+        ("target", ["--backend", "toy", "--draft_host", "10.1.2.3:50051"]),
     ],
 )
 def test_no_role_sends_its_token_to_other_machines_in_clear_text(capsys, monkeypatch, role, where):
     monkeypatch.setenv("TANDEM_TEST_TOKEN", "a-token-of-mine-0123")
-    code, said = refused(
-        capsys, "--role", role, "--backend", "toy", "--prompt", "x", "--token_env", "TANDEM_TEST_TOKEN", *where
-    )
+    code, said = refused(capsys, "--role", role, "--token_env", "TANDEM_TEST_TOKEN", *where)
     assert code == 2
     assert said == ["main.py: token_env: would go to 10.1.2.3:50051 in clear text; give --tls_ca, or say --insecure"]
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,19 @@ from services.server import settle
 from speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_errors import opening, refusal
-from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, raw_stub, run, server_process, target_site
+from tests.support import (
+    GREEDY,
+    HANG,
+    SAMPLED,
+    answer,
+    distributed,
+    ids,
+    oracle,
+    raw_stub,
+    run,
+    server_process,
+    target_site,
+)
 from tests.support import toy as toy_runner
 
 PROMPT = list(b"abcabcabcab")
@@ -69,9 +80,9 @@ def test_a_running_session_finishes_while_new_ones_are_refused(tmp_path: Path, p
         async with distributed(address, "miss=0.3", pipeline=pipeline) as (generator, _):
             assert await after(20, generator.generate, stop) == TRUTH
 
-    with server_process(tmp_path, "--role", "target", "--model", "step=0.004", "--drain_seconds", "50") as server:
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.004", "--drain_seconds", "600") as server:
         run(test(server.wait_ready(), server.process.pid))
-        assert server.process.wait(10) == 0
+        assert server.process.wait(HANG) == 0
 
 
 def test_a_session_that_nobody_uses_holds_a_stopping_server_for_its_lease_at_most(tmp_path: Path) -> None:
@@ -81,10 +92,10 @@ def test_a_session_that_nobody_uses_holds_a_stopping_server_for_its_lease_at_mos
         async with raw_stub(address) as target:
             await target.OpenSession(opening())
 
-    lease = ("--drain_seconds", "50", "--lease_seconds", "0.4")
+    lease = ("--drain_seconds", "600", "--lease_seconds", "0.4")
     with server_process(tmp_path, "--role", "target", *lease) as server:
         run(leave(server.wait_ready()))
-        assert server.stop(20) == 0
+        assert server.stop() == 0
 
 
 def test_drain_seconds_bound_the_stop_and_the_session_goes_on_elsewhere(tmp_path: Path) -> None:
@@ -104,10 +115,8 @@ def test_drain_seconds_bound_the_stop_and_the_session_goes_on_elsewhere(tmp_path
 
     slow = ("--model", "step=0.03", "--drain_seconds", "0.2")
     with server_process(tmp_path, "--role", "target", *slow) as server:
-        began = time.monotonic()
         run(test(server.wait_ready(), server.process.pid))
-        assert server.process.wait(10) == 0
-        assert time.monotonic() - began < 30
+        assert server.process.wait(HANG) == 0
 
 
 @BOTH
@@ -126,7 +135,7 @@ def test_a_lost_device_ends_the_process_and_its_sessions_go_on_elsewhere(tmp_pat
 
     with server_process(tmp_path, "--role", "target", "--model", "fails=20") as server:
         run(test(server.wait_ready()))
-        assert server.process.wait(10) == 1
+        assert server.process.wait(HANG) == 1
         log = server.log.read_text()
         assert "the model's device is lost, with every session" in log and "Traceback" not in log
 
@@ -160,7 +169,7 @@ def test_a_lost_device_is_said_to_every_session_and_to_the_probe(tmp_path: Path)
 
     with server_process(tmp_path, "--role", "target", "--model", "fails=9") as server:
         run(test(server.wait_ready()))
-        assert server.process.wait(10) == 1
+        assert server.process.wait(HANG) == 1
 
 
 def test_a_new_request_goes_to_the_verifier_that_is_not_stopping() -> None:

@@ -14,7 +14,7 @@ from clients.errors import TandemError
 from services.security import Security
 from services.tls import TlsConfig, tls_config
 from tests.services.certificates import Authority
-from tests.support import GREEDY, answer, distributed, ids, oracle, remote_draft, run, target_site, worker_site
+from tests.support import GREEDY, HANG, answer, distributed, ids, oracle, remote_draft, run, target_site, worker_site
 
 PROMPT = b"over an encrypted wire"
 WHAT_THE_TARGET_SAYS = oracle(PROMPT, GREEDY, 8)
@@ -22,7 +22,7 @@ WHAT_THE_TARGET_SAYS = oracle(PROMPT, GREEDY, 8)
 
 async def asked(site, credentials: Credentials | None) -> tuple[int, ...]:
     async with site.client(credentials) as client:
-        return (await answer(lambda r: client.generate(r, timeout=10.0), ids(PROMPT, 8))).token_ids
+        return (await answer(lambda r: client.generate(r, timeout=HANG), ids(PROMPT, 8))).token_ids
 
 
 def test_a_client_that_trusts_the_authority_is_served(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from models.toy import ToyConfig
 from services.verify_stream import MOST_AHEAD, answered_in_order
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.gate import Gate
 from tests.services.test_target_verifier import PROMPT, opening, verifying
 from tests.support import GREEDY, SAMPLED, oracle, raw_stub, run, target_site, toy, until
 
@@ -148,9 +149,11 @@ def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> Non
         return request
 
     async def test() -> None:
-        replies = answered_in_order(requests(), slow)
+        replies = answered_in_order(requests(), slow, idle_seconds=60)
         first = asyncio.create_task(anext(replies))
-        await asyncio.sleep(0.05)
+        await until(lambda: len(read) >= MOST_AHEAD + 2)
+        for _ in range(100):
+            await asyncio.sleep(0)
         assert len(read) == MOST_AHEAD + 2  # one is verified, one waits for room
         release.set()
         assert await first == 0
@@ -162,26 +165,33 @@ def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> Non
 
 
 def test_a_client_that_floods_the_stream_is_held_back() -> None:
-    """10,000 rounds: what the server does not read waits at the sender."""
+    """10,000 rounds, 100 MB: what the server does not read waits at the sender."""
 
     async def test() -> None:
-        runner = toy(ToyConfig(step_seconds=0.5))
-        async with target_site(runner) as site, raw_stub(site.address) as target:
+        gate = Gate()
+        async with target_site(gate.guards(toy())) as site, raw_stub(site.address) as target:
             await target.OpenSession(opening())
+            gate.close()
             call, sent = target.VerifyStream(), 0
+            await call.write(verifying(PROMPT, [1, 2, 3, 4, 5]))  # computed for as long as the gate is closed
+            large = pb.VerifyRequest(session_id="s" * 10_000)
 
             async def flood() -> None:
                 nonlocal sent
                 for _ in range(10_000):
-                    await call.write(verifying(PROMPT, [1, 2, 3, 4, 5]))
+                    await call.write(large)
                     sent += 1
 
             flooding = asyncio.create_task(flood())
-            await asyncio.sleep(0.4)
-            assert sent < 10_000
+            before = -1
+            while sent != before:
+                before = sent
+                await asyncio.sleep(0.2)
+            assert 0 < sent < 10_000
             flooding.cancel()
             call.cancel()
             await asyncio.gather(flooding, return_exceptions=True)
+            gate.open()
 
     run(test())
 

@@ -26,6 +26,7 @@ from speculation.drafters import NgramDrafter
 from speculation.length import FixedLength
 from speculation.stopping import Stopping, StopRules
 from speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
+from tests.planting import PlaceGone
 
 repeatable = settings(derandomize=True, database=None, deadline=None)
 
@@ -51,13 +52,14 @@ _copies = itertools.count()
 
 
 def mutated(module: ModuleType, old: str, new: str, *more: tuple[str, str]) -> ModuleType:
-    """A copy of `module` in whose source `old`, which must stand there exactly once, reads `new`; and `more` of it."""
+    """A copy of `module` in whose source `old`, which must stand there once (or PlaceGone), reads `new`; so `more`."""
     assert module.__file__ and module.__spec__
     with open(module.__file__, encoding="utf-8") as file:
         source = file.read()
     for before, after in ((old, new), *more):
         found = source.count(before)
-        assert found == 1, f"{before!r} stands {found} times in {module.__name__}: adapt the mutant"
+        if found != 1:
+            raise PlaceGone(f"{before!r} stands {found} times in {module.__name__}: adapt the mutant")
         source = source.replace(before, after)
     name = f"mutated_{module.__name__.rpartition('.')[2]}_{next(_copies)}"
     copy = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader=None))

@@ -11,6 +11,7 @@ import pytest
 
 from speculation.fallible import Backoff, DrafterHealth, DrafterRefused, FallibleDrafter
 from speculation.types import Draft, SamplingParams
+from tests.support import HANG
 
 PROMPT = [1, 2, 3]
 
@@ -153,7 +154,7 @@ def test_a_trial_runs_beside_the_rounds_and_brings_the_drafter_back(caplog: pyte
         clock.now += 1.0
         inner.error, inner.gate, inner.calls = None, asyncio.Event(), []
         for n in range(4, 7):
-            assert await asyncio.wait_for(drafter.propose([0] * n, 3), 1) == Draft()  # nobody waits for the trial
+            assert await asyncio.wait_for(drafter.propose([0] * n, 3), HANG) == Draft()  # nobody waits for the trial
             await turns()
         assert inner.calls == ["close", "open 4"]
         inner.gate.set()
@@ -224,7 +225,7 @@ def test_closing_ends_a_trial_under_way() -> None:
         inner.error, inner.gate = None, asyncio.Event()
         await drafter.propose(PROMPT, 3)
         await turns()
-        await asyncio.wait_for(drafter.close(), 1)
+        await asyncio.wait_for(drafter.close(), HANG)
         assert inner.calls[-2:] == ["open 3", "close"]
         assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.planting import PlaceGone
 from tests.speculation import laws
 from tests.speculation.laws import OURS, Implementation, mutated
 
@@ -283,5 +284,5 @@ def test_a_copy_without_a_trap_passes_too():
 
 
 def test_a_mutant_whose_place_is_gone_says_so():
-    with pytest.raises(AssertionError, match="adapt the mutant"):
+    with pytest.raises(PlaceGone, match="adapt the mutant"):
         mutated(OURS.draws, "no such text", "")

@@ -1,0 +1,157 @@
+"""Client processes of a soak, and what happens to them and to their servers: SIGKILL, SIGSTOP, a server's return."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.reliability.processes import Killable
+from tests.support import HANG, REPOSITORY
+
+STOPPED = (1.0, 3.0)
+"""Seconds for which a process is stopped: a step that hangs for a while, a client that does not read."""
+AFTERWARDS = 5.0
+"""Seconds after a disturbance in which its server may still refuse: connections come back, leases ran out."""
+
+
+@dataclass(slots=True)
+class Disturbances:
+    """When which server was out of order (time.time()), by name."""
+
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+
+    def excuse(self, server: str, began: float, ended: float) -> bool:
+        """Whether an operation in that time may have failed. A worker may where any verifier was out of order."""
+        return any(
+            server in (name, "worker") and begins <= ended and began <= ends + AFTERWARDS
+            for name, begins, ends in self.spans
+        )
+
+
+class Storm:
+    """Client processes: some end by SIGTERM, some by SIGKILL, and others take their place."""
+
+    def __init__(self, folder: Path, servers: dict[str, str], chance: random.Random) -> None:
+        """`servers`: address by name:service."""
+        self._folder, self._chance = folder, chance
+        self._servers = [f"{name}={address}" for name, address in servers.items()]
+        self._running: list[subprocess.Popen[bytes]] = []
+        self._made = 0
+        self.done: Counter[str] = Counter()
+        self.disturbances = Disturbances()
+
+    # --- clients ---
+
+    def fill(self, processes: int) -> None:
+        while len(self._running) < processes:
+            self._made += 1
+            command = [sys.executable, "-m", "tests.reliability.soak_client", "--seed", str(self._made)]
+            command += ["--counts", str(self._folder / f"client-{self._made}.jsonl"), *self._servers]
+            log = (self._folder / f"client-{self._made}.log").open("wb")
+            environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+            self._running.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))
+            log.close()
+
+    def kill_one(self) -> None:
+        victim = self._running.pop(self._chance.randrange(len(self._running)))
+        victim.kill()
+        victim.wait()
+        self.done["client processes killed"] += 1
+
+    async def stop_one(self) -> None:
+        """Its connections stay, and nobody reads."""
+        await self._stopped(self._chance.choice(self._running))
+        self.done["client processes stopped"] += 1
+
+    async def _stopped(self, process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGSTOP)
+        try:
+            await asyncio.sleep(self._chance.uniform(*STOPPED))
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+
+    def end(self) -> None:
+        for process in self._running:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in self._running:
+            try:
+                process.wait(HANG)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                self.done["client processes that did not end"] += 1
+        self._running.clear()
+
+    # --- what happens ---
+
+    async def blow(
+        self, seconds: float, processes: int, between: float, mortal: Killable, stopped: list[Killable]
+    ) -> None:
+        """Clients lose a process every `between` seconds; every second time something else happens too: a client or
+        one of `stopped` stands still, or `mortal` is killed and comes back on its port."""
+        end, turn = time.monotonic() + seconds, 0
+        self.fill(processes)
+        while (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, between))
+            if end - time.monotonic() <= 0.5:
+                continue
+            self.kill_one()
+            turn += 1
+            if turn % 2 == 0:
+                await self._disturb((turn // 2) % 3, mortal, stopped)
+            self.fill(processes)
+        self.end()
+
+    async def _disturb(self, kind: int, mortal: Killable, stopped: list[Killable]) -> None:
+        if kind == 0:
+            await self.stop_one()
+            return
+        server, began = (mortal if kind == 1 else self._chance.choice(stopped)), time.time()
+        self.disturbances.spans.append((server.name, began, float("inf")))
+        if kind == 1:
+            await mortal.kill()
+            await mortal.start()
+            self.done["servers killed"] += 1
+        else:
+            assert server.process
+            await self._stopped(server.process)
+            self.done["servers stopped"] += 1
+        self.disturbances.spans[-1] = (server.name, began, time.time())
+
+    # --- what was counted ---
+
+    def counted(self) -> tuple[Counter[str], list[dict[str, Any]]]:
+        """All counts, and the failures that no disturbance excuses."""
+        total, failures = Counter[str](), list[dict[str, Any]]()
+        for path in self._folder.glob("client-*.jsonl"):
+            counts: dict[str, int] = {}
+            for line in path.read_text().splitlines():
+                said = _parsed(line)
+                counts = said.get("counts", counts)
+                if failed := said.get("failed"):
+                    excused = self.disturbances.excuse(failed["server"], failed["began"], failed["ended"])
+                    total["disturbed"] += excused
+                    failures += [] if excused else [failed]
+            total.update(counts)
+        return total, failures
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    """A client that was killed may have left half a line."""
+    try:
+        found: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError:
+        return {}
+    return found

@@ -1,0 +1,133 @@
+"""docs/security.md says how much a request may hold: of every field that can grow, and what is beyond is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from clients import wire
+from clients.channel import DRAFT, MESSAGES, TARGET
+from models.toy import ToyTokenizer
+from tandem.v1 import draft_worker_pb2, generation_pb2, target_verifier_pb2
+from tests.services.test_identity import PROMPT, opening, proposing, status_of
+from tests.support import REPOSITORY, SAMPLED, ids, raw_stub, run, target_site, toy, worker_site
+
+LENGTH, MOST = 160, 5  # of the toy servers here
+GROWS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+ROW = re.compile(r"\| `(\w+\.\w+)` \|[^|]*\| (\w+) \|")
+WORDS = {
+    name: status for name, status in ROW.findall((REPOSITORY / "docs" / "security.md").read_text(encoding="utf-8"))
+}
+
+
+def fields(message: Descriptor) -> Iterator[str]:
+    """Message.field of all that can grow in a message, whatever it holds included."""
+    for field in message.fields:
+        if field.message_type:
+            yield from fields(field.message_type)
+        if field.label == FieldDescriptor.LABEL_REPEATED or field.type in GROWS:
+            yield f"{message.name}.{field.name}"
+
+
+FIELDS = sorted(
+    {
+        name
+        for service, module in MESSAGES.items()
+        for method in module.DESCRIPTOR.services_by_name[service].methods
+        for name in fields(method.input_type)
+    }
+)
+
+
+def generating(prompt: list[int] = PROMPT, **changes: Any) -> Any:
+    message = wire.generation_to_wire(ids(prompt, 1))
+    for name, value in changes.items():
+        getattr(message, name).extend(value)
+    return target_verifier_pb2.TargetVerifierGenerateRequest(generation=message)
+
+
+def text(length: int) -> Any:
+    generation = generation_pb2.Generation(text="x" * length)
+    return target_verifier_pb2.TargetVerifierGenerateRequest(generation=generation)
+
+
+def changed(request: Any, **values: Any) -> Any:
+    request.MergeFrom(type(request)(**values))
+    return request
+
+
+def verifying(**values: Any) -> Any:
+    return target_verifier_pb2.VerifyRequest(
+        **{"session_id": "s", "base_length": len(PROMPT), "last_token": PROMPT[-1], **values}
+    )
+
+
+def drawn(tokens: int, weights: int) -> Any:
+    return verifying(
+        draft_tokens=[1],
+        distributions=[generation_pb2.SparseDistribution(token_ids=[1] * tokens, weights=[1.0] * weights)],
+    )
+
+
+CLOSE, END = target_verifier_pb2.CloseSessionRequest, draft_worker_pb2.EndProposalsRequest
+# Each field one beyond its limit: service, method, request, the limit as the refusal names it.
+BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
+    "Generation.text": [(TARGET, "Generate", text(64 * LENGTH + 1), 64 * LENGTH)],
+    "TokenIds.ids": [(TARGET, "Generate", generating([1] * (LENGTH + 1)), LENGTH)],
+    "Generation.stop_token_ids": [(TARGET, "Generate", generating(stop_token_ids=[1] * 1025), 1024)],
+    "Generation.stop_strings": [
+        (TARGET, "Generate", generating(stop_strings=["x"] * 65), 64),
+        (TARGET, "Generate", generating(stop_strings=["x" * 1025]), 1024),
+    ],
+    "OpenSessionRequest.session_id": [(TARGET, "OpenSession", opening("x" * 129), 128)],
+    "OpenSessionRequest.prefix": [(TARGET, "OpenSession", opening(prefix=[1] * (LENGTH + 1)), LENGTH)],
+    **{
+        f"OpenSessionRequest.{name}": [(TARGET, "OpenSession", changed(opening(), **{name: "x" * 257}), 256)]
+        for name in ("tokenizer_sha256", "weights_revision", "dtype")
+    },
+    "VerifyRequest.session_id": [(TARGET, "Verify", verifying(session_id="x" * (256 * 1024)), 256 * 1024)],
+    "VerifyRequest.draft_tokens": [(TARGET, "Verify", verifying(draft_tokens=[1] * (MOST + 1)), MOST)],
+    "VerifyRequest.distributions": [
+        (TARGET, "Verify", changed(drawn(1, 1), distributions=[generation_pb2.SparseDistribution()]), 1)
+    ],
+    "SparseDistribution.token_ids": [(TARGET, "Verify", drawn(1025, 1), 1024)],
+    "SparseDistribution.weights": [(TARGET, "Verify", drawn(1, 1025), 1024)],
+    "CloseSessionRequest.session_id": [(TARGET, "CloseSession", CLOSE(session_id="x" * 4096), 4096)],
+    "ProposeRequest.session_id": [(DRAFT, "Propose", changed(proposing(0, PROMPT), session_id="x" * 129), 128)],
+    "ProposeRequest.tokens": [(DRAFT, "Propose", proposing(0, [1] * (LENGTH + 1)), LENGTH)],
+    "ProposeRequest.tokenizer_sha256": [
+        (DRAFT, "Propose", changed(proposing(0, PROMPT), tokenizer_sha256="x" * 257), 256)
+    ],
+    "EndProposalsRequest.session_id": [(DRAFT, "EndProposals", END(session_id="x" * 4096), 4096)],
+}
+
+
+def test_every_field_that_can_grow_has_a_limit_in_the_documentation() -> None:
+    assert sorted(WORDS) == FIELDS == sorted(BEYOND)
+
+
+@pytest.mark.parametrize("field", BEYOND)
+def test_beyond_its_limit_a_field_is_refused_and_the_limit_is_named(field: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(ToyTokenizer, "encode", None)  # nobody gets as far
+
+    async def test() -> list[tuple[str, str, list[str]]]:
+        async with (
+            target_site(toy()) as target,
+            worker_site(None) as worker,
+            raw_stub(target.address, TARGET) as verifier,
+            raw_stub(worker.address, DRAFT) as drafter,
+        ):
+            await verifier.OpenSession(changed(opening(), sampling=wire.sampling_to_wire(SAMPLED), rule=2))
+            said = []
+            for service, method, request, _ in BEYOND[field]:
+                call = getattr(verifier if service == TARGET else drafter, method)(request)
+                said.append(await status_of(call.read() if method == "Generate" else call))
+            return said
+
+    for (code, message, _), (_, _, _, most) in zip(run(test()), BEYOND[field], strict=True):
+        assert code == WORDS[field]
+        assert str(most) in message and (field.partition(".")[2] in message or code == "OUT_OF_RANGE" or most >= 4096)

@@ -1,0 +1,436 @@
+"""What a call may take of the transport: its message in time, its replies read in time, so many calls."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+
+from clients import wire
+from clients.channel import TARGET, open_channel
+from models.assembly import Loaded
+from models.generators import plain_generator
+from services.generation import GenerateMethod
+from services.limits import Calls, LimitReached, Limits
+from services.security import Security
+from services.transport import Late, Waiting
+from services.verify_stream import StreamIdle, answered_in_order
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.reliability import frames
+from tests.services.test_identity import ByToken, opening, status_of, verifying
+from tests.services.test_load import Wordy
+from tests.support import GREEDY, answer, ids, listening, oracle, raw_stub, run, target_site, toy, until
+
+GENERATE, OPEN, VERIFY_STREAM = (f"/tandem.v1.{TARGET}/{name}" for name in ("Generate", "OpenSession", "VerifyStream"))
+
+
+def generating(count: int = 4, prompt: bytes = b"abc") -> pb.TargetVerifierGenerateRequest:
+    return pb.TargetVerifierGenerateRequest(
+        generation=wire.generation_to_wire(ids(prompt, count, ignore_end_of_sequence=True))
+    )
+
+
+class Bare:
+    """A connection of our own frames, to a server that may send nothing: its window is 0."""
+
+    @classmethod
+    async def connect(cls, address: str) -> Bare:
+        bare = cls()
+        host, _, port = address.rpartition(":")
+        bare.reader, bare.writer = await asyncio.open_connection(host, int(port))
+        no_window = struct.pack(">HI", 4, 0)
+        bare.writer.write(frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0, no_window))
+        bare.streams = 0
+        return bare
+
+    def call(self, path: str, message: bytes | None = None) -> int:
+        """Begins a call; without a message it goes on waiting for one. Returns its stream's number."""
+        number = 2 * self.streams + 1
+        self.streams += 1
+        self.writer.write(frames.frame(frames.HEADERS, frames.END_HEADERS, number, frames.headers(path)))
+        if message is not None:
+            self.writer.write(frames.frame(frames.DATA, frames.END_STREAM, number, frames.message(message)))
+        return number
+
+    async def ended(self, stream: int) -> None:
+        """Reads until a stream ends."""
+        while True:
+            head = await self.reader.readexactly(9)
+            await self.reader.readexactly(int.from_bytes(head[:3], "big"))
+            kind, flags, number = head[3], head[4], int.from_bytes(head[5:], "big")
+            if number == stream and (kind == frames.RST or (kind == frames.HEADERS and flags & frames.END_STREAM)):
+                return
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+@contextlib.asynccontextmanager
+async def bare(address: str) -> AsyncIterator[Bare]:
+    connection = await Bare.connect(address)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+# --- replies that nobody reads ---
+
+
+def queued(site: Any, queue: int, limits: Limits | None = None, **rest: Any) -> GenerateMethod:
+    generator = rest.get("generator", site.generator)
+    site.verifier._generate = GenerateMethod(
+        generator, pb.TargetVerifierGenerateResponse, site.lifecycle, None, queue, limits=limits
+    )
+    return site.verifier._generate
+
+
+def test_finished_requests_whose_readers_never_read_hold_no_place() -> None:
+    async def test() -> None:
+        async with target_site(toy(slots=1)) as site, bare(site.address) as attacker:
+            method = queued(site, 2)
+            for n in range(6):
+                attacker.call(GENERATE, generating().SerializeToString())
+                await until(lambda n=n: site.lifecycle._running == n + 1 and not method._under_way)
+            async with site.client() as client:
+                assert (await answer(client.generate, ids(b"abc", 4))).token_ids == oracle(b"abc", GREEDY, 4)
+
+    run(test())
+
+
+def test_replies_that_are_not_read_in_time_end_their_call() -> None:
+    """A window of 0, which no status can pass either; and one that takes some, which then reads why."""
+    security = Security(limits=Limits(unread_seconds=0.1))
+
+    async def test() -> tuple[str, str, list[str]]:
+        async with target_site(security=security) as site, bare(site.address) as attacker:
+            attacker.call(GENERATE, generating().SerializeToString())
+            await until(lambda: site.lifecycle._running == 1)
+            await until(lambda: site.lifecycle._running == 0)
+            queued(site, 2, generator=plain_generator(Loaded(site.engine, Wordy())))
+            async with raw_stub(site.address) as target:
+                call = target.Generate(generating(100))
+                await until(lambda: site.lifecycle._running == 1)
+                await until(lambda: site.lifecycle._running == 0)
+
+                async def rest() -> None:
+                    async for _ in call:
+                        pass
+
+                return await status_of(rest())
+
+    assert run(test())[::2] == ("DEADLINE_EXCEEDED", ["NOT_READ"])
+
+
+def test_a_reader_that_reads_ever_so_little_has_no_longer() -> None:
+    """The rest of a reply that was whole long ago."""
+
+    async def test() -> None:
+        async with target_site() as site:
+            method = queued(site, 2, Limits(unread_seconds=0.05))
+            stream = method.stream(generating())
+            first = await anext(stream)
+            assert first.chunk.token_ids
+            await until(lambda: not method._under_way)
+            await asyncio.sleep(0.06)
+            with pytest.raises(Exception, match=r"not read within 0\.05 s"):
+                await anext(stream)
+
+    run(test())
+
+
+def test_some_places_are_kept_for_callers_who_have_none(tmp_path) -> None:
+    callers = ByToken(tmp_path)
+
+    async def test() -> list[list[str]]:
+        async with (
+            target_site(toy(slots=1), security=callers.security) as site,
+            raw_stub(site.address, TARGET, callers.credentials("alice")) as alice,
+            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
+        ):
+            method, held = queued(site, 2), site.engine.slots.take()
+            waiting = [alice.Generate(generating()) for _ in range(3)]
+            await until(lambda: method._under_way.total() == 3)
+            refused = [(await status_of(alice.Generate(generating()).read()))[2]]
+            waiting.append(bob.Generate(generating()))
+            await until(lambda: method._under_way.total() == 4)
+            refused.append((await status_of(bob.Generate(generating()).read()))[2])
+            site.engine.slots.release(held)
+            for call in waiting:
+                assert [reply async for reply in call]
+            return refused
+
+    assert run(test()) == [["QUEUE_FULL"]] * 2
+
+
+def test_callers_who_leave_before_their_refusal_leave_no_traceback(tmp_path, caplog) -> None:
+    callers = ByToken(tmp_path)
+
+    async def test() -> None:
+        async with target_site(security=callers.security) as site:
+            for _ in range(20):
+                async with bare(site.address) as stranger:
+                    for _ in range(20):
+                        stranger.call(OPEN)
+            async with site.client(callers.credentials("alice")) as alice:
+                await answer(alice.generate, ids(b"abc", 4))
+
+    run(test())
+    assert "Traceback" not in caplog.text and "Error" not in caplog.text
+
+
+# --- requests that do not come, or are none ---
+
+
+@pytest.mark.parametrize("path", [GENERATE, OPEN])
+def test_a_call_whose_request_never_comes_is_ended(path) -> None:
+    security = Security(limits=Limits(message_seconds=0.05))
+
+    async def test() -> None:
+        async with target_site(security=security) as site, bare(site.address) as attacker:
+            await attacker.ended(attacker.call(path))
+
+    run(test())
+
+
+def test_bytes_that_are_no_message_are_refused_in_one_word_and_without_a_traceback(caplog) -> None:
+    async def test() -> list[tuple[str, str, list[str]]]:
+        async with target_site() as site, open_channel(site.address) as channel:
+            stream = channel.unary_stream(GENERATE)(b"\xff\xff")
+            return [await status_of(channel.unary_unary(OPEN)(b"\xff\xff")), await status_of(stream.read())]
+
+    with caplog.at_level(logging.INFO):
+        said = run(test())
+    assert [(code, reasons) for code, _, reasons in said] == [("INVALID_ARGUMENT", ["NOT_A_MESSAGE"])] * 2
+    assert "Traceback" not in caplog.text and "Exception" not in caplog.text
+
+
+class Parsing(grpc.GenericRpcHandler):
+    """Counts how often a request is parsed."""
+
+    def __init__(self) -> None:
+        self.parsed = 0
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        def parse(data: bytes) -> bytes:
+            self.parsed += 1
+            return data
+
+        async def unary(request: bytes, context: Any) -> bytes:
+            return request
+
+        async def stream(request: Any, context: Any) -> Any:
+            yield request
+
+        if details.method == GENERATE:
+            return grpc.unary_stream_rpc_method_handler(stream, parse)
+        if details.method == VERIFY_STREAM:
+            return grpc.stream_stream_rpc_method_handler(stream, parse)
+        return grpc.unary_unary_rpc_method_handler(unary, parse)
+
+
+@pytest.mark.parametrize("path", [GENERATE, OPEN, VERIFY_STREAM])
+def test_without_a_token_nothing_of_a_request_is_waited_for_or_parsed(path, tmp_path) -> None:
+    handlers, callers = Parsing(), ByToken(tmp_path)
+
+    async def test() -> None:
+        register = lambda server: server.add_generic_rpc_handlers((handlers,))  # noqa: E731
+        async with listening(register, security=callers.security) as address:
+            async with bare(address) as stranger:
+                await stranger.ended(stranger.call(path))
+                await stranger.ended(stranger.call(path, b"x" * 1000))
+            assert handlers.parsed == 0
+            async with open_channel(address, callers.credentials("alice")) as channel:
+                await channel.unary_unary(OPEN)(b"x")
+            assert handlers.parsed == 1
+
+    run(test())
+
+
+# --- so many calls ---
+
+
+def test_one_caller_has_so_many_calls_and_another_its_own(tmp_path) -> None:
+    tokens = ByToken(tmp_path).security.tokens
+    security = Security(tokens=tokens, limits=Limits(max_calls_per_caller=2, max_calls=3))
+    callers = ByToken(tmp_path)
+
+    async def test() -> list[tuple[str, str, list[str]]]:
+        async with (
+            target_site(security=security) as site,
+            raw_stub(site.address, TARGET, callers.credentials("alice")) as one,
+            raw_stub(site.address, TARGET, callers.credentials("alice")) as more,
+            raw_stub(site.address, TARGET, callers.credentials("bob")) as bob,
+        ):
+            await one.OpenSession(opening())
+            streams = [await answered_stream(one), await answered_stream(one)]
+            refused = [await status_of(more.Verify(verifying()))]
+            await bob.OpenSession(opening())
+            streams.append(await answered_stream(bob))
+            refused.append(await status_of(bob.Verify(verifying())))
+            streams[0].cancel()
+            await until_served(lambda: bob.Verify(verifying()))
+            for stream in streams:
+                stream.cancel()
+            return refused
+
+    alices, everybodys = run(test())
+    assert (alices[0], alices[2]) == (everybodys[0], everybodys[2]) == ("RESOURCE_EXHAUSTED", ["IDENTITY_LIMIT"])
+    assert alices[1] == "calls: 2 of yours are under way, 2 is the most"
+    assert everybodys[1] == "calls: 3 are under way, 3 is the most"
+
+
+async def answered_stream(stub: Any) -> Any:
+    """A VerifyStream that has been answered once, and stays."""
+    call = stub.VerifyStream()
+    await call.write(verifying())
+    assert (await call.read()).token_ids
+    return call
+
+
+async def until_served(call: Any) -> None:
+    """A call that was cancelled ends at the server a little later."""
+    for _ in range(1000):
+        with contextlib.suppress(grpc.RpcError):
+            await call()
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("never served")
+
+
+def test_a_connection_has_so_many_streams() -> None:
+    """Its client has the others wait, as HTTP/2 wants it."""
+    options = dict(Security().options())
+    assert options["grpc.max_concurrent_streams"] == Limits().max_calls_per_caller
+
+
+def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path) -> None:
+    callers, health = ByToken(tmp_path), HealthServicer()
+    security = Security(tokens=callers.security.tokens, limits=Limits(max_probes_per_caller=2))
+
+    def register(server: grpc.aio.Server) -> None:
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+
+    async def test() -> tuple[str, int]:
+        async with listening(register, security=security) as address, open_channel(address) as channel:
+            stub, request = health_pb2_grpc.HealthStub(channel), health_pb2.HealthCheckRequest()
+            await health.set("", health_pb2.HealthCheckResponse.SERVING)
+            watches = [stub.Watch(request) for _ in range(2)]
+            for watch in watches:
+                await watch.read()
+            refused = await status_of(stub.Watch(request).read())
+            checked = await stub.Check(request)  # which others' watching does not hinder
+            for watch in watches:
+                watch.cancel()
+            return refused[0], checked.status
+
+    assert run(test()) == ("RESOURCE_EXHAUSTED", health_pb2.HealthCheckResponse.SERVING)
+
+
+def test_calls_that_ended_count_no_more_and_nobody_is_remembered() -> None:
+    calls = Calls(2, 3)
+    for who in ("alice", "alice", "bob"):
+        calls.begin(who)
+    for who, says in (("alice", "2 of yours"), ("bob", "3 are under way")):
+        with pytest.raises(LimitReached, match=says):
+            calls.begin(who)
+    calls.end("alice")
+    calls.begin("bob")
+    for who in ("alice", "bob", "bob"):
+        calls.end(who)
+    assert len(calls) == 0 and not calls._of
+
+
+# --- streams without rounds ---
+
+
+def test_a_stream_without_rounds_ends_when_its_sessions_have() -> None:
+    async def test() -> tuple[str, str, list[str]]:
+        async with target_site(lease_seconds=0.1) as site, raw_stub(site.address) as target:
+            call = target.VerifyStream()
+            return await status_of(call.read())
+
+    assert run(test()) == (
+        "NOT_FOUND",
+        "no round came for 0.1 s: sessions have run out",
+        ["STREAM_IDLE"],
+    )
+
+
+def test_a_round_that_takes_long_and_a_reader_that_takes_long_are_no_idleness() -> None:
+    async def test() -> None:
+        async def requests() -> AsyncIterator[int]:
+            yield 1
+            yield 2
+            await asyncio.Event().wait()
+
+        async def slow(request: int, arrived: float) -> int:
+            await asyncio.sleep(0.08)
+            return request
+
+        replies = answered_in_order(requests(), slow, idle_seconds=0.05)
+        said = [await anext(replies)]
+        await asyncio.sleep(0.08)  # the reader takes its time
+        said.append(await anext(replies))
+        assert said == [1, 2]
+        with pytest.raises(StreamIdle):
+            await anext(replies)
+
+    run(test())
+
+
+# --- the clock behind it ---
+
+
+def test_many_short_waits_are_none_too_long_and_set_few_timers() -> None:
+    async def test() -> int:
+        loop, timers = asyncio.get_running_loop(), 0
+        real = loop.call_later
+
+        def counted(seconds: float, *rest: Any) -> Any:
+            nonlocal timers
+            timers += rest[0].__name__ == "_look"
+            return real(seconds, *rest)
+
+        loop.call_later = counted  # type: ignore[method-assign]
+        with Waiting(30) as waiting:
+            for _ in range(1000):
+                await waiting.until(asyncio.sleep(0))
+        return timers
+
+    assert run(test()) == 1
+
+
+def test_a_wait_that_takes_too_long_is_given_up_and_the_task_goes_on() -> None:
+    async def test() -> str:
+        with Waiting(0.02) as waiting:
+            await waiting.until(asyncio.sleep(0))
+            with pytest.raises(Late):
+                await waiting.until(asyncio.sleep(60))
+        await asyncio.sleep(0)
+        return "here"
+
+    assert run(test()) == "here"
+
+
+def test_whoever_is_cancelled_while_waiting_is_cancelled() -> None:
+    async def test() -> None:
+        async def wait() -> None:
+            with Waiting(30) as waiting:
+                await waiting.until(asyncio.sleep(60))
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(test())

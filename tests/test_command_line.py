@@ -1,0 +1,228 @@
+"""Every role x every flag: either the table lists it and it reaches the role's configuration, or it is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import main
+from flag_row import BACKENDS, LOADING, SERVERS
+from flags import FLAGS
+from tests.services.certificates import Authority, token_file
+
+VALUES = {
+    "draft": "ngram",
+    "device": "cpu",
+    "dtype": "float32",
+    "compile": "off",
+    "speculation_length": "4",
+    "max_speculation_length": "6",
+    "tp_degree": "2",
+    "cores": "0-1",
+    "compile_for": "target",
+    "batch_buckets": "1,2",
+    "draft_buckets": "1,2",
+    "neuron_config": '{"fused_qkv": true}',
+    "draft_neuron_config": '{"fused_qkv": true}',
+    "host": "127.0.0.2",
+    "draft_host": "127.0.0.1:9",
+    "pipeline": "on",
+    "tls_cert": "server.pem",
+    "tls_key": "server.key",
+    "tls_client_ca": "ca.pem",
+    "accept_tokens": "accepted",
+    "tls_ca": "ca.pem",
+    "tls_client_cert": "server.pem",
+    "tls_client_key": "server.key",
+    "token_file": "token",
+    "token_env": "TANDEM_TEST_TOKEN",
+    "prompt_text": "prompt.txt",
+    "top_p": "0.5",
+    "min_p": "0.5",
+    "rule": "rejection",
+    "report": "other.json",
+    "context_buckets": "128,512",
+    "decode_buckets": "256,512",
+    "quantization": "int8",
+    "log_format": "json",
+}
+# What a flag needs beside it to have an effect.
+WITH = {
+    "metrics_host": ["--metrics_port", "0"],
+    "draft_seconds": ["--draft_host", "127.0.0.1:9"],
+    "modules_to_not_convert": ["--quantization", "int8"],
+    "tls_cert": ["--tls_key", "server.key"],
+    "tls_key": ["--tls_cert", "server.pem"],
+    "tls_client_ca": ["--tls_cert", "server.pem", "--tls_key", "server.key"],
+    "tls_client_cert": ["--tls_ca", "ca.pem", "--tls_client_key", "server.key"],
+    "tls_client_key": ["--tls_ca", "ca.pem", "--tls_client_cert", "server.pem"],
+    "tls_server_name": ["--tls_ca", "ca.pem"],
+}
+NEEDED = {
+    **{role: ["--prompt", "a"] for role in ("client", "fused_client", "draft", "verify_target", "verify_draft")},
+    "accept": ["--prompt", "a"],
+    "plan": ["--instance", "trn2.48xlarge"],
+    "advise": ["--report", "comparison.json"],
+}
+CALLS = ("tls_ca", "tls_client_cert", "tls_client_key", "tls_server_name", "token_file", "token_env")
+ELSEWHERE = ("log_format", "debug")  # read by main itself, for every role
+SAID_ALOUD = ("exact", "backend")  # a default that may be said; and what the cases are told apart by
+
+
+def backends_of(role: str) -> tuple[str, ...]:
+    if role == "compile" or role not in (*LOADING, "plan"):
+        return ("torch",)
+    return ("torch", "nxdi") if role == "plan" else BACKENDS
+
+
+def lists(role: str, backend: str, name: str) -> bool:
+    return role in (FLAGS[name].takers(backend) if role in (*LOADING, "plan") else FLAGS[name].roles)
+
+
+CASES = [(role, backend) for role in main.ROLES for backend in backends_of(role)]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TANDEM_TEST_TOKEN", "a-token-of-mine-0123")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    (tmp_path / "prompt.txt").write_text("another\n")
+    token_file(tmp_path / "accepted", "me a-token-of-mine-0123\n")
+    token_file(tmp_path / "token", "a-token-of-mine-0123\n")
+    Authority(tmp_path).issue("server")  # ca.pem, server.pem, server.key
+    return tmp_path
+
+
+def words(role: str, backend: str, name: str | None = None) -> list[str]:
+    told = [f"--backend={backend}"] if role in (*LOADING, "plan") and backend != "torch" else []
+    told += NEEDED.get(role, [])
+    if role == "plan" and name not in ("model", "target_model"):
+        told += ["--target_model", "t"]
+    if name is None:
+        return ["--role", role, *told]
+    flag = FLAGS[name]
+    told += WITH.get(name, [])
+    if role == "target" and name in CALLS:
+        told += ["--draft_host", "127.0.0.1:9"]
+    if "action" in flag.options and flag.options["action"] == "store_true":
+        return ["--role", role, *told, f"--{name}"]
+    value = VALUES.get(name, {int: "7", float: "0.5"}.get(flag.options.get("type", str), "other"))
+    return ["--role", role, *told, f"--{name}", value]
+
+
+def configured(line: list[str]) -> str:
+    """What the role would be started with, or why it cannot be: either shows that the flag was read."""
+    try:
+        args = main.parser().parse_args(line)
+        run: Coroutine[Any, Any, Any] = main.ROLES[args.role][0](args)
+    except (ValueError, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
+    found = inspect.getcoroutinelocals(run)
+    run.close()
+    return "; ".join(f"{name}={plainly(value)}" for name, value in sorted(found.items()))
+
+
+def plainly(value: object) -> str:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (field.name for field in dataclasses.fields(value))
+        return f"{{{', '.join(f'{name}: {plainly(getattr(value, name))}' for name in fields if name != 'command')}}}"
+    if isinstance(value, frozenset):
+        return str(sorted(value))
+    text = repr(value)
+    return type(value).__name__ if " at 0x" in text else text
+
+
+@pytest.mark.parametrize(("role", "backend"), CASES)
+def test_a_flag_that_is_listed_is_read_and_any_other_is_refused_in_one_line(
+    role: str, backend: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in FLAGS:
+        if name in SAID_ALOUD:
+            continue
+        line = words(role, backend, name)
+        if lists(role, backend, name):
+            main.parser().parse_args(line)
+            read = configured(line) != configured(without(line, name))
+            assert name in ELSEWHERE or read, f"{role}, {backend}: --{name} is not read"
+            continue
+        capsys.readouterr()
+        assert main.main(line) == 2, line
+        (said,) = capsys.readouterr().err.splitlines()
+        takers = FLAGS[name].roles if role not in FLAGS[name].roles else ()
+        assert f"--role {role} " in said and "does not take it" in said, said
+        assert said.split(":")[1].strip() in (name, *dependent(name)), said
+        assert all(taker in said for taker in takers if said.split(":")[1].strip() == name), said
+
+
+def dependent(name: str) -> list[str]:
+    """Flags that were given beside it, of which the first in the table is named."""
+    return [word.removeprefix("--") for word in WITH.get(name, []) if word.startswith("--")]
+
+
+def without(line: list[str], name: str) -> list[str]:
+    """The line less the flag, which comes last."""
+    at = len(line) - 1 - line[::-1].index(f"--{name}")
+    return line[:at]
+
+
+def test_every_role_and_only_roles_are_in_the_table() -> None:
+    assert {role for flag in FLAGS.values() for role in flag.roles} == set(main.ROLES)
+
+
+@pytest.mark.parametrize("role", list(main.ROLES))
+def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.parser().parse_args(["--role", role, "--help"])
+    assert ended.value.code == 0
+    shown = {word.strip(",") for line in capsys.readouterr().out.splitlines() for word in line.split()[:1]}
+    for name, flag in FLAGS.items():
+        assert (f"--{name}" in shown) == (role in flag.roles), name
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--role target --prompt x", "prompt: --role target does not take it; these do: client, fused_client, draft"),
+        ("--role target --prompt=x", "prompt: --role target does not take it"),
+        ("--role target --top-p 0", "top_p: 0.0 is outside (0, 1]"),
+        ("--role client --prompt x --cores 0", "cores: --role client does not take it; these do: target,"),
+        ("--role target --backend nxdi --cores 0-3", "with --backend nxdi does not take it; --backend torch does"),
+        ("--role target --backend nxdi --batch-buckets 1", "batch_buckets: --role target with --backend nxdi"),
+        ("--role draft_worker --tp-degree 2", "--backend nxdi does, and with torch these roles: target, fused_target"),
+        ("--role draft_worker --propose_only --top_p 0.5", "top_p: --propose_only knows no target"),
+        ("--role target --token_file f", "token_file: without --draft_host nobody is called"),
+        ("--role target --model a --target_model b", "target_model: the same as --model here"),
+        ("--role target --exact --fast", "exact: does not go with --fast"),
+        ("--role client --prompt x --target_host h:1 --port 2", "port: --target_host says the port"),
+        ("--role target --max_new_tokens 0", "max_new_tokens: 0 is below 1"),
+        ("--role target --prom x", "unrecognized arguments: --prom x"),
+        ("--role nobody", "argument --role: invalid choice: 'nobody'"),
+    ],
+)
+def test_a_flag_without_effect_is_one_line(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main.main(line.split())
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    (shown,) = capsys.readouterr().err.splitlines()
+    assert code == 2 and shown.startswith("main.py: ") and said in shown
+
+
+@pytest.mark.parametrize("role", SERVERS)
+def test_request_flags_of_a_server_are_its_defaults(role: str) -> None:
+    args = main.parser().parse_args(f"--role {role} --backend toy --temperature 0.9 --max-new-tokens 5".split())
+    defaults = main.role_config(args, None).defaults
+    assert (defaults.sampling.temperature, defaults.sampling.top_p, defaults.max_new_tokens) == (0.9, 1.0, 5)
+
+
+def test_a_client_leaves_to_the_server_what_its_user_does_not_say() -> None:
+    line = "--role client --prompt x --temperature 0 --top_p 1"
+    args = main.parser().parse_args(line.split())
+    request = main.client_config(args).request
+    assert request.unsaid == {"top_k", "min_p", "seed"} and request.sampling.greedy
