@@ -85,9 +85,9 @@ MUTANTS = (
     ),
     caught(
         "who moves on leaves its session open",
-        "clients.remote:RemoteVerifier._move",
-        "self._end()",
-        "self._session_id = ''",
+        "clients.remote:RemoteVerifier._open",
+        "self._end_at(other for other in list(self._places) if other is not self.peer)",
+        "self._places = {self.peer: self._places[self.peer]}",
         partial(
             test_closing.test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left,
             test_closing.Pipeline.OFF,
