@@ -171,7 +171,7 @@ class Rounds:
     async def _send(self, request: pb.VerifyRequest) -> pb.VerifyResponse:
         if not self._streams:
             return await self._target.Verify(request, timeout=HANG)
-        if self._stream is None:
+        if self._stream is None or self._stream.done():  # one on which no round comes ends with the lease
             self._stream = self._target.VerifyStream(timeout=60)
         await self._stream.write(request)
         reply = await self._stream.read()
