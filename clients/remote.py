@@ -74,7 +74,8 @@ class RemoteVerifier:
         )
         self.peer, reply = await race.first()
         self.client.roster.answered(self.peer.address)
-        self._end_at(other for other in list(self._places) if other is not self.peer)
+        for other in [peer for peer in self._places if peer is not self.peer]:
+            self._end_at(other, self._places.pop(other))
         self._check_rule(reply.rule)
 
     def _following(self, asked: Collection[Peer]) -> Peer | None:
@@ -218,14 +219,12 @@ class RemoteVerifier:
 
     async def close(self) -> None:
         """Frees the slot. The client goes on with it where this is cancelled or the call fails; then the lease does."""
-        if tried := self._end_at(list(self._places)):
-            await asyncio.wait(tried)
+        places, self._places = self._places, {}
+        if places:
+            await asyncio.wait([self._end_at(*place) for place in places.items()])
 
-    def _end_at(self, peers: Iterable[Peer]) -> set[asyncio.Future[None]]:
-        """Begins to close the session where it may be open, under ids that nobody uses again."""
-        return {self._end(peer, self._places.pop(peer)) for peer in peers}
-
-    def _end(self, peer: Peer, session_id: str) -> asyncio.Future[None]:
+    def _end_at(self, peer: Peer, session_id: str) -> asyncio.Future[None]:
+        """Begins to close the session at `peer`, where it may be open under an id that nobody uses again."""
         request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
         return self.client.closes.begin(lambda: self._call(peer.stub.CloseSession, request, seconds))
 

@@ -33,9 +33,9 @@ from tandem.v1 import draft_worker_pb2 as pb
 
 PROPOSE_SECONDS = 5.0
 _END_SECONDS = 2.0
+_SETTLE_SECONDS = 1.0  # for sessions that are being ended when their client is closed
 _SHARE = 0.3  # of the time until a request's deadline: what a worker that hangs may cost it
 _FAIR_SECONDS = 1.0  # a worker that is silent for so long has failed; sooner it may be late
-_SETTLE_SECONDS = 1.0  # for sessions that are being ended when their client is closed
 # What a worker says about one request and not about itself.
 _REFUSALS = ("ABORTED", "ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED")
 

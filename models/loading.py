@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.buckets import AskedBuckets
-from models.checkpoints import Checkpoint, CheckpointError, first_line, frequent_tokens, weights_revision
+from models.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    check_sizes,
+    first_line,
+    frequent_tokens,
+    weights_revision,
+)
 from models.gguf_cache import unpacked
 from models.native import NotHere
 from models.platforms import DEVICES, Platform, chosen, platform_of, ways
@@ -101,6 +108,7 @@ def load_runner(
     log.info("%s is loaded on %s", checkpoint.name, platform.describe())
     dtype = choose_dtype(execution.dtype, platform.name)
     checkpoint = unpacked(checkpoint)
+    check_sizes(checkpoint)
     with startup.stage("loading"):
         module = _module(checkpoint, dtype, platform, ranks)
     small = sum(p.numel() for p in module.parameters()) < SMALL

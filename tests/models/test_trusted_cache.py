@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from models import file_hashes, trusted_cache
+from models import file_hashes, gguf_cache, trusted_cache
+from models.checkpoints import Checkpoint, find
 from models.file_hashes import FileHashes
 from models.native import build
 from models.trusted_cache import Untrusted, flaw, locked, private_folder, seal
@@ -201,3 +202,23 @@ def test_a_cache_that_cannot_be_used_costs_time_and_nothing_else(tmp_path: Path,
 def test_a_note_says_what_it_seals(tmp_path: Path) -> None:
     note, file = sealed(tmp_path / "kept")
     assert set(json.loads(note.read_text())) == {file.name}
+
+
+def test_unpacked_weights_that_are_damaged_are_unpacked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def convert(checkpoint: Checkpoint, folder: Path) -> None:
+        made.append(folder)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights" * 100)
+
+    monkeypatch.setattr(gguf_cache, "convert", convert)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    packed = find(str(tmp_path / "m.gguf"))
+    folder = Path(gguf_cache.unpacked(packed).folder)
+    for i, damage in enumerate((None, empty, half, flipped, writable, linked, Path.unlink)):
+        if damage:
+            damage(folder / "model.safetensors")
+        assert Path(gguf_cache.unpacked(packed).folder) == folder and len(made) == 1 + i
+        assert (folder / "model.safetensors").read_bytes() == b"weights" * 100
+        assert gguf_cache.unpacked(packed).folder == str(folder) and len(made) == 1 + i, "and not once more"

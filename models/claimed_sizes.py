@@ -1,0 +1,146 @@
+"""What a checkpoint says about its sizes, held against what its files can hold, before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+BITS = 8
+"""Parameters for each byte of weights, at most: no format stores less than a bit."""
+_LEAST_OF_TENSOR = 8 + 4 + 4 + 8  # bytes of its entry in a GGUF's table, without name and dimensions
+_MOST_DIMENSIONS = 4
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_BLOCK = re.compile(r"blk\.(\d+)\.")
+
+# What the names of a config.json and of a GGUF's metadata say.
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "block_count")
+_WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
+_PER_LAYER = (
+    *("intermediate_size", "n_inner", "ffn_dim", "moe_intermediate_size", "feed_forward_length"),
+    *("num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "num_experts", "num_local_experts"),
+    *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+    *("expert_count", "expert_feed_forward_length"),
+)
+_ROWS = ("vocab_size", "tokens")
+
+
+class Lies(ValueError):
+    """A size is said that the files cannot hold; the message names it and both numbers."""
+
+
+def check_folder(folder: Path, weights: list[Path]) -> None:
+    """Holds config.json against the weights beside it. Raises Lies; OSError and ValueError for what cannot be read."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if isinstance(config, dict):
+        _check(config, BITS * sum(file.stat().st_size for file in weights))
+
+
+def check_gguf(file: Path) -> None:
+    """Holds a GGUF's metadata against its table of tensors, and that against the file. Raises Lies."""
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        header = _Header(content)
+        try:
+            _check_header(header)
+        except (struct.error, UnicodeDecodeError):
+            raise Lies("its header goes beyond its end") from None
+
+
+def _check_header(header: _Header) -> None:
+    if header.read("4s") != b"GGUF" or header.read("I") not in (2, 3):
+        raise Lies("not a GGUF file of version 2 or 3")
+    tensors, values = header.read("Q"), header.read("Q")
+    if tensors * _LEAST_OF_TENSOR + values > len(header.content):
+        raise Lies(f"{tensors} tensors and {values} values are said to be in {len(header.content)} bytes")
+    said: dict[str, Any] = {}
+    for _ in range(values):
+        key = header.text()
+        said[key.partition(".")[2]] = header.value(header.read("I"))
+    elements, blocks = 0, set()
+    for _ in range(tensors):
+        name, dimensions = header.text(), header.read("I")
+        if dimensions > _MOST_DIMENSIONS:
+            raise Lies(f"{name}: {dimensions} dimensions")
+        elements += math.prod(header.read("Q") for _ in range(dimensions))
+        header.read("IQ")
+        if found := _BLOCK.match(name):
+            blocks.add(int(found[1]))
+    if elements > BITS * len(header.content):
+        raise Lies(f"its tensors have {elements} elements, more than {len(header.content)} bytes can hold")
+    layers = said.get("block_count")
+    if isinstance(layers, int) and layers > len(blocks):
+        raise Lies(f"block_count: {layers} layers, and there are tensors of {len(blocks)}")
+    _check({**said, "tokens": said.get("ggml.tokens")}, elements)
+
+
+def _check(said: Mapping[str, Any], elements: int) -> None:
+    """`elements`: how many parameters there may be."""
+    layers, width = _largest(said, _LAYERS)[1], _largest(said, _WIDTH)[1]
+    if layers * width > elements:
+        raise Lies(f"{layers} layers of width {width}, and the weights have at most {elements} parameters")
+    for names, times in ((_PER_LAYER, max(1, layers) * max(1, width)), (_ROWS, max(1, width))):
+        name, size = _largest(said, names)
+        if size * times > elements:
+            raise Lies(
+                f"{name}: {size} beside {layers} layers of width {width}, "
+                f"and the weights have at most {elements} parameters"
+            )
+
+
+def _largest(said: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, int]:
+    """The largest of these sizes that is said, and its name."""
+    sizes = ((value, name) for name in names if type(value := said.get(name)) is int)
+    size, name = max(sizes, default=(0, names[0]))
+    return name, size
+
+
+class _Header:
+    """Reads on, and never beyond the end: struct.error."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self.content, self._at = content, 0
+
+    def read(self, kind: str) -> Any:
+        """The first of the little-endian values of `kind`."""
+        found = struct.unpack_from(f"<{kind}", self.content, self._at)
+        self._at += struct.calcsize(f"<{kind}")
+        return found[0]
+
+    def text(self) -> str:
+        length = self.read("Q")
+        self._skip(length)
+        return self.content[self._at - length : self._at].decode()
+
+    def value(self, kind: int) -> Any:
+        """A number or a text; of an array its length, which of numbers the largest says too where it is larger."""
+        if kind == _STRING:
+            return self.text()
+        if kind != _ARRAY:
+            return self.read(self._scalar(kind))
+        kind, count = self.read("I"), self.read("Q")
+        if kind == _STRING:
+            for _ in range(count):
+                self._skip(self.read("Q"))
+            return count
+        scalar = self._scalar(kind)
+        begins = self._at
+        self._skip(count * struct.calcsize(f"<{scalar}"))
+        if scalar in "fd?":
+            return count
+        return max((count, *struct.unpack_from(f"<{count}{scalar}", self.content, begins)))
+
+    def _scalar(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise Lies(f"a value of the unknown type {kind}")
+        return _SCALARS[kind]
+
+    def _skip(self, count: int) -> None:
+        if count > len(self.content) - self._at:
+            raise struct.error("beyond the end")
+        self._at += count
