@@ -117,7 +117,7 @@ async def _start(
 ) -> list[Contender]:
     longest = str(max(arguments.lengths))
     common = ["--port", "0", "--speculation_length", longest, "--backend", arguments.backend]
-    common += ["--dtype", arguments.dtype]
+    common += ["--dtype", arguments.dtype] if arguments.backend != "toy" else []
     target = await fleet.start("target", [sys.executable, str(MAIN), "--role", "target", *common])
     host, _, port = (await link.listen(target.address)).rpartition(":")
     contenders = []

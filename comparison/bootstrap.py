@@ -26,7 +26,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
         return None
     chosen = resampled(len(numerators))
     above, below = np.asarray(numerators, float)[chosen].sum(1), np.asarray(denominators, float)[chosen].sum(1)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return percentiles(above / below)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from comparison.bootstrap import LEAST_UNITS, Interval, percentiles, resampled
+from comparison.metrics import ratio
 
 REGRESSED = 3
 """The exit code."""
@@ -113,10 +114,9 @@ def _sums(records: Records, prompts: Sequence[str], name: str) -> Side:
 
 
 def _change(key: Key, figure: str, sides: Sequence[Side], judged: bool) -> Iterator[Change]:
-    totals = [(sum(above), sum(below)) for above, below in sides]
-    if any(not above or not below for above, below in totals):
+    before, after = (ratio(sum(above), sum(below)) for above, below in sides)
+    if not before or not after or ratio(after, before) is None:  # too little, then or now, to set beside each other
         return
-    before, after = (above / below for above, below in totals)
     yield Change(*key, figure, before, after, _interval(sides), judged)
 
 
@@ -125,7 +125,7 @@ def _interval(sides: Sequence[Side]) -> Interval | None:
     if units < LEAST_UNITS:
         return None
     chosen = resampled(units)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         old, new = (np.asarray(a, float)[chosen].sum(1) / np.asarray(b, float)[chosen].sum(1) for a, b in sides)
         return percentiles(new / old)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from comparison.conditions import plan
+from comparison.conditions import LinkChoice, plan
 from comparison.decision import Decision, decide
 from comparison.findings import Theory
+from comparison.predictions import best_length
 from comparison.records import Record
 from comparison.summary import References, summarize
 from speculation.types import SamplingParams
@@ -94,3 +95,14 @@ def test_an_emulated_link_is_called_so() -> None:
     (base,) = plan(SamplingParams(), (20.0,))
     found = decide(base, summarize(records, References("autoregressive", None)), None)
     assert found is not None and found.headline.startswith("On this link (emulated, RTT 20 ms) fused is")
+
+
+def test_a_run_cut_short_before_its_own_length_was_costed_is_decided() -> None:
+    whole = theory()
+    costs = {n: replace(c, draft_s_by_length={1: 0.003}) for n, c in whole.model.costs.items()}
+    model = replace(whole.model, costs=costs)
+    cut = replace(whole, model=model, best_lengths=(best_length(model, "fused", LinkChoice()),))
+    assert len(cut.best_lengths[0].tpot_s_by_length) == 4  # up to the 3 that ran
+    found = decision(cut)
+    assert found is not None
+    assert found.speculation_length == 3

@@ -127,13 +127,13 @@ def test_a_file_that_is_no_comparison_is_one_line(
 
 
 def test_the_records_alone_give_the_same_report(folder: Path, found: dict[str, Any], tmp_path: Path) -> None:
-    records = str(folder / "records.jsonl")
-    assert compare_architectures.main(["--from-records", records, "--output-dir", str(tmp_path)]) == 0
-    again = json.loads((tmp_path / "comparison.json").read_text())
-    elsewhere = {"output_dir": str(tmp_path), "formats": ["html"]}
+    records, out = str(folder / "records.jsonl"), tmp_path / "again"
+    assert compare_architectures.main(["--from-records", records, "--output-dir", str(out)]) == 0
+    again = json.loads((out / "comparison.json").read_text())
+    elsewhere = {"output_dir": str(out), "formats": ["html"]}
     assert again == {**found, "settings": {**found["settings"], **elsewhere}}
     assert again["partial"] is None
-    assert not (tmp_path.parent / "runs.jsonl").exists()
+    assert not (tmp_path / "runs.jsonl").exists()  # no new run
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,8 @@ NO_OPERATIONS = ("tokens", "wrong", "disturbed", "expired", "refused")
 EVERY = 15.0
 """Seconds between two lines of progress."""
 RESULTS = REPOSITORY / "results"
-_COMMON = ("--batch", "16", "--sequence_length", "96", "--lease_seconds", str(LEASE))
+_COMMON = ("--batch", "16", "--sequence_length", "96")
+_LEASE = ("--lease_seconds", str(LEASE))
 Say = Callable[[str], None]
 
 
@@ -79,7 +80,7 @@ class Fleet:
     """The servers: three that live through it, and a verifier that is killed. The worker verifies at both."""
 
     def __init__(self, folder: Path) -> None:
-        role = ("--role", "target", *_COMMON)
+        role = ("--role", "target", *_COMMON, *_LEASE)
         self.target, self.mortal = Killable(folder, "target", role), Killable(folder, "mortal", role)
         self.fused = Killable(folder, "fused", ("--role", "fused_target", "--draft_model", "miss=0.3", *_COMMON))
         self.worker = Killable(folder, "worker", ())
@@ -87,7 +88,7 @@ class Fleet:
     async def start(self) -> None:
         await asyncio.gather(self.target.start(), self.mortal.start(), self.fused.start())
         verifiers = f"{self.mortal.address},{self.target.address}"
-        role = ("--role", "draft_worker", "--draft_model", "miss=0.3", *_COMMON, "--target_host", verifiers)
+        role = ("--role", "draft_worker", "--draft_model", "miss=0.3", *_COMMON, *_LEASE, "--target_host", verifiers)
         self.worker.arguments = role
         await self.worker.start()
 

@@ -64,9 +64,9 @@ MUTANTS = (
     ),
     caught(
         "ids of any length are remembered",
-        "services.holding:drop",
-        "if len(session_id.session_id) > MAX_SESSION_ID:",
-        "if False:",
+        "services.sessions:session_key",
+        'check_name("session_id", session_id, 1, MAX_SESSION_ID)',
+        "session_id",
         test_closing.test_an_opening_that_its_close_overtook_opens_nothing,
     ),
     caught(
@@ -92,6 +92,13 @@ MUTANTS = (
             test_closing.test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left,
             test_closing.Pipeline.OFF,
         ),
+    ),
+    caught(
+        "an opening never waits",
+        "services.target_verifier:TargetVerifierService._slot",
+        "await self._engine.slots.acquire(self._opening_seconds, key)",
+        "self._engine.slots.take()",
+        partial(test_openings.test_openings_are_not_starved_by_callers_that_generate_without_a_pause, 30.0),
     ),
     caught(
         "an opening is checked only before it waits",
