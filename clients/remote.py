@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
@@ -91,7 +91,7 @@ class RemoteVerifier:
         await self.client.check(peer, self.patience.limited(CHECK_SECONDS if alone else self.waits.silence()))
         request = self._opening(self._places.setdefault(peer, uuid.uuid4().hex), prefix)
         sent = time.monotonic()
-        call = self._call(peer.stub.OpenSession, request, self.patience.limited(self.client.deadlines.open))
+        call = self._call(peer, "OpenSession", request, self.patience.limited(self.client.deadlines.open))
         reply: pb.OpenSessionResponse = await self._watched(peer, "OpenSession", call)
         self.client.times.opened(reply.committed_length - reply.reused_length, time.monotonic() - sent)
         return reply
@@ -202,7 +202,7 @@ class RemoteVerifier:
     async def ask(self, request: pb.VerifyRequest) -> Answer:
         """One round by a call of its own. Raises TandemError."""
         sent = time.perf_counter()
-        call = self._call(self.peer.stub.Verify, request, self.patience.limited(self.client.deadlines.verify))
+        call = self._call(self.peer, "Verify", request, self.patience.limited(self.client.deadlines.verify))
         reply = await self._watched(self.peer, "a round", call, self.waits.round)
         seconds = time.perf_counter() - sent
         self.client.times.answered(seconds)
@@ -226,12 +226,12 @@ class RemoteVerifier:
     def _end_at(self, peer: Peer, session_id: str) -> asyncio.Future[None]:
         """Begins to close the session at `peer`, where it may be open under an id that nobody uses again."""
         request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
-        return self.client.closes.begin(lambda: self._call(peer.stub.CloseSession, request, seconds))
+        return self.client.closes.begin(lambda: self._call(peer, "CloseSession", request, seconds))
 
-    async def _call(self, method: Callable[..., Awaitable[Any]], request: Any, timeout: float) -> Any:
+    async def _call(self, peer: Peer, method: str, request: Any, timeout: float) -> Any:
         self._stats.bytes_up += request.ByteSize()
         try:
-            reply = await method(request, timeout=timeout, metadata=outgoing())
+            reply = await getattr(peer.stub, method)(request, timeout=timeout, metadata=outgoing())
         except grpc.RpcError as error:
             raise from_rpc(error) from None
         self._stats.bytes_down += reply.ByteSize()

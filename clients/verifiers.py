@@ -21,6 +21,7 @@ from clients.silence import Health, check_health
 from speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb
 
+_RETIRED_SECONDS = 30.0  # for calls on a channel that is not used any more
 _SETTLE_SECONDS = 1.0  # for sessions that are being closed when their client is
 
 
@@ -54,18 +55,27 @@ class Peer:
         self.suspect = True
         self.channel = open_channel(address, credentials)
         self.stub: Any = stub(self.channel, TARGET)
+        self._retiring: set[asyncio.Task[None]] = set()
 
-    async def reconnect(self) -> None:
+    def reconnect(self) -> None:
         """A channel that could not connect waits, seconds in the end, before it tries again; a new one tries at once.
 
-        No call is lost with the old one: it has no connection.
+        Calls that others have begun on the old one end by themselves: they would be cancelled if it were closed now.
         """
         if self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             return
         with contextlib.suppress(ValueError):  # files of credentials that are being replaced just now
-            old, self.channel = self.channel, open_channel(self.address, self._credentials)
+            retired, self.channel = self.channel, open_channel(self.address, self._credentials)
             self.stub = stub(self.channel, TARGET)
-            await old.close()
+            closing = asyncio.create_task(retired.close(_RETIRED_SECONDS), name="close channel")
+            self._retiring.add(closing)
+            closing.add_done_callback(self._retiring.discard)
+
+    async def close(self) -> None:
+        for closing in self._retiring:
+            closing.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
+        await self.channel.close()
 
     async def health(self, seconds: float) -> Health:
         return await check_health(self.channel, TARGET, seconds)
@@ -141,7 +151,7 @@ class VerifierClient:
         """Whether sessions may go on there. Raises TandemError: FAILED_PRECONDITION where it runs something else."""
         if not peer.suspect:
             return
-        await peer.reconnect()
+        peer.reconnect()
         if self.expected is None:
             return
         found = disagreement(self.expected, await peer.info(min(seconds, CHECK_SECONDS)))
@@ -152,4 +162,4 @@ class VerifierClient:
     async def close(self) -> None:
         """After the sessions that are being closed, waited for a moment."""
         await self.closes.settle(_SETTLE_SECONDS)
-        await asyncio.gather(*(peer.channel.close() for peer in self.peers.values()))
+        await asyncio.gather(*(peer.close() for peer in self.peers.values()))

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from services.sessions import MAX_SESSION_ID, Session, SessionKey, SessionTable
+from services.sessions import Session, SessionKey, SessionTable
 
 
 class Holding(Protocol):
@@ -51,8 +51,6 @@ async def using(
 
 async def drop(table: SessionTable[Held, Reply], session_id: SessionKey, free: Free[Held, Reply]) -> bool:
     """Ends a session; whether it was there. Its last user frees it, if it is in use. Its id is used up in any case."""
-    if len(session_id.session_id) > MAX_SESSION_ID:
-        return False  # no session has such an id, and none is remembered
     session = table.drop(session_id)
     if session is not None and not session.in_use:
         await free(session)

@@ -177,7 +177,8 @@ def test_an_opening_that_its_close_overtook_opens_nothing() -> None:
             await worker.EndProposals(draft_worker_pb2.EndProposalsRequest(session_id="s"))
             refused = await refusal(target.OpenSession(opening())), await refusal(worker.Propose(asking(PROMPT)))
             assert site.free == 4 and drafts.free == 4
-            await target.CloseSession(pb.CloseSessionRequest(session_id="s" * 5000))
+            long = pb.CloseSessionRequest(session_id="s" * 500)
+            assert (await refusal(target.CloseSession(long))).code == "INVALID_ARGUMENT"
             assert len(site.verifier.sessions._ended) == 1, "an id that no session can have was remembered"
             return refused
 

@@ -132,10 +132,13 @@ def test_a_channel_that_could_not_connect_is_made_anew_before_it_is_asked_again(
                 await peer.info(5.0)
             assert peer.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
             before = peer.channel
+            request = pb.TargetVerifierGetModelInfoRequest()
+            begun = asyncio.ensure_future(peer.stub.GetModelInfo(request, timeout=60.0, wait_for_ready=True))
             async with listening(lambda to: add_TargetVerifierServicer_to_server(Scripted(), to), port):
                 await client.check(peer, 5.0)
                 assert peer.channel is not before
                 assert (await peer.info(30.0)).model_name == "m"
+                assert (await begun).model.model_name == "m", "another's call was cancelled with the old channel"
                 kept = peer.channel
                 await client.check(peer, 5.0)
                 assert peer.channel is kept, "a connection that works is kept"

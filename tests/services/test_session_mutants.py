@@ -64,9 +64,9 @@ MUTANTS = (
     ),
     caught(
         "ids of any length are remembered",
-        "services.holding:drop",
-        "if len(session_id.session_id) > MAX_SESSION_ID:",
-        "if False:",
+        "services.sessions:session_key",
+        'check_name("session_id", session_id, 1, MAX_SESSION_ID)',
+        "session_id",
         test_closing.test_an_opening_that_its_close_overtook_opens_nothing,
     ),
     caught(
@@ -86,8 +86,8 @@ MUTANTS = (
     caught(
         "who moves on leaves its session open",
         "clients.remote:RemoteVerifier._open",
-        "self._end_at(other for other in list(self._places) if other is not self.peer)",
-        "self._places = {self.peer: self._places[self.peer]}",
+        "self._end_at(other, self._places.pop(other))",
+        "self._places.pop(other)",
         partial(
             test_closing.test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left,
             test_closing.Pipeline.OFF,
