@@ -59,7 +59,10 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if name.endswith("_seconds"):
+                if not value > 0:
+                    raise ValueError(f"{name}: {value} is not above 0")
+            elif value is not None and value < 1:
                 raise ValueError(f"{name}: {value} is below 1")
 
     def check_sessions(self, opened: int) -> None:
