@@ -108,6 +108,9 @@ class SoakClient:
                 await asyncio.sleep(failed.retry_seconds or 0.05)
             except asyncio.TimeoutError:
                 self._note(operation.__name__, began, f"hung for {HANG:g} s")
+            except Exception as error:  # whatever it is, no server may bring it about
+                self._note(operation.__name__, began, repr(error))
+                await asyncio.sleep(0.05)
 
     def _note(self, operation: str, began: float, error: str, code: str = "", reason: str = "") -> None:
         self._failed(told(self._server, operation, began, error, code, reason))
@@ -220,7 +223,7 @@ class SoakClient:
                             session_id=opening.session_id, base_length=len(ask.prompt), last_token=ask.prompt[-1]
                         )
                     )
-                except grpc.RpcError:  # the stream has ended: its own status says why
+                except (grpc.RpcError, asyncio.InvalidStateError):  # the stream has ended: its own status says why
                     status = await stream.code(), await stream.initial_metadata(), await stream.trailing_metadata()
                     raise grpc.aio.AioRpcError(*status, details=await stream.details()) from None
 
@@ -241,9 +244,6 @@ async def main(arguments: argparse.Namespace) -> None:
         while not ending.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(ending.wait(), 0.5)
-            for task in tasks:
-                if task.done() and task.exception():
-                    counts[f"failed: {task.exception()!r}"] += 1
             print(json.dumps({"counts": counts}), file=file, flush=True)
         await _end(tasks, failed)
 
