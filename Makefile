@@ -19,7 +19,7 @@ help:
 	@echo 'make test        run the tests'
 	@echo 'make thorough    the tests of graphs and module code that take minutes'
 	@echo 'make reliability fault schedules, kill -9, fuzz and soak at full size, and what they counted'
-	@echo 'make soak        32 clients, kills, stopped processes, for an hour (SECONDS=3600); results/soak-memory.png'
+	@echo 'make soak        32 clients, kills, stopped processes, hung steps, for an hour (SECONDS=3600); results/soak-memory.png'
 	@echo 'make screenshot  docs/report.png from the newest report of make compare (needs chromium)'
 	@echo 'make setup       create $(VENV) and install what is pinned (every target does it when it is due)'
 	@echo 'make proto       format and lint the contract, regenerate the stubs in tandem/v1'

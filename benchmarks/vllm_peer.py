@@ -136,10 +136,14 @@ class Peer:
         with contextlib.suppress(ConnectionError):  # it has ended: there will be no line
             process.stdin.write(json.dumps(asked).encode() + b"\n")
             await process.stdin.drain()
+        reading = asyncio.ensure_future(process.stdout.readline())
         try:
-            line = await asyncio.wait_for(process.stdout.readline(), self._timeout_s)
-        except asyncio.TimeoutError:
-            raise PeerFailed(f"{self._name}: no answer after {self._timeout_s:g} s") from None
+            answered, _ = await asyncio.wait((reading,), timeout=self._timeout_s)
+        finally:
+            reading.cancel()
+        if not answered:
+            raise PeerFailed(f"{self._name}: no answer after {self._timeout_s:g} s")
+        line = reading.result()
         if not line:
             tail = log_tail(self._log, 1)
             raise PeerFailed(f"{self._name} ended" + (f": {tail[0]}" if tail else ""))

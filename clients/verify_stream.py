@@ -31,8 +31,8 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
 
-# What grpc.aio says of a call that ended while something was being written; its status is not to be had any more.
-_ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
+ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
+"""What grpc.aio says of a call that ended while something was being written; its status is not to be had any more."""
 
 
 class StreamedVerifier:
@@ -182,7 +182,7 @@ class _Stream:
 
     def _as_error(self, error: TandemError) -> Exception:
         self.refused = error.code == "UNIMPLEMENTED"
-        if (error.code, error.message) == _ENDED_MEANWHILE:
+        if (error.code, error.message) == ENDED_MEANWHILE:
             return RoundsLost(TandemError("UNAVAILABLE", "the stream of rounds broke"))
         return RoundsLost(error) if self.refused or error.code in LOST else error
 

@@ -70,13 +70,13 @@ class LineProcess:
 
 async def end(process: asyncio.subprocess.Process, grace_s: float) -> None:
     """Ends a process's stdin, then kills it where that is not enough; also when the waiting itself is cancelled."""
+    waiting = asyncio.ensure_future(process.wait())
     try:
         if process.stdin:
             process.stdin.close()
-        await asyncio.wait_for(process.wait(), grace_s)
-    except asyncio.TimeoutError:
-        pass
+        await asyncio.wait((waiting,), timeout=grace_s)
     finally:
+        waiting.cancel()
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

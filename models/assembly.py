@@ -127,8 +127,14 @@ async def load_draft(
 async def close(target: Loaded, batcher: Batcher) -> None:
     """Ends the device thread, and the ranks that follow where they are still there."""
     if isinstance(target.runner, Leader):
-        with contextlib.suppress(RuntimeError, TimeoutError):
-            await asyncio.wait_for(batcher.on_device(target.runner.link.leave), CLOSE_SECONDS)
+        leaving = asyncio.ensure_future(batcher.on_device(target.runner.link.leave))
+        try:
+            left, _ = await asyncio.wait((leaving,), timeout=CLOSE_SECONDS)
+        finally:
+            leaving.cancel()
+        if left:
+            with contextlib.suppress(RuntimeError):
+                leaving.result()
     await batcher.close()
 
 

@@ -18,13 +18,14 @@ class Injection:
     """Where a request is cancelled: at its `at`-th suspension (from 1).
 
     `late`: not as it suspends, but in the moment in which what it waits for has come. `again`: once more, so many
-    suspensions later. `tasks`: all that it began.
+    suspensions later. `taken`: it was told in time, and must end by it. `tasks`: all that it began.
     """
 
     at: int
     late: bool = False
     again: int = 0
     count: int = 0
+    taken: bool = False
     request: asyncio.Task[Any] | None = None
     tasks: weakref.WeakSet[asyncio.Task[Any]] = field(default_factory=weakref.WeakSet)
 
@@ -40,13 +41,22 @@ class Injection:
     def suspended(self, until: asyncio.Future[Any] | None) -> None:
         self.count += 1
         if self.count == self.at or (self.again and self.count == self.at + self.again):
-            assert self.request is not None
             if not self.late:
-                self.request.cancel()
+                self._cancel()
             elif until is None:
-                asyncio.get_running_loop().call_soon(self.request.cancel)
+                asyncio.get_running_loop().call_soon(self._cancel)
             else:
-                until.add_done_callback(lambda _: self.request and self.request.cancel())
+                until.add_done_callback(self._cancel)
+
+    def _cancel(self, _: Any = None) -> None:
+        assert self.request is not None
+        self.taken |= self.request.cancel()
+
+    @property
+    def swallowed(self) -> bool:
+        """It was cancelled, and ended as if it were not."""
+        assert self.request is not None
+        return self.taken and not self.request.cancelled()
 
 
 class _Watched(Coroutine[Any, Any, Any]):

@@ -41,12 +41,22 @@ class Killable:
     def probe_file(self) -> Path:
         return self.folder / f"{self.name}.probe"
 
+    @property
+    def gate(self) -> Path:
+        """While it says "step", every step hangs."""
+        return self.folder / f"{self.name}.gate"
+
+    @property
+    def hangs(self) -> Path:
+        """There once a step hangs."""
+        return self.folder / f"{self.name}.gate.hangs"
+
     async def start(self) -> None:
         """Starts a life, on the port of the one before, and waits until it is ready."""
         self.lives += 1
         life = f"{self.name}.{self.lives}"
         ready = self.folder / f"{life}.ready"
-        ours = ["--name", life, "--probe", str(self.probe_file)]
+        ours = ["--name", life, "--probe", str(self.probe_file), "--gate", str(self.gate)]
         if self.seed is not None:
             ours += ["--history", str(self.histories[-1]), "--seed", str(self.seed + 1000 * self.lives)]
         theirs = ["--backend", "toy", "--port", str(self.port), "--ready_file", str(ready), *self.arguments]
@@ -64,6 +74,29 @@ class Killable:
         assert self.process
         self.process.send_signal(signal.SIGKILL)
         await asyncio.get_running_loop().run_in_executor(None, self.process.wait)
+
+    async def hang(self, seconds: float | None) -> int | None:
+        """Lets a step hang, as soon as one runs, for so long; None: for good, until the process ends.
+
+        The exit status where it ended.
+        """
+        assert self.process
+        self.hangs.unlink(missing_ok=True)
+        self.gate.write_text("step")
+        try:
+            await until(lambda: self.hangs.exists() or self._ended)
+            if seconds is None:
+                await until(lambda: self._ended)
+            else:
+                with contextlib.suppress(AssertionError):  # it came back in time
+                    await until(lambda: self._ended, seconds)
+        finally:
+            self.gate.unlink(missing_ok=True)
+        return self.process.poll()
+
+    @property
+    def _ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
 
     async def probe(self) -> dict[str, int]:
         """What the process holds."""

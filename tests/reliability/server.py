@@ -3,7 +3,7 @@
     python -m tests.reliability.server --name a --history FILE --seed 3 -- --role target --backend toy ...
 
 What follows `--` are main.py's arguments. The fault interceptor goes behind the server's own. SIGUSR1 writes what the
-process holds to the file of `--probe`.
+process holds to the file of `--probe`. Steps hang while the file of `--gate` says "step".
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from models.slots import SlotPool
 from services.sessions import SessionTable
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import History
+from tests.services import hanging
 
 FAULTS_IN_A_PROCESS = 0.1
 
@@ -54,7 +55,9 @@ def _probe(path: Path) -> None:
 
 
 def install(arguments: argparse.Namespace) -> None:
-    """Every grpc.aio server that this process makes gets the interceptor, and the loop the probe."""
+    """Every grpc.aio server that this process makes gets the interceptor, the loop the probe, and steps the gate."""
+    if arguments.gate:
+        hanging.install(arguments.gate)
     make = grpc.aio.server
 
     def server(*rest: Any, interceptors: Any = (), **options: Any) -> grpc.aio.Server:
@@ -74,6 +77,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--history", type=Path)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--probe", type=Path)
+    parser.add_argument("--gate", type=Path)
     at = argv.index("--")
     return parser.parse_args(argv[:at]), argv[at + 1 :]
 

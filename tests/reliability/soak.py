@@ -21,20 +21,19 @@ from typing import Any
 
 from clients.channel import DRAFT, FUSED, TARGET
 from tests.reliability.processes import Killable
-from tests.reliability.soak_client import CLIENTS
+from tests.reliability.soak_client import CLIENTS, LEASE
 from tests.reliability.soak_memory import Memory
-from tests.reliability.soak_storm import Storm
+from tests.reliability.soak_storm import STEP_SECONDS, Storm
 from tests.support import HANG, REPOSITORY
 
-LEASE = 0.5
 WARM_UP = 0.2  # share of the time before the first look: pools, caches and threads that come with the first requests
 MOST_MORE = {"slots": 0, "sessions": 0, "tasks": 2, "threads": 2, "files": 4, "resident_bytes": 24 * 2**20}
 """How much more than before a server may hold afterwards."""
-NO_OPERATIONS = ("tokens", "wrong", "disturbed", "expired", "refused")
+NO_OPERATIONS = ("tokens", "wrong", "disturbed", "step hung", "expired", "refused")
 EVERY = 15.0
 """Seconds between two lines of progress."""
 RESULTS = REPOSITORY / "results"
-_COMMON = ("--batch", "16", "--sequence_length", "96")
+_COMMON = ("--batch", "16", "--sequence_length", "96", "--step_seconds", str(STEP_SECONDS), "--drain_seconds", "1")
 _LEASE = ("--lease_seconds", str(LEASE))
 Say = Callable[[str], None]
 
@@ -52,16 +51,18 @@ class Soaked:
     after: dict[str, dict[str, int]] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     tracebacks: list[str] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    """Processes that ended otherwise than they should."""
 
     @property
     def operations(self) -> int:
         """Those that came to their end."""
-        return sum(n for name, n in self.counts.items() if name not in NO_OPERATIONS and "failed" not in name)
+        return sum(n for name, n in self.counts.items() if name not in NO_OPERATIONS)
 
     def wrongs(self) -> list[str]:
         """What must not be."""
-        found = [f"{n} times {name}" for name, n in self.counts.items() if name.startswith("failed")]
-        found += [f"failed without a disturbance: {failed}" for failed in self.failures[:20]]
+        found = [f"failed without a disturbance: {failed}" for failed in self.failures[:20]]
+        found += self.ends
         found += [f"a log has a traceback: {said}" for said in self.tracebacks[:5]]
         if self.counts["wrong"]:
             found.append(f"{self.counts['wrong']} outputs with wrong tokens")
@@ -144,10 +145,12 @@ async def soak(
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
             (soaked.counts, soaked.failures), soaked.done = storm.counted(), storm.done
+            soaked.ends = storm.wrongs
             if results:
                 asked = f"{seconds:g} s, {processes * CLIENTS} clients, {soaked.operations} operations"
-                title = f"{asked}\n" + ", ".join(f"{n} {what}" for what, n in soaked.done.items())
-                soaked.memory.plot(results / "soak-memory.png", title)
+                title = f"{asked}: " + ", ".join(f"{n} {what}" for what, n in soaked.done.items())
+                lasting = [server.name for server in fleet.lasting]
+                soaked.memory.plot(results / "soak-memory.png", title, lasting)
         soaked.tracebacks = list(tracebacks(folder))
     finally:
         fleet.end()
@@ -164,7 +167,7 @@ async def _progress(storm: Storm, soaked: Soaked, say: Say) -> None:
         say(
             f"{time.monotonic() - began:.0f} of {soaked.seconds:g} s: {now.operations} operations, "
             f"{counts['tokens']} tokens, {counts['wrong']} wrong, {len(failures)} failed, {counts['refused']} refused, "
-            f"{counts['disturbed']} disturbed; {dict(storm.done)}; MiB {resident}"
+            f"{counts['disturbed']} disturbed ({counts['step hung']} by hung steps); {dict(storm.done)}; MiB {resident}"
         )
 
 

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from clients import wire
 from clients.channel import TARGET, open_channel, stub
 from clients.errors import TandemError, from_rpc
 from clients.generation import GenerationClient
+from clients.verify_stream import ENDED_MEANWHILE
 from speculation.types import Chunk, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.traffic import Ask
@@ -35,8 +36,9 @@ from tests.support import HANG, oracle
 
 CLIENTS, PROMPTS = 8, 40
 EXPECTED = ("RESOURCE_EXHAUSTED", "CANCELLED")
+LEASE = 0.5
 EXPIRED = "SESSION_EXPIRED"
-"""Leases here are short: a client that a busy machine keeps from asking loses its session."""
+"""Leases here are short: a client that a busy machine keeps from asking for so long loses its session."""
 Servers = dict[str, tuple[str, str]]
 """By name: its service, its address."""
 
@@ -53,6 +55,28 @@ def _expected(number: int) -> tuple[int, ...]:
     return oracle(ask.prompt, ask.sampling, ask.count)
 
 
+async def within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+    """asyncio.wait_for of Python 3.11 swallows a cancellation that comes as the work ends; this does not.
+
+    Raises asyncio.TimeoutError.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            raise asyncio.TimeoutError
+        task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def told(server: str, operation: str, began: float, error: str, code: str = "", reason: str = "") -> dict[str, Any]:
+    """A failure, as it stands in the file. Nothing excuses one without a code."""
+    when = {"began": began, "ended": time.time()}
+    return {"server": server, "operation": operation, "error": error, "code": code, "reason": reason, **when}
+
+
 class SoakClient:
     """One client: an endless row of operations, by chance; everything that is answered is compared with the truth."""
 
@@ -63,28 +87,33 @@ class SoakClient:
         self._made, self._server = 0, ""
 
     async def run(self, ending: asyncio.Event) -> None:
-        """Until `ending`: wait_for of Python 3.11 may lose a cancellation that comes as its operation ends."""
+        """Until `ending`, or cancelled."""
         operations = [self._ask, self._ask, self._leave, self._late, self._session, self._abandon]
         operations += [self._cancel_open, self._break]
         while not ending.is_set():
             operation, began = self._chance.choice(operations), time.time()
             try:
-                await asyncio.wait_for(operation(), HANG)
+                await within(HANG, operation())
                 self._counts[operation.__name__.strip("_")] += 1
             except (TandemError, grpc.RpcError) as error:
                 failed = error if isinstance(error, TandemError) else from_rpc(error)
-                if failed.code in EXPECTED or failed.reason == EXPIRED:
-                    self._counts["refused" if failed.code in EXPECTED else "expired"] += 1
+                ended_meanwhile = (failed.code, failed.message) == ENDED_MEANWHILE
+                if failed.code in EXPECTED:
+                    self._counts["refused"] += 1
+                elif (failed.reason == EXPIRED or ended_meanwhile) and time.time() - began >= LEASE:
+                    self._counts["expired"] += 1
                 else:
-                    self._note(operation.__name__, began, str(failed))
+                    code = "UNAVAILABLE" if ended_meanwhile else failed.code
+                    self._note(operation.__name__, began, str(failed), code, failed.reason)
                 await asyncio.sleep(failed.retry_seconds or 0.05)
             except asyncio.TimeoutError:
                 self._note(operation.__name__, began, f"hung for {HANG:g} s")
+            except Exception as error:  # whatever it is, no server may bring it about
+                self._note(operation.__name__, began, repr(error))
+                await asyncio.sleep(0.05)
 
-    def _note(self, operation: str, began: float, error: str) -> None:
-        self._failed(
-            {"server": self._server, "operation": operation, "began": began, "ended": time.time(), "error": error}
-        )
+    def _note(self, operation: str, began: float, error: str, code: str = "", reason: str = "") -> None:
+        self._failed(told(self._server, operation, began, error, code, reason))
 
     def _any(self, service: str | None = None) -> tuple[str, str]:
         """A server by chance: its service, its address."""
@@ -194,7 +223,7 @@ class SoakClient:
                             session_id=opening.session_id, base_length=len(ask.prompt), last_token=ask.prompt[-1]
                         )
                     )
-                except grpc.RpcError:  # the stream has ended: its own status says why
+                except (grpc.RpcError, asyncio.InvalidStateError):  # the stream has ended: its own status says why
                     status = await stream.code(), await stream.initial_metadata(), await stream.trailing_metadata()
                     raise grpc.aio.AioRpcError(*status, details=await stream.details()) from None
 
@@ -215,9 +244,6 @@ async def main(arguments: argparse.Namespace) -> None:
         while not ending.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(ending.wait(), 0.5)
-            for task in tasks:
-                if task.done():
-                    counts[f"failed: {task.exception()!r}"] += 1
             print(json.dumps({"counts": counts}), file=file, flush=True)
         await _end(tasks, failed)
 
@@ -240,9 +266,7 @@ async def _end(tasks: list[asyncio.Task[None]], failed: Callable[[dict[str, Any]
             task.cancel()
         _, pending = await asyncio.wait(tasks, timeout=HANG / 6)
         for task in asyncio.all_tasks() - {asyncio.current_task()} if pending else ():
-            now = time.time()
-            error = f"a cancelled client goes on: {standing(task)}"
-            failed({"server": "", "operation": "end", "began": now, "ended": now, "error": error})
+            failed(told("", "end", time.time(), f"a cancelled client goes on: {standing(task)}"))
         if not pending:
             return
 

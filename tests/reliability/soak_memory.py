@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import textwrap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,16 +64,18 @@ class Memory:
             return ""
         return f"{name}: memory rose by {rise / 2**20:.1f} MiB in the last half; {most / 2**20:.1f} are stated"
 
-    def plot(self, path: Path, title: str) -> None:
-        """Resident memory by time as a PNG."""
+    def plot(self, path: Path, title: str, lasting: Collection[str]) -> None:
+        """Resident memory by time as a PNG. Of servers that are not `lasting`, which start again, no rise is told."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(10, 5), layout="constrained")
         axes = figure.subplots()
         for name, samples in self.samples.items():
             minutes, resident = [s[0] / 60 for s in samples], [s[1] / 2**20 for s in samples]
-            axes.plot(minutes, resident, label=f"{name}: {self.rise(name) / 2**20:+.2f} MiB in the last half")
-        axes.set(xlabel="minutes", ylabel="resident MiB", title=title)
+            rose = f"{self.rise(name) / 2**20:+.2f} MiB in the last half" if name in lasting else "starts again"
+            axes.plot(minutes, resident, label=f"{name}: {rose}")
+        axes.set(xlabel="minutes", ylabel="resident MiB")
+        axes.set_title(textwrap.fill(title, 110), fontsize=10)
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()

@@ -1,4 +1,4 @@
-"""Client processes of a soak, and what happens to them and to their servers: SIGKILL, SIGSTOP, a server's return."""
+"""What happens to a soak's clients and servers: SIGKILL, SIGSTOP, steps that hang, a server's return."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from tests.reliability.processes import Killable
 from tests.support import HANG, REPOSITORY
 
 STOPPED = (1.0, 3.0)
-"""Seconds for which a process is stopped: a step that hangs for a while, a client that does not read."""
+"""Seconds for which a process is stopped: a machine that stands still, a client that does not read."""
+STEP_SECONDS = 2.0
+"""--step_seconds of all servers."""
+COMES_BACK = (0.7, 1.7)
+"""A step that hangs and comes back takes so many times that; from twice that on it is given up."""
+EXCUSED = ("UNAVAILABLE", "NOT_FOUND")
+"""What callers may hear of a server that is out of order: it is, or it lost their session."""
 AFTERWARDS = 5.0
 """Seconds after a disturbance in which its server may still refuse: connections come back, leases ran out."""
 
@@ -30,11 +36,13 @@ class Disturbances:
 
     spans: list[tuple[str, float, float]] = field(default_factory=list)
 
-    def excuse(self, server: str, began: float, ended: float) -> bool:
-        """Whether an operation in that time may have failed. A worker may where any verifier was out of order."""
-        return any(
-            server in (name, "worker") and begins <= ended and began <= ends + AFTERWARDS
-            for name, begins, ends in self.spans
+    def excuse(self, server: str, code: str, began: float, ended: float) -> bool:
+        """Whether an operation in that time may have failed in that way.
+
+        A worker's may not where it is a verifier that is out of order: there is another.
+        """
+        return code in EXCUSED and any(
+            server == name and begins <= ended and began <= ends + AFTERWARDS for name, begins, ends in self.spans
         )
 
 
@@ -49,6 +57,7 @@ class Storm:
         self._made = 0
         self.done: Counter[str] = Counter()
         self.disturbances = Disturbances()
+        self.wrongs: list[str] = []
 
     # --- clients ---
 
@@ -99,8 +108,11 @@ class Storm:
     async def blow(
         self, seconds: float, processes: int, between: float, mortal: Killable, stopped: list[Killable]
     ) -> None:
-        """Clients lose a process every `between` seconds; every second time something else happens too: a client or
-        one of `stopped` stands still, or `mortal` is killed and comes back on its port."""
+        """Clients lose a process every `between` seconds; every second time something else happens too.
+
+        A client or one of `stopped` stands still; a step of one of them hangs and comes back; `mortal` is killed, or a
+        step of it hangs for good, and it is started again on its port.
+        """
         end, turn = time.monotonic() + seconds, 0
         self.fill(processes)
         while (left := end - time.monotonic()) > 0:
@@ -110,7 +122,7 @@ class Storm:
             self.kill_one()
             turn += 1
             if turn % 2 == 0:
-                await self._disturb((turn // 2) % 3, mortal, stopped)
+                await self._disturb((turn // 2) % 5, mortal, stopped)
             self.fill(processes)
         self.end()
 
@@ -118,17 +130,30 @@ class Storm:
         if kind == 0:
             await self.stop_one()
             return
-        server, began = (mortal if kind == 1 else self._chance.choice(stopped)), time.time()
+        server, began = (mortal if kind in (2, 3) else self._chance.choice(stopped)), time.time()
         self.disturbances.spans.append((server.name, began, float("inf")))
         if kind == 1:
-            await mortal.kill()
-            await mortal.start()
+            await self._hang(server, STEP_SECONDS * self._chance.uniform(*COMES_BACK))
+        elif kind == 2:
+            await server.kill()
+            await server.start()
             self.done["servers killed"] += 1
+        elif kind == 3:
+            await self._hang(server, None)
         else:
             assert server.process
             await self._stopped(server.process)
             self.done["servers stopped"] += 1
         self.disturbances.spans[-1] = (server.name, began, time.time())
+
+    async def _hang(self, server: Killable, seconds: float | None) -> None:
+        status = await server.hang(seconds)
+        self.done["steps hung" if seconds else "steps hung for good"] += 1
+        if status is not None:
+            await server.start()
+        expected = None if seconds else 1
+        if status != expected:
+            self.wrongs.append(f"{server.name}: a step hung for {seconds or 'ever'}, and it ended with {status}")
 
     # --- what was counted ---
 
@@ -141,8 +166,10 @@ class Storm:
                 said = _parsed(line)
                 counts = said.get("counts", counts)
                 if failed := said.get("failed"):
-                    excused = self.disturbances.excuse(failed["server"], failed["began"], failed["ended"])
+                    span = failed["began"], failed["ended"]
+                    excused = self.disturbances.excuse(failed["server"], failed["code"], *span)
                     total["disturbed"] += excused
+                    total["step hung"] += excused and failed["reason"] == "STEP_HUNG"
                     failures += [] if excused else [failed]
             total.update(counts)
         return total, failures

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,10 @@ import pytest
 from clients import wire
 from clients.channel import MESSAGES
 from clients.closing import Closes
+from comparison import line_process
+from models import assembly
+from models.batcher import Batcher
+from models.tensor_parallel import Leader
 from speculation.cleanup import finish
 from speculation.depth import Pipeline
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
@@ -198,6 +204,54 @@ WAYS = (
 HOW: tuple[dict[str, Any], ...] = ({}, {"late": True}, *({"again": n} for n in (1, 2, 3, 5)))
 
 
+@pytest.mark.parametrize("how", HOW[:2], ids=str)
+def test_a_cancellation_that_is_swallowed_is_seen(how: dict[str, Any]) -> None:
+    async def takes_whatever_ends_it() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+    async def ends_by_it() -> None:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    async def ended(request: Callable[[], Coroutine[Any, Any, None]], at: int) -> Injection:
+        injection = Injection(at, **how)
+        await injected(request, injection)
+        return injection
+
+    async def test() -> None:
+        assert (await ended(takes_whatever_ends_it, 1)).swallowed
+        assert not (await ended(ends_by_it, 1)).swallowed
+        assert not (await ended(ends_by_it, 99)).swallowed
+
+    asyncio.run(test())
+
+
+async def close_ranks() -> None:
+    link: Any = SimpleNamespace(leave=lambda: None)
+    target: Any = SimpleNamespace(runner=Leader(toy(), link, 0))
+    await assembly.close(target, Batcher("test"))
+
+
+async def end_a_process() -> None:
+    process: Any = SimpleNamespace(stdin=None, returncode=0, wait=lambda: asyncio.sleep(0))
+    await line_process.end(process, 60.0)
+
+
+@pytest.mark.parametrize("how", HOW[:2], ids=str)
+@pytest.mark.parametrize("ends", [close_ranks, end_a_process], ids=lambda ends: ends.__name__)
+def test_what_ends_something_swallows_no_cancellation(ends: Callable[[], Any], how: dict[str, Any]) -> None:
+    async def test() -> None:
+        for at in itertools.count(1):
+            injection = Injection(at, **how)
+            await injected(ends, injection)
+            assert not injection.swallowed, at
+            if not injection.fired:
+                return
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
 async def cancel_everywhere(way: Way, how: dict[str, Any]) -> int:
     """Cancels the request at its first suspension, at its second, ... until it ends before. How often that was."""
     assert await way.ask() == TRUTH
@@ -205,6 +259,7 @@ async def cancel_everywhere(way: Way, how: dict[str, Any]) -> int:
     while True:
         injection = Injection(at, **how)
         await injected(way.ask, injection)
+        assert not injection.swallowed, f"the request went on after its cancellation at suspension {at}"
         await until(lambda injection=injection: way.quiet() and injection.over, 20.0)
         if not injection.fired:
             break

@@ -19,11 +19,23 @@ import services.server
 from models.toy import ToyRunner
 
 
+def hangs(gate: Path) -> Path:
+    """There once something hangs."""
+    return gate.with_name(f"{gate.name}.hangs")
+
+
 def wait_while(gate: Path, text: str) -> None:
     if gate.exists():
-        gate.with_name(f"{gate.name}.hangs").touch()
-    while gate.exists() and gate.read_text() == text:
+        hangs(gate).touch()
+    while _said(gate) == text:
         time.sleep(0.005)
+
+
+def _said(gate: Path) -> str:
+    try:
+        return gate.read_text()
+    except FileNotFoundError:
+        return ""
 
 
 def install(gate: Path) -> None:
