@@ -17,6 +17,7 @@ from tests.conformance.bench import Bench, Combination, Inside
 from tests.reliability.faults import FaultInterceptor
 from tests.reliability.history import History
 from tests.support import (
+    HANG,
     LEASE,
     Site,
     distributed,
@@ -93,11 +94,14 @@ async def _apart(combination: Combination, stack: contextlib.AsyncExitStack, lea
     pipeline = Pipeline.OFF if combination.transport == "unary" else Pipeline.ON
     config = _draft(combination)
     if combination.architecture == "draft_worker":
-        front = await stack.enter_async_context(worker_site(target.address, config=config, pipeline=pipeline))
+        front = await stack.enter_async_context(
+            worker_site(target.address, config=config, pipeline=pipeline, reconnect_seconds=HANG)
+        )
         bench = await _bench(combination, stack, target, front)
     else:
         bench = await _bench(combination, stack, target, None)
-        generator, _ = await stack.enter_async_context(distributed(target.address, pipeline=pipeline, config=config))
+        loop = distributed(target.address, pipeline=pipeline, config=config, reconnect_seconds=HANG)
+        generator, _ = await stack.enter_async_context(loop)
         bench.generate = generator.generate
         bench.info = generator.info
     bench.faults = faults
