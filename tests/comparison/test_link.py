@@ -87,7 +87,7 @@ def test_the_overhead_is_measured_at_the_settings_of_the_moment_and_the_lateness
                     assert 0 < found.direct_p50_s < took < HANG
                     assert rtt_ms / 1000 < found.link_p50_s <= found.link_p95_s < took
                 late = await link.lateness()
-                assert late.chunks >= 20  # a busy machine may send two as one
+                assert late.chunks > 0  # messages go out on time, answered or not: what is late may travel as one
                 assert 0 <= late.p50_s <= late.p95_s <= late.max_s < time.monotonic() - began
 
     asyncio.run(run())

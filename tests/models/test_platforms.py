@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def test_the_cpu_is_described() -> None:
 
 def test_the_commands_of_its_page_are_understood() -> None:
     page = (Path(main.__file__).parent / "docs" / "trainium-torchneuron.md").read_text(encoding="utf-8")
-    lines = [line.split("main.py ", 1)[1] for line in page.splitlines() if line.startswith(("python main", "torchrun"))]
+    lines = re.findall(r"^(?:python|torchrun --.*) main\.py (.*)", page, re.MULTILINE)
     assert len(lines) == 6
     for line in lines:
         args = main.parser().parse_args(line.split())
