@@ -14,6 +14,7 @@ import random
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -294,18 +295,18 @@ async def _handler_seconds(batcher: Batcher, k: int, count: int) -> list[float]:
     context: Any = None
     timed: list[float] = []
     while len(timed) < count + WARM_UP_ROUNDS:
-        prefix = [65] * PROMPT_TOKENS
+        prefix, session_id = [65] * PROMPT_TOKENS, uuid.uuid4().hex  # a closed session's id is used up
         await service.OpenSession(
-            pb.OpenSessionRequest(session_id=SESSION_ID, prefix=prefix, prompt_length=PROMPT_TOKENS), context
+            pb.OpenSessionRequest(session_id=session_id, prefix=prefix, prompt_length=PROMPT_TOKENS), context
         )
         for i in range(SESSION_ROUNDS):
             request = pb.VerifyRequest(
-                session_id=SESSION_ID, base_length=PROMPT_TOKENS + i, last_token=65, draft_tokens=[66] * k
+                session_id=session_id, base_length=PROMPT_TOKENS + i, last_token=65, draft_tokens=[66] * k
             )
             began = time.perf_counter()
             await service.Verify(request, context)
             timed.append(time.perf_counter() - began)
-        await service.CloseSession(pb.CloseSessionRequest(session_id=SESSION_ID), context)
+        await service.CloseSession(pb.CloseSessionRequest(session_id=session_id), context)
     return timed[WARM_UP_ROUNDS : WARM_UP_ROUNDS + count]
 
 

@@ -24,6 +24,9 @@ COMMAND += ["--prompt", "one", "--prompt", "two", "--prompt", "three", "--num-ru
 COMMAND += ["--max-new-tokens", "8", "--format", "html,md"]
 
 
+pytestmark = pytest.mark.timeout(300)  # more than twice PATIENCE: it is the test that says what hung
+
+
 def until(seen: Callable[[], bool], of: subprocess.Popen[str]) -> None:
     ends = time.monotonic() + PATIENCE
     while not seen():

@@ -44,7 +44,7 @@ QUEUE_SECONDS = (
 # Likewise: a caller who shows two tokens.
 FIRST_TOKEN_COUNTS = Mutant(
     "of two tokens the first counts",
-    "services.identity:IdentityInterceptor._identity",
+    "services.identity:IdentityInterceptor._of_token",
     "if len(given) != 1 or",
     "if not given or",
     (),
