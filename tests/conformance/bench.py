@@ -161,17 +161,20 @@ class Rounds:
         self._stream = None
 
     async def send(self, request: pb.VerifyRequest) -> pb.VerifyResponse:
-        """Raises Refused."""
+        """Raises Refused. A stream on which no round came for the lease ends: the round goes over another."""
         try:
             return await self._send(request)
-        except grpc.RpcError as error:
-            self._stream = None
-            raise Refused(error) from None
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            stream, self._stream = self._stream, None
+            refusal = Refused(error) if isinstance(error, grpc.RpcError) else await _ended(stream)
+        if refusal.reason == "STREAM_IDLE":
+            return await self.send(request)
+        raise refusal
 
     async def _send(self, request: pb.VerifyRequest) -> pb.VerifyResponse:
         if not self._streams:
             return await self._target.Verify(request, timeout=HANG)
-        if self._stream is None or self._stream.done():  # one on which no round comes ends with the lease
+        if self._stream is None:
             self._stream = self._target.VerifyStream(timeout=60)
         await self._stream.write(request)
         reply = await self._stream.read()
@@ -187,6 +190,12 @@ class Rounds:
         except Refused as refusal:
             return refusal
         raise AssertionError("the round was answered; it should have been refused")
+
+
+async def _ended(stream: Any) -> Refused:
+    """What a stream ended with before a round could be written to it."""
+    code, trailing = await stream.code(), await stream.trailing_metadata()
+    return Refused(grpc.aio.AioRpcError(code, await stream.initial_metadata(), trailing, await stream.details()))
 
 
 @contextlib.asynccontextmanager

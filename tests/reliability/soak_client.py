@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
 import random
 import signal
 import sys
@@ -241,7 +242,8 @@ async def main(arguments: argparse.Namespace) -> None:
 
         chances = [random.Random(f"soak {arguments.seed} {i}") for i in range(CLIENTS)]
         tasks = [asyncio.create_task(SoakClient(servers, chance, counts, failed).run(ending)) for chance in chances]
-        while not ending.is_set():
+        parent = os.getppid()
+        while not ending.is_set() and os.getppid() == parent:  # clients of a soak that was killed end too
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(ending.wait(), 0.5)
             print(json.dumps({"counts": counts}), file=file, flush=True)
