@@ -26,7 +26,8 @@ from rich.table import Table
 from benchmarks.arguments import Parser, positive
 from benchmarks.figures import quantile
 from clients.generation import GenerationClient
-from clients.remote import RemoteVerifier, VerifierClient
+from clients.remote import RemoteVerifier
+from clients.verifiers import VerifierClient
 from comparison.config import DTYPES
 from comparison.deployment import MAIN
 from comparison.environment import these_versions, this_machine

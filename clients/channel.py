@@ -34,8 +34,9 @@ _STUBS: dict[str, Any] = {
 
 # Only UNAVAILABLE is retried, only on calls that are idempotent: every Propose with the same tokens gives the same
 # proposal. OpenSession and Verify are idempotent too, and are not retried here: whoever lost a session opens it again,
-# at another verifier where there is one, and asking a server that is gone twice more only delays that.
-_IDEMPOTENT = {TARGET: ("CloseSession",), DRAFT: ("Propose", "EndProposals")}
+# at another verifier where there is one, and asking a server that is gone twice more only delays that. Calls that end
+# sessions are retried by clients/closing.py.
+_IDEMPOTENT = {DRAFT: ("Propose",)}
 _SERVICE_CONFIG = {
     "methodConfig": [
         {

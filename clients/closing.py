@@ -10,6 +10,9 @@ from clients.errors import TandemError
 # What another attempt may mend. Ending a session is idempotent: one that arrives twice does no harm.
 _AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL")
 
+SETTLE_SECONDS = 1.0
+"""How long a client that is being closed waits for its calls that end sessions."""
+
 
 class Closes:
     """A client's calls that end sessions, its own until they were answered.
@@ -47,7 +50,7 @@ class Closes:
             if attempt + 1 < self._attempts:
                 await asyncio.sleep(self._first * 2.0**attempt)
 
-    async def settle(self, seconds: float) -> None:
+    async def settle(self, seconds: float = SETTLE_SECONDS) -> None:
         """Waits for all of them, at most so long; what is left then is given up."""
         running = list(self._running)
         if not running:

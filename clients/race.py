@@ -34,6 +34,11 @@ class Race(Generic[Server, Reply]):
         self._clock = clock
         self._asked: dict[asyncio.Task[Reply], Server] = {}
 
+    @property
+    def asked(self) -> list[Server]:
+        """Those that are being asked and have not answered."""
+        return list(self._asked.values())
+
     async def first(self) -> tuple[Server, Reply]:
         """Who answered first, and what. The others' calls are cancelled. Raises TandemError."""
         ask_at = self._clock()

@@ -23,14 +23,12 @@ from clients.failover import CHECK_SECONDS, LOST, Patience
 from clients.race import Race
 from clients.request_context import outgoing
 from clients.silence import answered, watch
-from clients.verifiers import Deadlines, Peer, VerifierClient
+from clients.verifiers import Peer, VerifierClient
 from speculation.pipeline import ATTEMPTS, Answer
 from speculation.types import Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
-
-__all__ = ["Deadlines", "RemoteVerifier", "VerifierClient"]
 
 _RETRY_SECONDS = 0.2  # where a server refuses for lack of slots without saying for how long
 
@@ -67,7 +65,7 @@ class RemoteVerifier:
         self._next = self.client.roster.current
         self.patience.opening()
         race = Race[Peer, pb.OpenSessionResponse](
-            lambda peer: self._open_at(peer, prefix),
+            lambda peer: self._open_at(peer, prefix, race.asked),
             self._following,
             lambda peer, error: self._pause_after(peer, error, prefix),
             lambda: self.waits.opening(len(prefix)),
@@ -80,13 +78,13 @@ class RemoteVerifier:
 
     def _following(self, asked: Collection[Peer]) -> Peer | None:
         address = self.client.roster.following(self._next, [peer.address for peer in asked])
-        if address is None:
-            return None
-        if asked:
-            log.info("%s takes long to open a session: asking %s too", ", ".join(p.address for p in asked), address)
-        return self.client.peers[address]
+        return None if address is None else self.client.peers[address]
 
-    async def _open_at(self, peer: Peer, prefix: Sequence[int]) -> pb.OpenSessionResponse:
+    async def _open_at(self, peer: Peer, prefix: Sequence[int], others: Sequence[Peer]) -> pb.OpenSessionResponse:
+        """Opens it at `peer`, while `others` have not answered. Raises TandemError."""
+        if others:
+            slow = ", ".join(other.address for other in others)
+            log.info("%s takes long to open a session: asking %s too", slow, peer.address)
         alone = self.client.alone(peer)
         await self.client.check(peer, self.patience.limited(CHECK_SECONDS if alone else self.waits.silence()))
         request = self._opening(self._places.setdefault(peer, uuid.uuid4().hex), prefix)

@@ -33,7 +33,6 @@ from tandem.v1 import draft_worker_pb2 as pb
 
 PROPOSE_SECONDS = 5.0
 _END_SECONDS = 2.0
-_SETTLE_SECONDS = 1.0  # for sessions that are being ended when their client is closed
 _SHARE = 0.3  # of the time until a request's deadline: what a worker that hangs may cost it
 _FAIR_SECONDS = 1.0  # a worker that is silent for so long has failed; sooner it may be late
 # What a worker says about one request and not about itself.
@@ -91,7 +90,7 @@ class DraftClient:
 
     async def close(self) -> None:
         """After the sessions that are being ended, waited for a moment."""
-        await self.closes.settle(_SETTLE_SECONDS)
+        await self.closes.settle()
         await self.channel.close()
 
 

@@ -22,7 +22,6 @@ from speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb
 
 _RETIRED_SECONDS = 30.0  # for calls on a channel that is not used any more
-_SETTLE_SECONDS = 1.0  # for sessions that are being closed when their client is
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,5 +160,5 @@ class VerifierClient:
 
     async def close(self) -> None:
         """After the sessions that are being closed, waited for a moment."""
-        await self.closes.settle(_SETTLE_SECONDS)
+        await self.closes.settle()
         await asyncio.gather(*(peer.close() for peer in self.peers.values()))

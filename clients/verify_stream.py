@@ -163,7 +163,8 @@ class _Stream:
     async def _read(self) -> None:
         try:
             async for reply in self._call:
-                self._take(reply)
+                if self._ended is None:  # else its round was given up, and is asked for again
+                    self._take(reply)
             error: Exception = RoundsLost(TandemError("UNAVAILABLE", "the stream of rounds ended"))
         except grpc.RpcError as broken:
             error = self._as_error(from_rpc(broken))
@@ -199,7 +200,7 @@ class _Stream:
             asked.answer.set_result(wire.answer_from_wire(reply, self._heard - asked.sent))
 
     def _end(self, error: Exception) -> None:
-        self._ended = error
+        self._ended = self._ended or error
         while self._unanswered:
             asked = self._unanswered.popleft()
             asked.too_late.cancel()

@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.file_hashes import write_whole
 from models.graphs import Graph, GraphRefused, Made
-from models.trusted_cache import flaw, locked, private_folder, seal, write_whole
+from models.trusted_cache import flaw, locked, private_folder, seal
 
 log = logging.getLogger("tandem.models")
 KEPT = 6  # folders that stay on disk: a fused server has three; each graph holds the weights once

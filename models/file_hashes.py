@@ -60,12 +60,22 @@ class FileHashes:
         if place is None or facts[0] < REMEMBERED_BYTES or not settled:
             return
         try:
-            number, partial = tempfile.mkstemp(dir=place.parent)
-            with os.fdopen(number, "w", encoding="utf-8") as note:
-                json.dump({"path": str(file), "name": file.name, "facts": facts, "sha256": digest}, note)
-            os.replace(partial, place)
+            note = {"path": str(file), "name": file.name, "facts": facts, "sha256": digest}
+            write_whole(place, json.dumps(note))
         except OSError as error:
             log.debug("the hash of %s is not remembered: %s", file, error)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The file is there with all of `text`, or as it was before."""
+    number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
+    try:
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
 
 
 def _facts(number: int) -> Facts:

@@ -12,11 +12,10 @@ import json
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from models.file_hashes import FileHashes
+from models.file_hashes import FileHashes, write_whole
 
 log = logging.getLogger("tandem.models")
 NOTE = "hashes.json"
@@ -83,18 +82,6 @@ def seal(note: Path, files: Sequence[Path]) -> None:
     hashes = file_hashes()
     content = {str(file.relative_to(note.parent)): hashes.of(file) for file in sorted(files)}
     write_whole(note, json.dumps(content, indent=1, sort_keys=True) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file is there with all of `text`, or as it was before."""
-    number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
 
 
 def flaw(note: Path) -> str | None:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from urllib.parse import unquote
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.transport import host_of
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -67,7 +68,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
                 await changed.wait()
 
     async def _admit(self, context: grpc.aio.ServicerContext) -> None:
-        host = _host(context.peer())
+        host = host_of(context.peer())
         if self.watchers >= self._most or self._watchers[host] >= self._most_of_one_host:
             most = f"{self._most_of_one_host} of one host, {self._most} in all"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"too many watches of this server's health: {most}")
@@ -87,8 +88,3 @@ class HealthService(health_pb2_grpc.HealthServicer):
             yield changed
         finally:
             self._changed.discard(changed)
-
-
-def _host(peer: str) -> str:
-    """Of ipv4:HOST:PORT, ipv6:[HOST]:PORT; others as they are."""
-    return unquote(peer).rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer

@@ -29,7 +29,7 @@ _OURS = "/tandem.v1."
 _HEALTH = "/grpc.health.v1.Health/"
 _SMALL = 4 * 1024
 _ROUND = 256 * 1024
-MESSAGE_BYTES = {
+METHOD_BYTES = {
     "GetModelInfo": _SMALL,
     "CloseSession": _SMALL,
     "EndProposals": _SMALL,
@@ -52,6 +52,11 @@ class Late(Exception):
 def origin() -> str:
     """Who calls, as far as shares go: the identity, or else the machine that the call comes from."""
     return caller() or _ORIGIN.get()
+
+
+def host_of(peer: str) -> str:
+    """The machine in ipv4:HOST:PORT or ipv6:[HOST]:PORT; callers over a Unix socket are all one."""
+    return peer.rpartition(":")[0]
 
 
 class TransportInterceptor(grpc.aio.ServerInterceptor):
@@ -77,7 +82,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
 
     def count(self, method: str, context: grpc.aio.ServicerContext) -> None:
         """One more call, until its task ends: with its status on its way. Raises LimitReached."""
-        host = context.peer().rpartition(":")[0]
+        host = host_of(context.peer())
         _ORIGIN.set(host)
         health = method.startswith(_HEALTH)
         calls, who = (self.probes[method[len(_HEALTH) :]], host) if health else (self.calls, origin())
@@ -92,7 +97,7 @@ class _Call:
 
     def __init__(self, server: TransportInterceptor, handler: Any, method: str, limits: Limits) -> None:
         self._server, self._handler, self._method, self._limits = server, handler, method, limits
-        self._most = MESSAGE_BYTES.get(method.rpartition("/")[2])
+        self._most = METHOD_BYTES.get(method.rpartition("/")[2])
 
     def handler(self) -> grpc.RpcMethodHandler:
         inner = self._handler

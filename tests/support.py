@@ -23,9 +23,9 @@ from clients.credentials import Credentials
 from clients.distributed import connect_distributed
 from clients.failover import Persistence
 from clients.generation import GenerationClient
-from clients.remote import Deadlines, VerifierClient
 from clients.remote_draft import open_remote_draft
 from clients.remote_drafter import DraftClient
+from clients.verifiers import Deadlines, VerifierClient
 from models.assembly import DraftChoice, Loaded, ModelConfig
 from models.batcher import Batcher
 from models.drafting import Drafting, drafting_info, load_drafting

@@ -17,7 +17,8 @@ from clients.channel import TARGET
 from clients.errors import TandemError, from_rpc
 from clients.failover import Persistence
 from clients.generation import GenerationClient
-from clients.remote import Deadlines, RemoteVerifier, VerifierClient
+from clients.remote import RemoteVerifier
+from clients.verifiers import Deadlines, VerifierClient
 from models.toy import ToyConfig
 from services.identity import ANONYMOUS
 from services.sessions import SessionKey

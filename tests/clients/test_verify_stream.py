@@ -5,24 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
 from grpc._cython import cygrpc
 
 import clients.distributed
+from clients.answer_times import AnswerTimes
 from clients.errors import TandemError
-from clients.remote import Deadlines
+from clients.failover import Patience, Persistence
+from clients.silence import Health
+from clients.verifiers import Deadlines
 from clients.verify_stream import _Stream
 from models.toy import ToyConfig
 from services.identity import ANONYMOUS
 from services.sessions import SessionKey
 from speculation.depth import Depth, Pipeline
-from speculation.types import Rule
+from speculation.pipeline import RoundsLost
+from speculation.types import Rule, SpeculationStats
+from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 from tests.support import (
     GREEDY,
@@ -369,3 +376,40 @@ def test_a_round_that_is_not_answered_in_time_is_an_error(depth: Callable[[int],
             assert site.free == 4
 
     run(test())
+
+
+def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> None:
+    async def test() -> None:
+        late, taken = asyncio.Event(), asyncio.Event()
+
+        async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
+            await late.wait()
+            yield pb.VerifyResponse(committed_length=4, token_ids=[7])
+            taken.set()
+            await asyncio.sleep(3600)
+
+        class Call:
+            __aiter__ = staticmethod(replies)
+            write = AsyncMock()
+            cancel = Mock()
+
+        async def silent(seconds: float) -> Health:
+            return Health.SILENT
+
+        peer = SimpleNamespace(stub=SimpleNamespace(VerifyStream=lambda metadata: Call()), health=silent, streams=True)
+        session: Any = SimpleNamespace(
+            waits=SimpleNamespace(silence=lambda: 0.002, round=lambda: 0.002),
+            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), alone=lambda peer: False),
+            peer=peer,
+            patience=Patience(Persistence()),
+        )
+        stats = SpeculationStats()
+        stream = _Stream(session, stats)
+        with pytest.raises(RoundsLost, match="no health check"):
+            await stream.send(pb.VerifyRequest(base_length=3))
+        late.set()
+        await taken.wait()
+        assert stats.bytes_down == 0
+        await stream.close()
+
+    run(asyncio.wait_for(test(), 30))

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from clients.remote import Deadlines
+from clients.verifiers import Deadlines
 from services import holding
 from services.target_verifier import TargetVerifierService
 from speculation.depth import Pipeline

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import main as launcher
-from clients.remote import VerifierClient
+from clients.verifiers import VerifierClient
 from models.generator import Generator
 from models.toy import ToyRunner
 from speculation.depth import Pipeline

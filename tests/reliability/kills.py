@@ -20,7 +20,7 @@ from typing import Any
 
 from clients.channel import DRAFT, TARGET
 from clients.generation import GenerationClient
-from clients.remote import Deadlines
+from clients.verifiers import Deadlines
 from speculation.depth import Pipeline
 from speculation.types import Chunk
 from tests.reliability.campaign import Result, note_outcome

@@ -16,7 +16,8 @@ from grpc_status import rpc_status
 from clients import wire
 from clients.channel import MESSAGES, TARGET
 from clients.errors import TandemError
-from clients.remote import Deadlines, RemoteVerifier, VerifierClient
+from clients.remote import RemoteVerifier
+from clients.verifiers import Deadlines, VerifierClient
 from models.batcher import DeviceLost
 from models.runner import RowFailed
 from models.toy import ToyConfig, ToyRunner

@@ -15,7 +15,8 @@ import pytest
 
 from clients import wire
 from clients.errors import TandemError
-from clients.remote import RemoteVerifier, VerifierClient
+from clients.remote import RemoteVerifier
+from clients.verifiers import VerifierClient
 from models.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
 from services.identity import ANONYMOUS
 from services.sessions import SessionKey

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from clients.remote import RemoteVerifier, VerifierClient
+from clients.remote import RemoteVerifier
+from clients.verifiers import VerifierClient
 from speculation.types import SamplingParams, SpeculationStats
 from tests.models import real
 from tests.support import run, target_site
