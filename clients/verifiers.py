@@ -21,7 +21,7 @@ from clients.silence import Health, check_health
 from speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb
 
-_RETIRED_SECONDS = 30.0  # for calls on a channel that is not used any more
+_RETIRED_SECONDS = 150.0  # for calls on a channel that is not used any more: more than the longest, an opening, has
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
         host = host_of(context.peer())
         _ORIGIN.set(host)
         health = method.startswith(_HEALTH)
-        calls, who = (self.probes[method[len(_HEALTH) :]], host) if health else (self.calls, origin())
+        calls, who = (self.probes.get(method[len(_HEALTH) :], self.calls), host) if health else (self.calls, origin())
         calls.begin(who)
         task = asyncio.current_task()
         assert task is not None, "a call is answered in a task"
@@ -163,6 +163,8 @@ class _Call:
                         await waiting.until(context.write(reply))
                 except Late as error:
                     late = error
+                except grpc.aio.InternalError as gone:  # whoever reads has left: for the library that is cancelled
+                    raise asyncio.CancelledError from gone
         if late:
             log.info("%s: its replies were not read within %g s", self._method, self._limits.unread_seconds)
             await abort(context, NotRead(f"replies were not read within {self._limits.unread_seconds:g} s"))

@@ -21,7 +21,7 @@ from models.generators import plain_generator
 from services.generation import GenerateMethod
 from services.limits import Calls, LimitReached, Limits
 from services.security import Security
-from services.transport import Late, Waiting
+from services.transport import Late, TransportInterceptor, Waiting, _Call
 from services.verify_stream import StreamIdle, answered_in_order
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability import frames
@@ -434,3 +434,27 @@ def test_whoever_is_cancelled_while_waiting_is_cancelled() -> None:
             await task
 
     run(test())
+
+
+def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_what_answers() -> None:
+    """The core refuses to write to a call that has ended, with an error that would be logged with its traceback."""
+    closed: list[bool] = []
+
+    class Gone:
+        async def write(self, reply: bytes) -> None:
+            raise grpc.aio.InternalError("Failed grpc_call_start_batch")
+
+    async def replies() -> AsyncIterator[bytes]:
+        try:
+            yield b"reply"
+        finally:
+            closed.append(True)
+
+    async def test() -> None:
+        handler = grpc.unary_stream_rpc_method_handler(lambda request, context: replies())
+        call = _Call(TransportInterceptor(Limits()), handler, "/tandem.v1.TargetVerifier/Generate", Limits())
+        with pytest.raises(asyncio.CancelledError):
+            await call._write(replies(), Gone())  # type: ignore[arg-type]
+
+    run(test())
+    assert closed == [True]
