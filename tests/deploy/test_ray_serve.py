@@ -28,7 +28,7 @@ ray = pytest.importorskip("ray", reason="ray is absent: pip install '.[ray]'")
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(300)]  # a cluster takes 20 s to come up, all of it 50
 
 SLOTS, LENGTH, CORES = 24, 2000, 4
-DRAFT = ("--draft_model", "miss=0.3")
+DRAFTED = ("--draft_model", "miss=0.3")
 TOY = (
     "--backend",
     "toy",
@@ -75,9 +75,9 @@ def ingress(token: Path) -> Iterator[str]:
         run(RayConfig(neuron_cores=CORES - 1, cpus=0.5, min_replicas=2, max_replicas=2), ("--role", "target", *TOY))
         run(
             RayConfig(neuron_cores=1, cpus=0.5),
-            ("--role", "fused_target", "--accept_tokens", str(token.parent / "accepted"), *DRAFT, *TOY),
+            ("--role", "fused_target", "--accept_tokens", str(token.parent / "accepted"), *DRAFTED, *TOY),
         )
-        run(RayConfig(cpus=0.5), ("--role", "draft_worker", "--target_host", f"127.0.0.1:{port}", *DRAFT, *TOY))
+        run(RayConfig(cpus=0.5), ("--role", "draft_worker", "--target_host", f"127.0.0.1:{port}", *DRAFTED, *TOY))
         yield f"127.0.0.1:{port}"
     finally:
         if ray.is_initialized():
