@@ -1,4 +1,4 @@
-"""Calls that end sessions elsewhere: each goes on when the request it was made for has ended, and is tried again."""
+"""Closes remote sessions in the background: retries a failed close, also after the request that it is of has ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Closes:
         self._running: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Calls under way."""
+        """Number of closes in progress."""
         return len(self._running)
 
     def begin(self, call: Callable[[], Awaitable[object]]) -> asyncio.Future[None]:

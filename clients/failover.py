@@ -71,7 +71,7 @@ class Patience:
         self._admission_ends = self._clock() + self._admission
 
     def full(self, seconds: float) -> float | None:
-        """Every slot of a verifier is taken, and it answers: seconds to wait, of those it asks for; None: give up."""
+        """Returns seconds to wait before a full verifier is asked again; None when admission has taken too long."""
         self.progress()
         wait = self.limited(seconds)
         return None if self._clock() + wait > self._admission_ends else wait

@@ -143,7 +143,7 @@ class VerifierClient:
         return self.expected
 
     def alone(self, peer: Peer) -> bool:
-        """Whether there is no other verifier to ask."""
+        """True if `peer` is the only verifier that may be asked."""
         return self.roster.after(peer.address) == peer.address
 
     async def check(self, peer: Peer, seconds: float) -> None:
