@@ -29,6 +29,7 @@ class RankProcesses:
         self._give_up = give_up
         self._tell: Callable[[], object] | None = None
         self._ending = False
+        self._giving_up: list[threading.Timer] = []
         self.died = threading.Event()
 
     def start(self, ranks: Ranks, command: Sequence[str]) -> None:
@@ -46,8 +47,12 @@ class RankProcesses:
             tell()
 
     def end(self, at_once: bool) -> None:
-        """Waits for ranks that have been told to leave; kills those that have not, or do not."""
+        """Waits for ranks that have been told to leave; kills those that have not, or do not.
+
+        After this nothing of a rank ends this process: whoever called it goes on in its own way.
+        """
         self._ending = True
+        self._keep_on()
         for process in self._processes:
             if at_once or self._tell is None:
                 process.kill()
@@ -70,16 +75,25 @@ class RankProcesses:
             self._tell()
         giving_up = threading.Timer(_LEFT, self._give_up, (1,))  # this rank may wait for that one in a step, for ever
         giving_up.daemon = True
+        self._giving_up.append(giving_up)
         giving_up.start()
+        if self._ending:  # meanwhile
+            self._keep_on()
+
+    def _keep_on(self) -> None:
+        for giving_up in self._giving_up:
+            giving_up.cancel()
 
 
 @contextlib.contextmanager
-def rank_processes(ranks: Ranks, command: Sequence[str]) -> Iterator[RankProcesses]:
+def rank_processes(
+    ranks: Ranks, command: Sequence[str], give_up: Callable[[int], object] = os._exit
+) -> Iterator[RankProcesses]:
     """The other ranks beside this one; none where there are none, or torchrun has started them.
 
     The environment is meanwhile what torchrun's would be. Ends with SystemExit(1) where a rank died while loading.
     """
-    others = RankProcesses()
+    others = RankProcesses(give_up)
     if not ranks.starts:
         yield others
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,14 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 LONG = ("campaign", "marathon", "thorough")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A shell starts its background jobs with SIGINT ignored, nohup with SIGHUP, and children inherit that: processes
+    that tests interrupt would obey, and go on for ever."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def held() -> dict[str, int]:
     pools = [each for each in found if isinstance(each, SlotPool)]
     tables = [each for each in found if isinstance(each, SessionTable)]
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return {
+    named = Counter(f"task {task.get_name()}: {_code(task)}" for task in asyncio.all_tasks())
+    return dict(sorted(named.items())) | {
         "slots": sum(pool.count - pool.free for pool in pools),
         "sessions": sum(map(len, tables)),
         "tasks": len(asyncio.all_tasks()),
@@ -46,6 +48,10 @@ def held() -> dict[str, int]:
         "files": len(os.listdir("/proc/self/fd")),
         "resident_bytes": resident,
     }
+
+
+def _code(task: asyncio.Task[Any]) -> str:
+    return getattr(task.get_coro(), "__qualname__", "?")
 
 
 def _probe(path: Path) -> None:
