@@ -12,6 +12,9 @@ from clients.printable import printable
 from clients.request_context import current
 
 FORMATS = ("text", "json")
+_GRPC = "grpc._cython.cygrpc"
+_CALLER_LEFT = "ExecuteBatchError raised in core"
+"""How grpc.aio's error begins, with a traceback, where a reply was being sent to a caller who left in that moment."""
 
 
 def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
@@ -21,6 +24,12 @@ def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(rank) if log_format == "json" else TextFormatter(rank))
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler])
+    logging.getLogger(_GRPC).addFilter(without_callers_who_left)
+
+
+def without_callers_who_left(record: logging.LogRecord) -> bool:
+    """Whether the gRPC library's record is worth a line: nothing is wrong where a caller leaves, whenever it does."""
+    return not str(record.msg).startswith(_CALLER_LEFT)
 
 
 class TextFormatter(logging.Formatter):
