@@ -71,7 +71,7 @@ screenshot: $(STAMP)
 
 # A worker that dies ends the run: with another in its place, xdist waits for ever for what the first one had left.
 test: $(STAMP)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart 0 $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
 # What `make test` leaves out: graphs at every bucket, module code in every dtype, a Ray cluster, which wants the machine.
 thorough: $(STAMP)

@@ -26,7 +26,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not any(marker in asked for marker in LONG):  # not by addopts: another -m would let them in
         left_out = [item for item in items if any(item.get_closest_marker(marker) for marker in LONG)]
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+        left = {id(item) for item in left_out}
+        items[:] = [item for item in items if id(item) not in left]
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)  # long files first: begun last, one keeps every worker waiting
     for item in items:
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -272,7 +272,9 @@ class Perturbed:
         return out
 
 
-@pytest.mark.parametrize(("fault", "exact"), [("width", True), ("batch", True), ("column", False)])
+@pytest.mark.parametrize(
+    ("fault", "exact"), [pytest.param("width", True, marks=pytest.mark.slow), ("batch", True), ("column", False)]
+)
 def test_certification_sees_a_planted_dependence_on_shape(fault: str, exact: bool) -> None:
     shapes = certify(Perturbed(fault), real.target("float32").limits, (1, 3, 6), (1, 2, 4))  # type: ignore[arg-type]
     assert (shapes.widths, shapes.batches) == ((6,), (4,))

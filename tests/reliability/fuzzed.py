@@ -70,10 +70,12 @@ class Servers:
     channels: dict[str, grpc.Channel]
     loop: asyncio.AbstractEventLoop
     answered: Counter[str] = field(default_factory=Counter)
+    closed: Counter[str] = field(default_factory=Counter)
+    """How often sessions of a name were closed: what was closed is used up, and what comes has another id."""
 
     def ask(self, method: Method, message: bytes | Any) -> str:
         """The status that a message is answered with; of a stream, the last. Bytes are sent as they are."""
-        raw = message if isinstance(message, bytes) else message.SerializeToString()
+        raw = message if isinstance(message, bytes) else self._in_use(method, message).SerializeToString()
         channel = self.channels[method.service]
         kind = f"{'stream' if method.streams_up else 'unary'}_{'stream' if method.streams_down else 'unary'}"
         call = getattr(channel, kind)(method.path)
@@ -86,6 +88,15 @@ class Servers:
             status = error.code().name
         self.answered[status] += 1
         return status
+
+    def _in_use(self, method: Method, message: Any) -> Any:
+        """The message, for a session of an id that no close has used up."""
+        named = type(message)()
+        named.CopyFrom(message)
+        if name := getattr(message, "session_id", ""):
+            named.session_id = f"{name}.{self.closed[name]}" if self.closed[name] else name
+            self.closed[name] += method.name == "CloseSession"
+        return named
 
     def canary(self) -> None:
         """Every service answers a request as if nothing had happened."""
