@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import json
 import os
@@ -18,7 +19,7 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 
@@ -39,7 +40,7 @@ def held() -> dict[str, int]:
     pools = [each for each in found if isinstance(each, SlotPool)]
     tables = [each for each in found if isinstance(each, SessionTable)]
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    named = Counter(f"task {task.get_name()}: {_code(task)}" for task in asyncio.all_tasks())
+    named = Counter(f"task {_named(task)}" for task in asyncio.all_tasks())
     return dict(sorted(named.items())) | {
         "slots": sum(pool.count - pool.free for pool in pools),
         "sessions": sum(map(len, tables)),
@@ -47,11 +48,30 @@ def held() -> dict[str, int]:
         "threads": threading.active_count(),
         "files": len(os.listdir("/proc/self/fd")),
         "resident_bytes": resident,
+        "python_blocks": sys.getallocatedblocks(),
+        "malloc_bytes": _malloc_bytes(),
     }
 
 
-def _code(task: asyncio.Task[Any]) -> str:
-    return getattr(task.get_coro(), "__qualname__", "?")
+def _named(task: asyncio.Task[Any]) -> str:
+    """What a task does, without the number that asyncio gives it."""
+    name, code = task.get_name(), getattr(task.get_coro(), "__qualname__", "?")
+    return code if name.startswith("Task-") else f"{name}: {code}"
+
+
+def _malloc_bytes() -> int:
+    """Bytes that glibc's malloc has handed out: C++ objects, and Python's above 512 bytes; 0 where it cannot say."""
+
+    class Info(ctypes.Structure):
+        _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+        _fields_: ClassVar = [(name, ctypes.c_size_t) for name in _names.split()]
+
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)  # glibc 2.33
+    if mallinfo2 is None:
+        return 0
+    mallinfo2.restype = Info
+    info = mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 def _probe(path: Path) -> None:
