@@ -380,18 +380,18 @@ def test_a_round_that_is_not_answered_in_time_is_an_error(depth: Callable[[int],
 
 def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> None:
     async def test() -> None:
-        late, taken = asyncio.Event(), asyncio.Event()
+        late, taken, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
             await late.wait()
             yield pb.VerifyResponse(committed_length=4, token_ids=[7])
             taken.set()
-            await asyncio.sleep(3600)
+            await ended.wait()
 
         class Call:
             __aiter__ = staticmethod(replies)
             write = AsyncMock()
-            cancel = Mock()
+            cancel = Mock(side_effect=ended.set)
 
         async def silent(seconds: float) -> Health:
             return Health.SILENT

@@ -49,7 +49,7 @@ def held() -> dict[str, int]:
         "files": len(os.listdir("/proc/self/fd")),
         "resident_bytes": resident,
         "python_blocks": sys.getallocatedblocks(),
-        "malloc_bytes": _malloc_bytes(),
+        "malloc_bytes": malloc_bytes(),
     }
 
 
@@ -59,7 +59,7 @@ def _named(task: asyncio.Task[Any]) -> str:
     return code if name.startswith("Task-") else f"{name}: {code}"
 
 
-def _malloc_bytes() -> int:
+def malloc_bytes() -> int:
     """Bytes that glibc's malloc has handed out: C++ objects, and Python's above 512 bytes; 0 where it cannot say."""
 
     class Info(ctypes.Structure):

@@ -73,8 +73,14 @@ class Soaked:
                 more = self.after[server][what] - self.before[server][what]
                 if more > most:
                     found.append(f"{server} holds {more} {what} more than before; at most {most} is stated")
+                    found[-1] += f": {self._more_tasks(server)}" if what == "tasks" else ""
             found += filter(None, [self.memory.not_flat(server, self.operations)])
         return found
+
+    def _more_tasks(self, server: str) -> dict[str, int]:
+        """Tasks that there were fewer of before, by what they do."""
+        after, before = Counter(self.after[server]), Counter(self.before[server])
+        return {name: more for name, more in (after - before).items() if name.startswith("task ")}
 
 
 class Fleet:
