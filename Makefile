@@ -67,7 +67,7 @@ compare: $(STAMP)
 	@$(BIN)/python compare_architectures.py $(ARGS)
 
 screenshot: $(STAMP)
-	@$(BIN)/python -m reporting.screenshot $(ARGS)
+	@$(BIN)/python -m tandem.comparison.report.screenshot $(ARGS)
 
 # A worker that dies ends the run: with another in its place, xdist waits for ever for what the first one had left.
 test: $(STAMP)

@@ -24,15 +24,15 @@ from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
-from clients.generation import GenerationClient
-from comparison.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT
-from comparison.config import ComparisonConfig
-from comparison.deployment import Endpoint, baseline_of, deploy
-from comparison.environment import these_versions, this_machine
-from comparison.run import Contender, RequestSettings, measure
-from comparison.servers import Fleet
-from comparison.workloads import BUILT_IN, Prompt, built_in_prompts
-from speculation.types import ModelInfo, SamplingParams
+from tandem.rpc.generation_client import GenerationClient
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
+from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.measuring.run import Contender, RequestSettings, measure
+from tandem.comparison.measuring.servers import Fleet
+from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts
+from tandem.speculation.types import ModelInfo, SamplingParams
 
 ADAPTIVE, PLAIN = "auto", "plain"
 OVER_BEST, OVER_PLAIN = 1.05, 1.03

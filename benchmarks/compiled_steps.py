@@ -22,14 +22,14 @@ import numpy as np
 import torch
 
 from benchmarks.arguments import Parser, positive
-from models.checkpoints import embedded_draft, find
-from models.gguf_cache import unpacked
-from models.loading import Execution, Shape, load_runner
-from models.native.runner import Logits, NativeRunner
-from models.runner import FusedRow, FusedStep, Fuses, PrefillRow, ProposeRow, VerifyRow, fused
-from models.startup import Startup
-from models.torch_runner import TorchRunner
-from speculation.types import SamplingParams
+from tandem.checkpoints.locate import embedded_draft, find
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.native.runner import Logits, NativeRunner
+from tandem.runners.protocol import FusedRow, FusedStep, Fuses, PrefillRow, ProposeRow, VerifyRow, fused
+from tandem.runners.startup import Startup
+from tandem.runners.torch.runner import TorchRunner
+from tandem.speculation.types import SamplingParams
 
 GREEDY = SamplingParams()
 PREFIX = 96  # tokens in the cache

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from benchmarks.figures import Sample
-from clients.generation import GenerationClient
-from comparison.deployment import Endpoint
-from comparison.servers import Fleet, Server
-from comparison.workloads import Prompt
-from speculation.types import Chunk, Completion, GenerationRequest, ModelInfo, SpeculationStats
+from tandem.rpc.generation_client import GenerationClient
+from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.measuring.servers import Fleet, Server
+from tandem.comparison.measuring.workloads import Prompt
+from tandem.speculation.types import Chunk, Completion, GenerationRequest, ModelInfo, SpeculationStats
 
 WARM_UP_TOKENS = 12
 
@@ -120,8 +120,8 @@ async def connect(
 
 def encode(prompts: Sequence[Prompt], model: str | None = None) -> dict[str, list[int]]:
     """Every side is given ids, so that none pays for tokenization and all see the same prompt."""
-    from models.assembly import load_tokenizer
-    from models.checkpoints import find
+    from tandem.engine.loading import load_tokenizer
+    from tandem.checkpoints.locate import find
 
     tokenizer = load_tokenizer(find(model))
     return {prompt.name: tokenizer.encode(prompt.text, prompt.chat) for prompt in prompts}

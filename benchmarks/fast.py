@@ -31,11 +31,11 @@ from benchmarks.gaps import measure_stall
 from benchmarks.keeping import kept
 from benchmarks.load import measure_load
 from benchmarks.others import watch
-from comparison import architectures
-from comparison.config import ComparisonConfig
-from comparison.deployment import Endpoint, baseline_of, deploy
-from comparison.servers import Fleet
-from comparison.workloads import BUILT_IN, Prompt, built_in_prompts
+from tandem.comparison.measuring import architectures
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
+from tandem.comparison.measuring.servers import Fleet
+from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts
 
 PARTS = ("bandwidth", "single", "components", "peers", "concurrency", "gap")
 VLLM_LENGTH = 3
@@ -154,8 +154,8 @@ async def measure(settings: Settings, outcome: Outcome, say: Say) -> None:
 
 
 def _limit(outcome: Outcome, threads: int) -> Limit:
-    from models.checkpoints import find
-    from models.gguf_cache import unpacked
+    from tandem.checkpoints.locate import find
+    from tandem.checkpoints.gguf_cache import unpacked
 
     best = bandwidth.bandwidth_of(outcome.readings, threads)
     return bandwidth.limit_of(Path(unpacked(find(None)).folder), "bfloat16", best)
@@ -165,8 +165,8 @@ async def _peers(
     settings: Settings, logs: Path, stack: contextlib.AsyncExitStack, outcome: Outcome, say: Say
 ) -> list[vllm_peer.Peer]:
     """vLLM plain, with n-grams, and with our draft; what does not start is said and left out."""
-    from models.checkpoints import embedded_draft, find
-    from models.gguf_cache import unpacked
+    from tandem.checkpoints.locate import embedded_draft, find
+    from tandem.checkpoints.gguf_cache import unpacked
 
     python = settings.vllm_python
     if why := vllm_peer.absence(python):
@@ -221,7 +221,7 @@ async def _single(settings: Settings, logs: Path, peers: Sequence[vllm_peer.Peer
 
 
 async def _crowded(settings: Settings, logs: Path, peers: Sequence[vllm_peer.Peer], outcome: Outcome, say: Say) -> None:
-    from models.loading import CHUNK
+    from tandem.runners.loading import CHUNK
 
     async with contextlib.AsyncExitStack() as stack:
         ours = await _ours(settings, logs, stack, outcome, say, max(settings.levels))

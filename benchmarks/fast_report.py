@@ -18,8 +18,8 @@ from benchmarks.load import Load
 from benchmarks.rounds import RoundCheck, check_rounds, median_ratio
 from benchmarks.tables import contender_table
 from benchmarks.vllm_peer import PeerInfo
-from comparison.environment import these_versions, this_machine
-from speculation.types import ModelInfo
+from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.speculation.types import ModelInfo
 
 
 @dataclass

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from speculation.types import SpeculationStats
+from tandem.speculation.types import SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from reporting.attempt import told
-from reporting.write import write_atomically
+from tandem.comparison.report.attempt import told
+from tandem.comparison.report.write import write_atomically
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 The kernel's TCP does everything but the waiting: each IP packet is written to the other device half a round-trip time
 after it was read from the first, and after its turn on the link where that has a bandwidth. Says `ready` when the
-devices are there; `set RTT_MS MBPS` as `comparison.delay_proxy` has it; ends when stdin does, and the devices with it.
+devices are there; `set RTT_MS MBPS` as `tandem.comparison.links.delay_proxy` has it; ends when stdin does, and the devices with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import struct
 import sys
 from functools import partial
 
-from comparison.delay_wire import Loop, sharpen_timers
+from tandem.comparison.links.delay_wire import Loop, sharpen_timers
 
 TUNSETIFF = 0x400454CA
 IFF_TUN, IFF_NO_PI = 0x0001, 0x1000

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from comparison.line_process import LineProcess
-from comparison.link_settings import LinkSettings
-from comparison.netns import NetnsLink, must
+from tandem.comparison.links.line_process import LineProcess
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.netns import NetnsLink, must
 
 
 class PacketLink(NetnsLink):

@@ -22,17 +22,17 @@ from rich.table import Table
 
 from benchmarks.arguments import Parser
 from benchmarks.keeping import kept
-from clients.generation import GenerationClient
-from comparison.deployment import MAIN
-from comparison.environment import these_versions, this_machine
-from comparison.link import DelayLink
-from comparison.link_settings import LinkSettings
-from comparison.records import Measurement
-from comparison.run import Contender, RequestSettings, measure, rotated
-from comparison.servers import Fleet
-from comparison.workloads import Prompt, built_in_prompts
-from speculation.theory import StepCosts, expected_tokens, rate_for, tpot_pipelined
-from speculation.types import SamplingParams
+from tandem.rpc.generation_client import GenerationClient
+from tandem.comparison.measuring.deployment import MAIN
+from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.links.link import DelayLink
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring.records import Measurement
+from tandem.comparison.measuring.run import Contender, RequestSettings, measure, rotated
+from tandem.comparison.measuring.servers import Fleet
+from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
+from tandem.speculation.theory import StepCosts, expected_tokens, rate_for, tpot_pipelined
+from tandem.speculation.types import SamplingParams
 
 MODES = ("off", "on", "auto")
 ALLOWED = 1.15

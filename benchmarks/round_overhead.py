@@ -25,24 +25,24 @@ from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.figures import quantile
-from clients.generation import GenerationClient
-from clients.remote import RemoteVerifier
-from clients.verifiers import VerifierClient
-from comparison.config import DTYPES
-from comparison.deployment import MAIN
-from comparison.environment import these_versions, this_machine
-from comparison.servers import Fleet
-from models.batcher import Batcher
-from models.engine import Engine
-from models.loading import CHUNK
-from models.runner import Limits, PrefillRow, VerifyRow
-from models.toy import VOCAB_SIZE, ToyRunner
-from services.lifecycle import Lifecycle
-from services.target_verifier import TargetVerifierService
-from speculation.length import FixedLength
-from speculation.loop import speculate
-from speculation.stopping import Stopping, StopRules
-from speculation.types import Draft, ModelInfo, SamplingParams, SpeculationStats, Verdict
+from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import VerifierClient
+from tandem.comparison.measuring.config import DTYPES
+from tandem.comparison.measuring.deployment import MAIN
+from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.measuring.servers import Fleet
+from tandem.engine.batcher import Batcher
+from tandem.engine.sequences import Engine
+from tandem.runners.loading import CHUNK
+from tandem.runners.protocol import Limits, PrefillRow, VerifyRow
+from tandem.runners.toy import VOCAB_SIZE, ToyRunner
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.target_verifier import TargetVerifierService
+from tandem.speculation.length import FixedLength
+from tandem.speculation.loop import speculate
+from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.types import Draft, ModelInfo, SamplingParams, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
 AIM_MS = 1.0
@@ -417,9 +417,9 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Repor
 
 
 async def _real(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[Row], list[Row], float]:
-    from models.assembly import load_tokenizer
-    from models.checkpoints import find
-    from models.toy import ToyTokenizer
+    from tandem.engine.loading import load_tokenizer
+    from tandem.checkpoints.locate import find
+    from tandem.runners.toy import ToyTokenizer
 
     k = args.speculation_length
     threads = ["--threads", str(args.threads)] if args.threads else []

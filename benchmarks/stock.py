@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from benchmarks.contenders import Answered
-from models.checkpoints import Checkpoint
-from models.loading import transformers_logging
+from tandem.checkpoints.locate import Checkpoint
+from tandem.runners.loading import transformers_logging
 
 
 class FirstTokens:

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.bars import VLLM, VLLM_DRAFT, VLLM_NGRAM
 from benchmarks.contenders import Answered
-from comparison.line_process import end
-from comparison.servers import log_tail
+from tandem.comparison.links.line_process import end
+from tandem.comparison.measuring.servers import log_tail
 
 WORKER = Path(__file__).with_name("vllm_worker.py")
 VARIABLE = "TANDEM_VLLM_PYTHON"

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from clients.credentials import Credentials
-from clients.errors import TandemError
-from clients.failover import Persistence
-from clients.remote import RemoteVerifier
-from clients.traced_rounds import traced_flights, traced_guesser, traced_verifier
-from clients.verifiers import VerifierClient
-from clients.verify_stream import StreamedVerifier
-from models.assembly import ModelConfig
-from models.batcher import Batcher
-from models.drafting import Drafting, load_drafting
-from models.generator import Generator
-from models.generators import worker_info
-from models.tokenizers import same_tokens
-from speculation.depth import Depth, MeasuredTimes, Pipeline
-from speculation.loop import DraftThenVerify, Rounds
-from speculation.pipeline import MOST_IN_FLIGHT, PipelinedRounds
-from speculation.types import DraftLimit, GenerationRequest, SpeculationStats
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.errors import TandemError
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.traced_rounds import traced_flights, traced_guesser, traced_verifier
+from tandem.rpc.verifier_client import VerifierClient
+from tandem.rpc.verify_stream import StreamedVerifier
+from tandem.engine.loading import ModelConfig
+from tandem.engine.batcher import Batcher
+from tandem.engine.drafting import Drafting, load_drafting
+from tandem.engine.generator import Generator
+from tandem.engine.generators import worker_info
+from tandem.checkpoints.tokenizers import same_tokens
+from tandem.speculation.depth import Depth, MeasuredTimes, Pipeline
+from tandem.speculation.loop import DraftThenVerify, Rounds
+from tandem.speculation.pipeline import MOST_IN_FLIGHT, PipelinedRounds
+from tandem.speculation.types import DraftLimit, GenerationRequest, SpeculationStats
 
 
 async def open_distributed(

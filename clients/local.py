@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from clients.distributed import open_distributed
-from clients.failover import Persistence
-from clients.terminal import ClientConfig, Events, run_prompts
-from models.assembly import ModelConfig, load
-from models.batcher import Batcher
-from models.generators import plain_generator
-from speculation.depth import Pipeline
-from speculation.types import GenerationRequest
+from tandem.clients.distributed import open_distributed
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.clients.terminal import ClientConfig, Events, run_prompts
+from tandem.engine.loading import ModelConfig, load
+from tandem.engine.batcher import Batcher
+from tandem.engine.generators import plain_generator
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import GenerationRequest
 
 
 async def run_draft(

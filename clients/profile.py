@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from speculation.types import Completion, SpeculationStats
+from tandem.speculation.types import Completion, SpeculationStats
 
 
 class Profile:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from clients.credentials import Credentials
-from clients.errors import TandemError
-from clients.remote_drafter import DraftClient, RemoteDrafter
-from clients.traced_rounds import traced_drafter
-from models.assembly import Loaded
-from models.generator import Generator
-from models.generators import drafted_generator
-from speculation.drafters import Drafter
-from speculation.fallible import FallibleDrafter
-from speculation.types import DraftLimit, GenerationRequest, SpeculationStats
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.errors import TandemError
+from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
+from tandem.rpc.traced_rounds import traced_drafter
+from tandem.engine.loading import Loaded
+from tandem.engine.generator import Generator
+from tandem.engine.generators import drafted_generator
+from tandem.speculation.drafters import Drafter
+from tandem.speculation.fallible import FallibleDrafter
+from tandem.speculation.types import DraftLimit, GenerationRequest, SpeculationStats
 
 
 async def open_remote_draft(

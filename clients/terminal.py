@@ -9,13 +9,13 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from clients.channel import DRAFT, FUSED, TARGET
-from clients.credentials import Credentials
-from clients.printable import printable
-from clients.profile import Profile
-from clients.request_context import Request, begin, current, new_id
-from clients.tracing import Tracing, open_tracing
-from speculation.types import Chunk, Completion, GenerationRequest
+from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.printable import printable
+from tandem.clients.profile import Profile
+from tandem.rpc.request_context import Request, begin, current, new_id
+from tandem.rpc.tracing import Tracing, open_tracing
+from tandem.speculation.types import Chunk, Completion, GenerationRequest
 
 Events = AsyncGenerator[Chunk | Completion, None]
 Generate = Callable[[GenerationRequest], Events]
@@ -46,7 +46,7 @@ class ClientConfig:
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
     """--role client and fused_client. `service` None finds out which of the three answers."""
-    from clients.generation import GenerationClient
+    from tandem.rpc.generation_client import GenerationClient
 
     if service not in (None, TARGET, FUSED, DRAFT):
         raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
@@ -63,8 +63,8 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
 
 async def which_service(address: str, credentials: Credentials | None = None) -> str:
     """The Tandem service that answers at `address`. Raises TandemError."""
-    from clients.errors import TandemError
-    from clients.generation import GenerationClient
+    from tandem.rpc.errors import TandemError
+    from tandem.rpc.generation_client import GenerationClient
 
     for service in (TARGET, FUSED, DRAFT):
         async with GenerationClient.connect(address, service, credentials) as client:
@@ -166,11 +166,11 @@ class _Screen:
 
 
 async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest) -> Outcome:
-    from clients.errors import TandemError
-    from models.batcher import DeviceLost
-    from models.runner import RowFailed
-    from speculation.pipeline import OutOfStep
-    from speculation.types import InvalidField, TooLong
+    from tandem.rpc.errors import TandemError
+    from tandem.engine.batcher import DeviceLost
+    from tandem.runners.protocol import RowFailed
+    from tandem.speculation.pipeline import OutOfStep
+    from tandem.speculation.types import InvalidField, TooLong
 
     known = current()
     outcome, started = Outcome(request_id=known.id if known else ""), time.perf_counter()

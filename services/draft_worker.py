@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 
 import grpc
 
-from clients import wire
-from services.errors import NotOffered
-from services.generation import GenerateMethod
-from services.proposals import Proposals
-from speculation.types import ModelInfo
+from tandem.rpc import wire
+from tandem.services.errors import NotOffered
+from tandem.services.generation import GenerateMethod
+from tandem.services.sessions.proposals import Proposals
+from tandem.speculation.types import ModelInfo
 from tandem.v1 import draft_worker_pb2 as pb
 from tandem.v1 import draft_worker_pb2_grpc
 

@@ -15,18 +15,18 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from clients.errors import TandemError
-from clients.printable import printable
-from clients.request_context import current
-from models.batcher import DeviceLost, StepHung
-from models.runner import RowFailed
-from models.slots import NoFreeSlot
-from services.limits import LimitReached
-from services.sessions import SessionConflict, SessionExpired, SessionNotFound
-from services.verify_stream import StreamIdle
-from services.wrapping import Refused, wrapped
-from speculation.pipeline import OutOfStep
-from speculation.types import InvalidField, TooLong
+from tandem.rpc.errors import TandemError
+from tandem.rpc.printable import printable
+from tandem.rpc.request_context import current
+from tandem.engine.batcher import DeviceLost, StepHung
+from tandem.runners.protocol import RowFailed
+from tandem.engine.slots import NoFreeSlot
+from tandem.services.security.limits import LimitReached
+from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
+from tandem.services.verify_stream import StreamIdle
+from tandem.services.wrapping import Refused, wrapped
+from tandem.speculation.pipeline import OutOfStep
+from tandem.speculation.types import InvalidField, TooLong
 from tandem.v1 import generation_pb2
 
 log = logging.getLogger("tandem.rpc")

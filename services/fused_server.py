@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator
 
 import grpc
 
-from clients import wire
-from services.generation import GenerateMethod
-from speculation.types import ModelInfo
+from tandem.rpc import wire
+from tandem.services.generation import GenerateMethod
+from tandem.speculation.types import ModelInfo
 from tandem.v1 import fused_speculative_server_pb2 as pb
 from tandem.v1 import fused_speculative_server_pb2_grpc
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from clients import wire
-from models.generator import Generator
-from services.errors import Interrupted, NotRead, QueueFull
-from services.identity import caller
-from services.lifecycle import Lifecycle
-from services.limits import Limits, Running
-from services.transport import origin
-from speculation.types import Chunk, Completion, GenerationRequest, SpeculationStats
+from tandem.rpc import wire
+from tandem.engine.generator import Generator
+from tandem.services.errors import Interrupted, NotRead, QueueFull
+from tandem.services.security.identity import caller
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.security.limits import Limits, Running
+from tandem.services.security.call_limits import origin
+from tandem.speculation.types import Chunk, Completion, GenerationRequest, SpeculationStats
 
 KEPT = 1 / 8
 """Of the queue's places, as many again wait for callers that have nothing under way."""

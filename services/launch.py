@@ -8,34 +8,34 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from clients.credentials import Credentials
-from clients.distributed import connect_distributed
-from clients.failover import Persistence
-from clients.profile import Profile
-from clients.remote_draft import open_remote_draft
-from clients.remote_drafter import PROPOSE_SECONDS
-from models.assembly import Loaded, ModelConfig, close, load, load_pair
-from models.batcher import Batcher
-from models.drafting import Drafting, drafting_info, load_drafting
-from models.engine import Engine
-from models.follower import run_follower
-from models.generator import Generator, RequestDefaults
-from models.generators import drafter_health, fused_generator, plain_generator
-from models.rank_processes import RankProcesses, rank_processes, watched
-from models.slots import MOST_WAITING
-from models.step_watch import StepBound, StepWatch
-from services.calls import CallInterceptor
-from services.draft_worker import DraftWorkerService
-from services.fused_server import FusedSpeculativeServerService
-from services.generation import GenerateMethod
-from services.lifecycle import Lifecycle
-from services.observability import Observability, ObservabilityConfig
-from services.proposals import Proposals
-from services.server import Hosted, ServeConfig, serve
-from services.session_costs import Note
-from services.target_verifier import TargetVerifierService
-from speculation.depth import Pipeline
-from speculation.types import Completion, GenerationRequest, ModelInfo
+from tandem.rpc.credentials import Credentials
+from tandem.clients.distributed import connect_distributed
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.clients.profile import Profile
+from tandem.clients.remote_draft import open_remote_draft
+from tandem.rpc.remote_drafter import PROPOSE_SECONDS
+from tandem.engine.loading import Loaded, ModelConfig, close, load, load_pair
+from tandem.engine.batcher import Batcher
+from tandem.engine.drafting import Drafting, drafting_info, load_drafting
+from tandem.engine.sequences import Engine
+from tandem.engine.follower import run_follower
+from tandem.engine.generator import Generator, RequestDefaults
+from tandem.engine.generators import drafter_health, fused_generator, plain_generator
+from tandem.engine.rank_processes import RankProcesses, rank_processes, watched
+from tandem.engine.slots import MOST_WAITING
+from tandem.engine.step_watch import StepBound, StepWatch
+from tandem.services.observability.calls import CallInterceptor
+from tandem.services.draft_worker import DraftWorkerService
+from tandem.services.fused_server import FusedSpeculativeServerService
+from tandem.services.generation import GenerateMethod
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.observability.setup import Observability, ObservabilityConfig
+from tandem.services.sessions.proposals import Proposals
+from tandem.services.server import Hosted, ServeConfig, serve
+from tandem.services.sessions.costs import Note
+from tandem.services.target_verifier import TargetVerifierService
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import Completion, GenerationRequest, ModelInfo
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -45,7 +45,7 @@ log = logging.getLogger("tandem.server")
 
 Build = Callable[[], Awaitable[Hosted]]
 Host = Callable[[ServeConfig, Lifecycle, Build, Sequence[CallInterceptor]], Awaitable[int]]
-"""Serves what is built, to an exit code: a gRPC server of ours, or somebody else's (deploy/ray_replica.py)."""
+"""Serves what is built, to an exit code: a gRPC server of ours, or somebody else's (tandem/ray_serve/replica.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from models.startup import Startup
-from models.step_watch import StepWatch
-from services.ending import STOP_SECONDS, Ending, bounded
-from services.health import NOT_SERVING, SERVING, HealthService
-from services.lifecycle import Lifecycle
-from services.probes import AddressInUse, ProbePort
-from services.security import Security
+from tandem.runners.startup import Startup
+from tandem.engine.step_watch import StepWatch
+from tandem.services.shutdown import STOP_SECONDS, Ending, bounded
+from tandem.services.health import NOT_SERVING, SERVING, HealthService
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.health_port import AddressInUse, ProbePort
+from tandem.services.security.config import Security
 
 log = logging.getLogger("tandem.server")
 

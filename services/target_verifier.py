@@ -12,20 +12,20 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from clients import wire
-from models.engine import Engine, TargetSequence
-from models.generator import check_tokens
-from services import holding
-from services.errors import Mismatch, OtherModel
-from services.generation import GenerateMethod
-from services.identity import caller
-from services.lifecycle import Lifecycle
-from services.limits import Limits
-from services.names import check_name
-from services.session_costs import Note, SessionCosts
-from services.sessions import Fence, Session, SessionKey, SessionTable, session_key
-from services.verify_stream import answered_in_order
-from speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
+from tandem.rpc import wire
+from tandem.engine.sequences import Engine, TargetSequence
+from tandem.engine.generator import check_tokens
+from tandem.services.sessions import checkout
+from tandem.services.errors import Mismatch, OtherModel
+from tandem.services.generation import GenerateMethod
+from tandem.services.security.identity import caller
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.security.limits import Limits
+from tandem.services.security.names import check_name
+from tandem.services.sessions.costs import Note, SessionCosts
+from tandem.services.sessions.table import Fence, Session, SessionKey, SessionTable, session_key
+from tandem.services.verify_stream import answered_in_order
+from tandem.speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 
@@ -95,7 +95,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self, key: SessionKey, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
     ) -> Session[Held, pb.VerifyResponse]:
         """A new session with a slot, waited for in the queue of all; or the one that the same call opened meanwhile."""
-        await holding.expire(self.sessions, self._free)
+        await checkout.expire(self.sessions, self._free)
         slot = await self._slot(key)
         try:
             session = self.sessions.find(key)
@@ -149,11 +149,11 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.CloseSessionResponse:
         key = session_key(caller(), request.session_id)
-        return pb.CloseSessionResponse(closed=await holding.drop(self.sessions, key, self._free))
+        return pb.CloseSessionResponse(closed=await checkout.drop(self.sessions, key, self._free))
 
     async def expire_forever(self) -> None:
         """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
-        await holding.expire_forever(self.sessions, self._free)
+        await checkout.expire_forever(self.sessions, self._free)
 
     async def stop(self) -> None:
         """Notes what the sessions that are still open have cost so far."""
@@ -165,7 +165,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             session.held.costs.tell(how, self._note)
 
     def _using(self, session: Session[Held, pb.VerifyResponse]) -> AbstractAsyncContextManager[None]:
-        return holding.using(self.sessions, session, self._free)
+        return checkout.using(self.sessions, session, self._free)
 
     async def _free(self, session: Session[Held, pb.VerifyResponse]) -> None:
         self._engine.slots.release(session.held.sequence.slot)

@@ -18,35 +18,35 @@ from typing import Any
 
 import grpc
 
-from clients.channel import DRAFT, FUSED, TARGET, open_channel, stub
-from clients.credentials import Credentials
-from clients.distributed import connect_distributed
-from clients.failover import Persistence
-from clients.generation import GenerationClient
-from clients.remote_draft import open_remote_draft
-from clients.remote_drafter import DraftClient
-from clients.verifiers import Deadlines, VerifierClient
-from models.assembly import DraftChoice, Loaded, ModelConfig
-from models.batcher import Batcher
-from models.drafting import Drafting, drafting_info, load_drafting
-from models.engine import Engine
-from models.generator import Generator
-from models.generators import fused_generator, plain_generator
-from models.loading import Shape
-from models.runner import Limits, Runner
-from models.tokenizers import Tokenizer
-from models.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
-from services import holding
-from services.draft_worker import DraftWorkerService
-from services.fused_server import FusedSpeculativeServerService
-from services.generation import GenerateMethod
-from services.lifecycle import Lifecycle
-from services.proposals import Proposals
-from services.security import Security
-from services.target_verifier import TargetVerifierService
-from speculation.depth import Pipeline
-from speculation.draws import draw
-from speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
+from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub
+from tandem.rpc.credentials import Credentials
+from tandem.clients.distributed import connect_distributed
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.generation_client import GenerationClient
+from tandem.clients.remote_draft import open_remote_draft
+from tandem.rpc.remote_drafter import DraftClient
+from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
+from tandem.engine.batcher import Batcher
+from tandem.engine.drafting import Drafting, drafting_info, load_drafting
+from tandem.engine.sequences import Engine
+from tandem.engine.generator import Generator
+from tandem.engine.generators import fused_generator, plain_generator
+from tandem.runners.loading import Shape
+from tandem.runners.protocol import Limits, Runner
+from tandem.checkpoints.tokenizers import Tokenizer
+from tandem.runners.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
+from tandem.services.sessions import checkout
+from tandem.services.draft_worker import DraftWorkerService
+from tandem.services.fused_server import FusedSpeculativeServerService
+from tandem.services.generation import GenerateMethod
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.sessions.proposals import Proposals
+from tandem.services.security.config import Security
+from tandem.services.target_verifier import TargetVerifierService
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.draws import draw
+from tandem.speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -324,7 +324,7 @@ async def let_all_expire(site: Site) -> None:
         if table is not None:
             for session in table:
                 session.expires = float("-inf")
-            await holding.expire(table, free)
+            await checkout.expire(table, free)
 
 
 # --- asking ---

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import main
-from flag_row import BACKENDS, LOADING, SERVERS
-from flags import FLAGS
+from tandem.cli import main
+from tandem.cli.flag_row import BACKENDS, LOADING, SERVERS
+from tandem.cli.flags import FLAGS
 from tests.services.certificates import Authority, token_file
 
 VALUES = {

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import main
-from speculation.types import Rule
+from tandem.cli import main
+from tandem.speculation.types import Rule
 from tests.support import GREEDY, REPOSITORY, launch, oracle, server_process
 
 PROMPTS = ("the first prompt", "the second")

@@ -38,35 +38,35 @@ class Mistake:
 MISTAKES = (
     Mistake(
         "slots come back in any order",
-        "models.slots:SlotPool.release",
+        "tandem.engine.slots:SlotPool.release",
         "bisect.insort(self._free, slot)",
         "self._free.append(slot)",
         "models/test_slots.py::test_the_lowest_free_slot_is_handed_out",
     ),
     Mistake(
         "chunks of prompts run one after the other while rounds wait",
-        "models.batcher:Batcher._first",
+        "tandem.engine.batcher:Batcher._first",
         "if self._prefilled else",
         "if False else",
         "models/test_batcher.py::test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others",
     ),
     Mistake(
         "a prompt waits for as long as anybody has rounds",
-        "models.batcher:Batcher._first",
+        "tandem.engine.batcher:Batcher._first",
         "if self._prefilled else",
         "if True else",
         "models/test_batcher.py::test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others",
     ),
     Mistake(
         "who came later waited longer",
-        "models.batcher:Batcher._hand_out",
+        "tandem.engine.batcher:Batcher._hand_out",
         "rows[0].since - waiting.since",
         "waiting.since - rows[0].since",
         "models/test_batcher.py::test_of_two_rows_of_a_step_the_later_one_waited_less",
     ),
     Mistake(
         "what a sequence holds is believed one position too far",
-        "models.engine:KVSequence.keep",
+        "tandem.engine.sequences:KVSequence.keep",
         "del self.held[length:]",
         "del self.held[length + 1 :]",
         "models/test_engine.py::test_keep_forgets_from_the_first_difference",
@@ -74,70 +74,70 @@ MISTAKES = (
     ),
     Mistake(
         "each chunk is written where the prompt begins",
-        "models.engine:KVSequence.fill",
+        "tandem.engine.sequences:KVSequence.fill",
         "PrefillRow(self.slot, start, part)",
         "PrefillRow(self.slot, 0, part)",
         "models/test_engine.py::test_fill_works_chunk_by_chunk_on_what_is_missing_only",
     ),
     Mistake(
         "a percentile is taken one place too high",
-        "comparison.metrics:percentile",
+        "tandem.comparison.analysis.metrics:percentile",
         "(len(ordered) - 1) * percent / 100",
         "min(len(ordered) - 1, len(ordered) * percent / 100)",
         "comparison/test_metrics.py::test_percentiles_interpolate_between_neighbours",
     ),
     Mistake(
         "what the link is set to stays in the round trips",
-        "comparison.costs:_costs",
+        "tandem.comparison.analysis.costs:_costs",
         " - link.round_trip(message_bytes)",
         "",
         "comparison/test_predictions.py::test_a_link_that_was_there_while_calibrating_is_taken_out",
     ),
     Mistake(
         "the server's own time counts as the network's",
-        "clients.wire:answer_from_wire",
+        "tandem.rpc.wire:answer_from_wire",
         "seconds - reply.server_seconds",
         "seconds",
         "clients/test_wire.py::test_of_a_round_what_the_server_did_not_take_is_the_networks",
     ),
     Mistake(
         "a server that says more than the round took makes time",
-        "clients.wire:answer_from_wire",
+        "tandem.rpc.wire:answer_from_wire",
         "max(0.0, seconds - reply.server_seconds)",
         "seconds - reply.server_seconds",
         "clients/test_wire.py::test_of_a_round_what_the_server_did_not_take_is_the_networks",
     ),
     Mistake(
         "a secret that a group can read is none of our business",
-        "clients.secret_files:warn_if_others_read",
+        "tandem.rpc.secret_files:warn_if_others_read",
         "stat.S_IRGRP | stat.S_IROTH",
         "stat.S_IROTH",
         "clients/test_secret_files.py::test_a_group_that_may_read_is_warned_about",
     ),
     Mistake(
         "a file of the same size in the same place has not changed",
-        "clients.secret_files:signature",
+        "tandem.rpc.secret_files:signature",
         "(status.st_ino, status.st_size, status.st_mtime_ns)",
         "(status.st_ino, status.st_size)",
         "clients/test_secret_files.py::test_a_rewrite_of_the_same_length_is_a_change",
     ),
     Mistake(
         "nothing keeps a plan from a core that is a byte too small",
-        "planning.memory:Core.fits",
+        "tandem.planning.memory:Core.fits",
         "self.total <= self.usable",
         "self.total <= self.capacity",
         "planning/test_memory.py::test_a_core_is_full_at_what_is_usable_of_it",
     ),
     Mistake(
         "padding rows write where nothing is",
-        "planning.memory:kv_bytes",
+        "tandem.planning.memory:kv_bytes",
         "(load.batch + 1)",
         "load.batch",
         "planning/test_memory.py::test_the_cache_has_a_spare_row_and_room_behind_the_last_position",
     ),
     Mistake(
         "the room behind the last position is a token short",
-        "planning.memory:kv_bytes",
+        "tandem.planning.memory:kv_bytes",
         "load.drafts + 1",
         "load.drafts",
         "planning/test_memory.py::test_the_cache_has_a_spare_row_and_room_behind_the_last_position",
@@ -173,12 +173,12 @@ def test_every_mistake_is_another_one() -> None:
 
 
 def test_a_place_that_is_gone_is_no_catch() -> None:
-    where = "models.slots:SlotPool.release"
+    where = "tandem.engine.slots:SlotPool.release"
     code = function_at(where).__code__
     with pytest.raises(PlaceGone, match="stands 0 times"), planted("x", where, "no such text", ""):
         pass
     with pytest.raises(PlaceGone, match="there is no"):
-        function_at("models.slots:SlotPool.no_such_method")
+        function_at("tandem.engine.slots:SlotPool.no_such_method")
     with planted("x", where, "turn.set_result(slot)", "turn.set_result(0)"):
         assert function_at(where).__code__ is not code
     assert function_at(where).__code__ is code
@@ -190,7 +190,7 @@ def test_a_mistake_that_nobody_notices_fails_its_test(tmp_path: Path) -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     begin, end = text.index("MISTAKES = ("), text.index('\n@pytest.mark.filterwarnings("ignore")')
     harmless = """MISTAKES = tuple(
-    Mistake(name, "models.slots:SlotPool.release", old, old,
+    Mistake(name, "tandem.engine.slots:SlotPool.release", old, old,
             "models/test_slots.py::test_the_lowest_free_slot_is_handed_out")
     for name, old in (("harmless", "turn.set_result(slot)"), ("gone", "no such text"))
 )\n"""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import compare_architectures
-import main
+from tandem.cli import compare
+from tandem.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
@@ -34,6 +34,6 @@ def test_a_command_of_the_readme_is_understood(command: str) -> None:
         elif args.role in ("target", "draft_worker"):
             main.role_config(args, args.model)
     elif program == "compare_architectures.py":
-        compare_architectures.build_parser().parse_args(arguments)
+        compare.build_parser().parse_args(arguments)
     else:
         assert program == "-m" and Path(ROOT, *arguments[0].split(".")).with_suffix(".py").is_file()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import compare_architectures
-import configuration
-import main
+from tandem.cli import compare
+from tandem.cli import configuration
+from tandem.cli import main
 from tests.planning.support import CONFIGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,7 +50,7 @@ def test_a_recipes_command_is_understood(page: Path, line: str, monkeypatch: pyt
     monkeypatch.chdir(ROOT)
     program, *arguments = words_of(line)
     if program == "compare_architectures.py":
-        compare_architectures.build_config(compare_architectures.build_parser().parse_args(arguments))
+        compare.build_config(compare.build_parser().parse_args(arguments))
         return
     args = main.parser().parse_args(arguments)
     if "torchrun" in line:
@@ -79,7 +79,7 @@ def configured(args) -> None:
 
 def nxdi_build(args) -> None:
     """The checks that --backend nxdi makes before it compiles."""
-    from models.nxdi.build import Kind, Wish, plan_build
+    from tandem.runners.nxdi.build import Kind, Wish, plan_build
 
     settings, k = configuration.nxdi_settings(args), int(args.speculation_length)
     kind = {"fused_target": Kind.FUSED, "draft_worker": Kind.PLAIN}.get(args.role, Kind.WINDOW if k else Kind.PLAIN)
@@ -118,7 +118,7 @@ def test_the_flags_that_correspond_exist(page: Path):
     table = page.read_text(encoding="utf-8").partition("## The seed's flags")[2]
     ours = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ") and "---" not in row]
     assert len(ours) > 8
-    known = options() | set(compare_architectures.build_parser()._option_string_actions)
+    known = options() | set(compare.build_parser()._option_string_actions)
     assert {flag for cell in ours for flag in re.findall(r"--[a-z][\w-]*", cell)} - known == set()
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.tiny import model_folder
+from tests.runners.tiny import model_folder
 from tests.support import REPOSITORY, command
 
 README = REPOSITORY.parent / "shared" / "seeds" / "choral-spec-readme.md"

@@ -128,7 +128,7 @@ def test_one_file_imports_nxd_inference():
         for module in PACKAGE_MODULES
         if any(name.split(".")[0].startswith("neuronx_distributed") for name, _ in imports_of(module))
     }
-    assert importers == {"models/nxdi/sdk.py"}
+    assert importers == {"tandem/runners/nxdi/sdk.py"}
 
 
 def test_the_rules_see_every_package_on_disk():
@@ -140,20 +140,20 @@ def test_the_rules_see_every_package_on_disk():
 def test_a_planted_import_is_seen_wherever_it_hides():
     hiding = """
 import grpc.aio
-from models import runner
+from tandem.runners import protocol
 from ..services import session
 if TYPE_CHECKING:
     import torch
 def later():
-    import clients.channel
-    importlib.import_module("comparison.report")
+    import tandem.rpc.channel
+    importlib.import_module("tandem.comparison.report.files")
 """
     module, tree = Path("speculation/drafters/ngram.py"), ast.parse(hiding)
     everywhere = {name for name, _ in imports_in(tree, module)}
-    assert everywhere >= {"grpc.aio", "models.runner", "torch", "clients.channel", "comparison.report"}
+    assert everywhere >= {"grpc.aio", "tandem.runners.protocol", "torch", "tandem.rpc.channel", "tandem.comparison.report.files"}
     assert "speculation.services.session" in everywhere  # relative: still inside speculation
     at_import = {name for name, _ in imports_in(tree, module, deferred=False)}
-    assert at_import == {"grpc.aio", "models", "models.runner", "speculation.services", "speculation.services.session"}
+    assert at_import == {"grpc.aio", "models", "tandem.runners.protocol", "speculation.services", "speculation.services.session"}
 
 
 def test_the_contract_is_not_importable():

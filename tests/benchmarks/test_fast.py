@@ -19,7 +19,7 @@ from benchmarks.gaps import Gaps, Stall, gaps
 from benchmarks.load import Load, measure_load
 from benchmarks.others import busy_share
 from benchmarks.rounds import check_rounds, median_ratio
-from speculation.types import SpeculationStats
+from tandem.speculation.types import SpeculationStats
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

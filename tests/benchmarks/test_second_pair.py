@@ -14,8 +14,8 @@ from benchmarks.llama2c import Llama2cShape
 from benchmarks.npm_packages import PackageError
 from benchmarks.second_pair import Aim, bars, by_workload, main, verdicts
 from benchmarks.second_pair_files import SPACE, check_vocabulary, pair_in, prepare
-from models.checkpoints import Checkpoint, find
-from models.tokenizers import HuggingFaceTokenizer
+from tandem.checkpoints.locate import Checkpoint, find
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 from tests.benchmarks.test_llama2c import file_of
 
 BYTES = [f"<0x{i:02X}>" for i in range(256)]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from clients.channel import TARGET
-from clients.errors import TandemError
-from clients.terminal import MAX_AT_ONCE, ClientConfig, run_prompts, which_service
-from models.batcher import DeviceLost
-from models.runner import RowFailed
-from speculation.types import Chunk, Completion, FinishReason, GenerationRequest, SpeculationStats
+from tandem.rpc.channel import TARGET
+from tandem.rpc.errors import TandemError
+from tandem.clients.terminal import MAX_AT_ONCE, ClientConfig, run_prompts, which_service
+from tandem.engine.batcher import DeviceLost
+from tandem.runners.protocol import RowFailed
+from tandem.speculation.types import Chunk, Completion, FinishReason, GenerationRequest, SpeculationStats
 from tests.support import fused_site, listening, run, target_site, worker_site
 
 ASK = GenerationRequest(text="")

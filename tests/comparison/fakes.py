@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from comparison.records import Measurement, Record, Seconds
-from comparison.workloads import Prompt
-from speculation.types import Chunk, Completion, FinishReason, GenerationRequest, ModelInfo, SpeculationStats
+from tandem.comparison.measuring.records import Measurement, Record, Seconds
+from tandem.comparison.measuring.workloads import Prompt
+from tandem.speculation.types import Chunk, Completion, FinishReason, GenerationRequest, ModelInfo, SpeculationStats
 
 MODEL = ModelInfo("toy", "rev", "sha", 100, 512, 8, 4, "float32", "toy", "toy")
 

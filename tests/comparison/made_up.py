@@ -10,16 +10,16 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from comparison.architectures import CONNECTABLE, PIPELINED, WIDTH_1
-from comparison.calibration import PLAIN, Calibration
-from comparison.config import ComparisonConfig
-from comparison.deployment import Endpoint
-from comparison.environment import Machine, Versions
-from comparison.identity import MarginTrace
-from comparison.link_overhead import LinkOverhead
-from comparison.measured import Measured
-from comparison.records import Failure, Measurement, Record, Seconds
-from speculation.types import Rule
+from tandem.comparison.measuring.architectures import CONNECTABLE, PIPELINED, WIDTH_1
+from tandem.comparison.measuring.calibration import PLAIN, Calibration
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.measuring.environment import Machine, Versions
+from tandem.comparison.analysis.identity import MarginTrace
+from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.measuring.measured import Measured
+from tandem.comparison.measuring.records import Failure, Measurement, Record, Seconds
+from tandem.speculation.types import Rule
 from tests.comparison.fakes import MODEL, prompt
 
 NAMES = tuple(CONNECTABLE)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from comparison.advice import AdviceConfig, advice_lines, advise, run_advice
-from comparison.findings import theory_as_json
+from tandem.comparison.analysis.advice import AdviceConfig, advice_lines, advise, run_advice
+from tandem.comparison.analysis.findings import theory_as_json
 from tests.comparison.test_predictions import theory
 
 

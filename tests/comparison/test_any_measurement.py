@@ -13,23 +13,23 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from comparison import reading
-from comparison.advice import advice_lines, advise
-from comparison.analysis import analyse
-from comparison.history import run_as_json
-from comparison.measured import Measured
-from comparison.regression import against, against_lines
-from comparison.report import comparison_as_csv, comparison_as_json
-from comparison.table import print_comparison
-from reporting.html import html
-from reporting.markdown import markdown_of
-from reporting.sections import report_of
-from reporting.write import write_report
-from speculation.types import Rule
+from tandem.comparison.report import earlier
+from tandem.comparison.analysis.advice import advice_lines, advise
+from tandem.comparison.analysis.whole import analyse
+from tandem.comparison.measuring.history import run_as_json
+from tandem.comparison.measuring.measured import Measured
+from tandem.comparison.analysis.regression import against, against_lines
+from tandem.comparison.report.files import comparison_as_csv, comparison_as_json
+from tandem.comparison.report.terminal import print_comparison
+from tandem.comparison.report.html import html
+from tandem.comparison.report.markdown import markdown_of
+from tandem.comparison.report.sections import report_of
+from tandem.comparison.report.write import write_report
+from tandem.speculation.types import Rule
 from tests.comparison.made_up import NAMES, POOLS, SHAPES, Shape, measured
 
 SCHEMA = jsonschema.Draft202012Validator(
-    json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
+    json.loads((Path(earlier.__file__).parent / "comparison.schema.json").read_text())
 )
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 """A smaller seed is no simpler case, and looking for one takes minutes."""

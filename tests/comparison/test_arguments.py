@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import compare_architectures
-from compare_architectures import build_config, build_parser
-from comparison.config import ComparisonConfig
-from speculation.types import Rule
+from tandem.cli import compare
+from tandem.cli.compare import build_config, build_parser
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.speculation.types import Rule
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = "autoregressive, distributed, fused, remote_draft"
@@ -125,7 +125,7 @@ def test_a_bad_argument_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
-        compare_architectures.main(arguments)
+        compare.main(arguments)
     assert caught.value.code == 2
     output = capsys.readouterr()
     assert output.out == ""
@@ -161,7 +161,7 @@ def test_help_imports_nothing_heavy() -> None:
 )
 def test_a_flag_that_would_have_no_effect_is_refused(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        compare_architectures.main(line.split())
+        compare.main(line.split())
     assert caught.value.code == 2
     (shown,) = capsys.readouterr().err.splitlines()
     assert shown.startswith(f"compare_architectures.py: error: {said}")

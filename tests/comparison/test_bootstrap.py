@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from comparison.bootstrap import ratio_interval
+from tandem.comparison.analysis.bootstrap import ratio_interval
 
 
 def test_equal_prompts_leave_no_doubt() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from comparison.calibration import SAMPLES, TOKENS, Calibration, Calibrator
-from comparison.run import Contender, RequestSettings
-from speculation.types import GenerationRequest, SamplingParams
+from tandem.comparison.measuring.calibration import SAMPLES, TOKENS, Calibration, Calibrator
+from tandem.comparison.measuring.run import Contender, RequestSettings
+from tandem.speculation.types import GenerationRequest, SamplingParams
 from tests.comparison.fakes import FakeGenerator, prompt
 
 SETTINGS = RequestSettings(64, 3, SamplingParams(seed=5))

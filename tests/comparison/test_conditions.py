@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from comparison.conditions import LinkChoice, plan
-from speculation.types import Rule, SamplingParams
+from tandem.comparison.measuring.conditions import LinkChoice, plan
+from tandem.speculation.types import Rule, SamplingParams
 
 
 def names(*args, **settings) -> list[str]:  # type: ignore[no-untyped-def]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from comparison.conditions import LinkChoice, plan
-from comparison.decision import Decision, decide
-from comparison.findings import Theory
-from comparison.predictions import best_length
-from comparison.records import Record
-from comparison.summary import References, summarize
-from speculation.types import SamplingParams
+from tandem.comparison.measuring.conditions import LinkChoice, plan
+from tandem.comparison.analysis.decision import Decision, decide
+from tandem.comparison.analysis.findings import Theory
+from tandem.comparison.analysis.predictions import best_length
+from tandem.comparison.measuring.records import Record
+from tandem.comparison.analysis.summary import References, summarize
+from tandem.speculation.types import SamplingParams
 from tests.comparison.test_predictions import request, theory
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from comparison.delay_wire import Wire
-from comparison.link_settings import wire_bits
+from tandem.comparison.links.delay_wire import Wire
+from tandem.comparison.links.settings import wire_bits
 from tests.support import HANG
 from tests.timing import promptly, timed
 
@@ -30,7 +30,7 @@ class Proxy:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-E", "-s", "-S", "-m", "comparison.delay_proxy"],
+            [sys.executable, "-E", "-s", "-S", "-m", "tandem.comparison.links.delay_proxy"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -327,7 +327,7 @@ def test_it_ends_when_its_stdin_does_also_with_connections_open(proxy, listener)
 def test_it_ends_with_a_parent_that_is_killed():
     parent = """
 import asyncio, os, signal
-from comparison.link import DelayLink
+from tandem.comparison.links.link import DelayLink
 async def main():
     async with DelayLink() as link:
         print(link._proxy.pid, flush=True)

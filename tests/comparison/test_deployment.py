@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from clients.credentials import Credentials
-from comparison.architectures import COMPARED
-from comparison.config import ComparisonConfig
-from comparison.deployment import Endpoint, baseline_of, deploy, incomparable, target_command
-from speculation.types import ModelInfo
+from tandem.rpc.credentials import Credentials
+from tandem.comparison.measuring.architectures import COMPARED
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy, incomparable, target_command
+from tandem.speculation.types import ModelInfo
 from tests.comparison.fakes import MODEL, prompt
 
 

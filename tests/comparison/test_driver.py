@@ -15,13 +15,16 @@ from typing import Any
 import matplotlib
 import pytest
 
-from comparison import analysis, deployment, table
-from comparison.calibration import Calibrator
-from comparison.config import ComparisonConfig
-from comparison.driver import run_comparison
-from comparison.workloads import Prompt
-from reporting import plots_time, sections
-from speculation.types import Chunk, Completion, GenerationRequest
+from tandem.comparison.analysis import whole
+from tandem.comparison.measuring import deployment
+from tandem.comparison.report import terminal
+from tandem.comparison.measuring.calibration import Calibrator
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.driver import run_comparison
+from tandem.comparison.measuring.workloads import Prompt
+from tandem.comparison.report import plots_time
+from tandem.comparison.report import sections
+from tandem.speculation.types import Chunk, Completion, GenerationRequest
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
 
 # Takes main.py's place: the port tells which role it was started in.
@@ -273,8 +276,8 @@ def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
 
     monkeypatch.setitem(sys.modules, "matplotlib", matplotlib)
     for name in ("theory_of", "decide"):
-        monkeypatch.setattr(analysis, name, broken)
-    for module, name in ((plots_time, "_rows"), (sections, "cause_table"), (table, "workload_table")):
+        monkeypatch.setattr(whole, name, broken)
+    for module, name in ((plots_time, "_rows"), (sections, "cause_table"), (terminal, "workload_table")):
         monkeypatch.setattr(module, name, broken)
     assert run_comparison(config, Network().connect) == 0
     found = written(config)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from comparison.identity import Divergence, MarginTrace, first_difference, identity
-from comparison.records import Failure, Record
+from tandem.comparison.analysis.identity import Divergence, MarginTrace, first_difference, identity
+from tandem.comparison.measuring.records import Failure, Record
 from tests.comparison.fakes import record
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comparison.line_fit import FIXED, SLOPE, Point, fit_line, non_negative_line
+from tandem.comparison.analysis.line_fit import FIXED, SLOPE, Point, fit_line, non_negative_line
 
 
 def points(*pairs: tuple[float, float]) -> list[list[Point]]:

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from comparison.link import DelayLink
-from comparison.link_overhead import LinkOverhead, round_trips
-from comparison.link_settings import LinkSettings
+from tandem.comparison.links.link import DelayLink
+from tandem.comparison.links.overhead import LinkOverhead, round_trips
+from tandem.comparison.links.settings import LinkSettings
 from tests.support import HANG, target_site
 from tests.timing import ROOM
 

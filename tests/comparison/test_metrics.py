@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from comparison.metrics import (
+from tandem.comparison.analysis.metrics import (
     SentAhead,
     acceptance,
     completed,
@@ -16,9 +16,9 @@ from comparison.metrics import (
     sent_ahead,
     speedup,
 )
-from comparison.records import Failure, Record, attribute_seconds
-from comparison.summary import References, summarize, summary_as_json
-from speculation.types import SpeculationStats
+from tandem.comparison.measuring.records import Failure, Record, attribute_seconds
+from tandem.comparison.analysis.summary import References, summarize, summary_as_json
+from tandem.speculation.types import SpeculationStats
 from tests.comparison.fakes import MEASUREMENT, record
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-import comparison.netns
-from clients.generation import GenerationClient
-from comparison.link_overhead import Echo, round_trips
-from comparison.link_settings import LinkSettings
-from comparison.netns import NetnsLink, netem
-from comparison.servers import Fleet
+import tandem.comparison.links.netns
+from tandem.rpc.generation_client import GenerationClient
+from tandem.comparison.links.overhead import Echo, round_trips
+from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.links.netns import NetnsLink, netem
+from tandem.comparison.measuring.servers import Fleet
 from tests.support import HANG
 from tests.timing import ROOM
 
@@ -33,7 +33,7 @@ def why_not(discipline: list[str] | None) -> str:
 
     with pytest.MonkeyPatch.context() as patch:
         if discipline:
-            patch.setattr(comparison.netns, "netem", lambda settings: discipline)
+            patch.setattr(tandem.comparison.links.netns, "netem", lambda settings: discipline)
         try:
             asyncio.run(enter())
         except ValueError as error:
@@ -55,7 +55,7 @@ def without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Namespace, veth pair and addresses are real; a discipline that more kernels have takes netem's place."""
     if reason := why_not(TBF):
         pytest.skip(reason)
-    monkeypatch.setattr(comparison.netns, "netem", lambda settings: TBF)
+    monkeypatch.setattr(tandem.comparison.links.netns, "netem", lambda settings: TBF)
 
 
 def left_over() -> str:

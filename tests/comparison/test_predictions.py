@@ -6,14 +6,14 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from comparison.calibration import Calibration
-from comparison.conditions import LinkChoice, plan
-from comparison.costs import costs_by_architecture
-from comparison.findings import Theory, model_from_json, theory_as_json, theory_of
-from comparison.predictions import best_length, crossing, drafted
-from comparison.records import Measurement, Record, Seconds
-from comparison.summary import References, summarize
-from speculation.types import SamplingParams
+from tandem.comparison.measuring.calibration import Calibration
+from tandem.comparison.measuring.conditions import LinkChoice, plan
+from tandem.comparison.analysis.costs import costs_by_architecture
+from tandem.comparison.analysis.findings import Theory, model_from_json, theory_as_json, theory_of
+from tandem.comparison.analysis.predictions import best_length, crossing, drafted
+from tandem.comparison.measuring.records import Measurement, Record, Seconds
+from tandem.comparison.analysis.summary import References, summarize
+from tandem.speculation.types import SamplingParams
 from tests.comparison.fakes import MEASUREMENT
 
 PLAIN, FIXED, SLOPE, DRAFT_FIXED, DRAFT, OVERHEAD, RPC = 0.040, 0.036, 0.004, 0.001, 0.002, 0.0005, 0.001

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from comparison.architectures import AUTOREGRESSIVE, FUSED
-from comparison.conditions import LinkChoice
-from comparison.config import ComparisonConfig
-from comparison.deployment import Endpoint
-from comparison.environment import these_versions, this_machine
-from comparison.identity import MarginTrace
-from comparison.link_overhead import LinkOverhead
-from comparison.records import Failure, Record
-from comparison.report import (
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, FUSED
+from tandem.comparison.measuring.conditions import LinkChoice
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.analysis.identity import MarginTrace
+from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.measuring.records import Failure, Record
+from tandem.comparison.report.files import (
     Comparison,
     ConditionResult,
     comparison_as_csv,
@@ -27,8 +27,8 @@ from comparison.report import (
     write_csv,
     write_json,
 )
-from comparison.summary import References, summarize
-from comparison.table import print_comparison
+from tandem.comparison.analysis.summary import References, summarize
+from tandem.comparison.report.terminal import print_comparison
 from tests.comparison.fakes import MODEL, prompt, record
 
 RECORD_KEYS = {

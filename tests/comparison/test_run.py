@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from comparison.records import Record
-from comparison.run import Contender, RequestSettings, Stage, measure, measure_all, rotated, trace_margins, warm_up
-from speculation.types import GenerationRequest, SamplingParams, SpeculationStats
+from tandem.comparison.measuring.records import Record
+from tandem.comparison.measuring.run import Contender, RequestSettings, Stage, measure, measure_all, rotated, trace_margins, warm_up
+from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats
 from tests.comparison.fakes import FakeGenerator, prompt
 
 SETTINGS = RequestSettings(16, 3, SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=42))

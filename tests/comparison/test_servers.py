@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from comparison.servers import Fleet, Server, ServerFailed
+from tandem.comparison.measuring.servers import Fleet, Server, ServerFailed
 from tests.support import HANG
 
 # What a server does: say something, write the ready file in one move, wait for SIGTERM.
@@ -97,7 +97,7 @@ def test_a_server_that_is_never_ready_is_given_up_and_stopped(tmp_path: Path, mo
         looked.append(1.0 if looked and log.exists() and "loading" in log.read_text() else 0.0)
         return looked[-1]
 
-    monkeypatch.setattr("comparison.servers.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr("tandem.comparison.measuring.servers.time", SimpleNamespace(monotonic=clock))
     source = "import os, time; print(os.getpid(), 'still loading', flush=True); time.sleep(600)"
     with pytest.raises(ServerFailed, match=r"was not ready after 0.5 s: \d+ still loading"):
         start_one(tmp_path, source, startup_timeout_s=0.5)

@@ -9,10 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-import compare_architectures
-from comparison import reading
+from tandem.cli import compare
+from tandem.comparison.report import earlier
 
-SCHEMA = json.loads((Path(reading.__file__).parent / "comparison.schema.json").read_text())
+SCHEMA = json.loads((Path(earlier.__file__).parent / "comparison.schema.json").read_text())
 ARCHITECTURES = ["autoregressive", "distributed", "fused", "remote_draft", "pipelined"]
 
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where one comparison wrote: two links, two temperatures, both rules."""
     folder = tmp_path_factory.mktemp("results") / "run"
     prompts = [argument for text in ("one", "two", "three") for argument in ("--prompt", text)]
-    code = compare_architectures.main(
+    code = compare.main(
         [
             *("--backend", "toy", "--model", "step=0.004", "--draft-model", "miss=0.3,step=0.001", "--draft", "model"),
             *("--architectures", ",".join(ARCHITECTURES)),
@@ -109,7 +109,7 @@ def test_report_plots_and_index_lie_beside(folder: Path, found: dict[str, Any]) 
 def test_a_report_can_be_made_again_and_compared_with_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (folder / "report.html").read_text()
     path = str(folder / "comparison.json")
-    assert compare_architectures.main(["--render", path, "--baseline", path]) == 0
+    assert compare.main(["--render", path, "--baseline", path]) == 0
     assert (folder / "report.html").read_text() == before
     assert "no regression beyond noise" in capsys.readouterr().out
 
@@ -121,14 +121,14 @@ def test_a_file_that_is_no_comparison_is_one_line(
     path = tmp_path / "other.json"
     path.write_text('{"schema_version": 1}')
     with pytest.raises(SystemExit) as caught:
-        compare_architectures.main([flag, str(path)])
+        compare.main([flag, str(path)])
     assert caught.value.code == 2
     assert f"{flag[2:]}: {path} has schema version 1" in capsys.readouterr().err
 
 
 def test_the_records_alone_give_the_same_report(folder: Path, found: dict[str, Any], tmp_path: Path) -> None:
     records, out = str(folder / "records.jsonl"), tmp_path / "again"
-    assert compare_architectures.main(["--from-records", records, "--output-dir", str(out)]) == 0
+    assert compare.main(["--from-records", records, "--output-dir", str(out)]) == 0
     again = json.loads((out / "comparison.json").read_text())
     elsewhere = {"output_dir": str(out), "formats": ["html"]}
     assert again == {**found, "settings": {**found["settings"], **elsewhere}}
@@ -152,7 +152,7 @@ def test_a_file_that_is_no_records_is_one_line(
     if text is not None:
         path.write_text(text)
     with pytest.raises(SystemExit) as caught:
-        compare_architectures.main(["--from-records", str(path)])
+        compare.main(["--from-records", str(path)])
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"from-records: {path}" in line

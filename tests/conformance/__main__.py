@@ -10,7 +10,7 @@ import asyncio
 import sys
 from dataclasses import replace
 
-from clients.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tests.conformance.bench import TRANSPORTS, Combination, elsewhere
 from tests.conformance.cases import CASES, table
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import Any
 
-from speculation.types import Chunk, FinishReason, GenerationRequest, SamplingParams
+from tandem.speculation.types import Chunk, FinishReason, GenerationRequest, SamplingParams
 from tandem.v1 import generation_pb2
 from tests.conformance.bench import Bench, refused
 from tests.reliability.faults import Fault, Schedule

@@ -7,12 +7,12 @@ import functools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from clients.channel import DRAFT, FUSED, MESSAGES, TARGET
-from models.assembly import ModelConfig
-from models.loading import Execution
-from models.toy import ToyConfig
-from speculation.depth import Pipeline
-from speculation.types import SamplingParams
+from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
+from tandem.engine.loading import ModelConfig
+from tandem.runners.loading import Execution
+from tandem.runners.toy import ToyConfig
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import SamplingParams
 from tests.conformance.bench import Bench, Combination, Inside
 from tests.reliability.faults import FaultInterceptor
 from tests.reliability.history import History
@@ -37,7 +37,7 @@ def _runner(combination: Combination) -> tuple[Any, Any]:
     """The target's runner and its tokenizer."""
     if combination.runner == "toy":
         return toy(ToyConfig(step_seconds=0.001)), None
-    from tests.models import real
+    from tests.runners import real
 
     return real.target("bfloat16"), real.tokenizer()
 
@@ -45,7 +45,7 @@ def _runner(combination: Combination) -> tuple[Any, Any]:
 def _draft(combination: Combination) -> ModelConfig:
     if combination.runner == "toy":
         return draft_config(TOY_DRAFT, 4, 160)
-    from tests.models import real
+    from tests.runners import real
 
     return ModelConfig(Execution("cpu", "bfloat16"), real.SHAPE)
 
@@ -56,7 +56,7 @@ async def _plain_toy(prompt: Sequence[int], sampling: SamplingParams, count: int
 
 @functools.cache
 def _real_truth(prompt: tuple[int, ...], sampling: SamplingParams, count: int) -> tuple[int, ...]:
-    from tests.models import real
+    from tests.runners import real
 
     return tuple(real.plain(real.target("bfloat16"), prompt, count, sampling)[0])
 
@@ -81,7 +81,7 @@ async def _fused(combination: Combination, stack: contextlib.AsyncExitStack) -> 
     if combination.runner == "toy":
         site = await stack.enter_async_context(fused_site(target, toy()))
     else:
-        from tests.models import real
+        from tests.runners import real
 
         site = await stack.enter_async_context(fused_site(target, real.draft("bfloat16"), tokenizer=tokenizer))
     return await _bench(combination, stack, None, site)

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clients import wire
-from speculation.types import SamplingParams
+from tandem.rpc import wire
+from tandem.speculation.types import SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.conformance.bench import Bench, Refused, Rounds, refused
 from tests.support import HANG, until

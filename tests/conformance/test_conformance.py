@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from google.rpc.code_pb2 import Code
 
-from services.errors import _TABLE
+from tandem.services.errors import _TABLE
 from tests.conformance.bench import COMBINATIONS, Combination
 from tests.conformance.cases import CASES, Entry, table
 from tests.conformance.here import here

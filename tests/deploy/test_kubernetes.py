@@ -12,9 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-import compare_architectures
-import main
-from comparison.architectures import CONNECTABLE
+from tandem.cli import compare
+from tandem.cli import main
+from tandem.comparison.measuring.architectures import CONNECTABLE
 from tests.deploy.karpenter import KINDS
 from tests.deploy.kustomize import containers
 from tests.deploy.manifests import FOLDERS, K8S, OVERLAYS, ROOT, filled, objects, of_kind
@@ -40,7 +40,7 @@ PROGRAMS = programs()
 
 
 def parser_of(program: str) -> argparse.ArgumentParser:
-    return compare_architectures.build_parser() if program == "compare_architectures.py" else main.parser()
+    return compare.build_parser() if program == "compare_architectures.py" else main.parser()
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.ending import STOP_SECONDS
+from tandem.services.shutdown import STOP_SECONDS
 from tests.deploy.manifests import OVERLAYS, ROOT, flags, objects, of_kind, pods
 
 COMPARED = ("same-node", "apart")

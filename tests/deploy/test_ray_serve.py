@@ -13,13 +13,13 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
-from clients.channel import DRAFT, FUSED, TARGET
-from clients.credentials import Credentials
-from clients.errors import TandemError
-from clients.generation import GenerationClient
-from deploy.ray_serve import RayConfig, run, start
-from speculation.depth import Pipeline
-from speculation.types import Completion
+from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.errors import TandemError
+from tandem.rpc.generation_client import GenerationClient
+from tandem.ray_serve.application import RayConfig, run, start
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import Completion
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import GREEDY, REPOSITORY, SAMPLED, answer, distributed, ids, oracle, raw_stub
 from tests.support import run as run_async

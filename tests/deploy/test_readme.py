@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import main
-from deploy.ray_serve import build_parser
+from tandem.cli import main
+from tandem.ray_serve.application import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
@@ -19,7 +19,7 @@ LINES = [line for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL) for
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("python ")])
 def test_a_command_is_understood(line: str) -> None:
     _, *words = shlex.split(line)
-    if words[:2] == ["-m", "deploy.ray_serve"]:
+    if words[:2] == ["-m", "tandem.ray_serve.application"]:
         words = ["main.py", *build_parser().parse_args(words[2:]).flags]
     assert words[0] == "main.py"
     assert main.parser().parse_args(words[1:]).role in main.ROLES

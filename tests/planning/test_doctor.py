@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import main
-from planning.detect import detect
-from planning.doctor import Findings, examine, finding_lines, findings_json
-from planning.host import Host, host_here
+from tandem.cli import main
+from tandem.planning.detect import detect
+from tandem.planning.doctor import Findings, examine, finding_lines, findings_json
+from tandem.planning.host import Host, host_here
 from tests.planning.support import (
     EMPTY_ENVIRONMENT,
     NXDI,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import main
-from planning.instances import INSTANCES, instance_named
-from planning.memory import GRAPH_BYTES, core_of
-from planning.placement import Placement, parts_of, process_of
-from planning.plan import Plan, make_plan
+from tandem.cli import main
+from tandem.planning.instances import INSTANCES, instance_named
+from tandem.planning.memory import GRAPH_BYTES, core_of
+from tandem.planning.placement import Placement, parts_of, process_of
+from tandem.planning.plan import Plan, make_plan
 from tests.planning.support import model, planned
 
 SEED_405B = dict(

@@ -16,11 +16,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from clients.verifiers import Deadlines
-from services import holding
-from services.target_verifier import TargetVerifierService
-from speculation.depth import Pipeline
-from speculation.types import Rule
+from tandem.rpc.verifier_client import Deadlines
+from tandem.services.sessions import checkout
+from tandem.services.target_verifier import TargetVerifierService
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import Rule
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import Event, History, count_faults
 from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes
@@ -59,7 +59,7 @@ async def _expire(service: TargetVerifierService, session_id: str) -> bool:
     if session is None or session.in_use:
         return False
     session.expires = float("-inf")
-    await holding.expire(service.sessions, service._free)
+    await checkout.expire(service.sessions, service._free)
     return True
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import grpc
 
-from clients.errors import TandemError
-from services.errors import to_status
+from tandem.rpc.errors import TandemError
+from tandem.services.errors import to_status
 from tests.reliability.history import Call, History
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc
 
-from clients import wire
-from clients.channel import DRAFT, FUSED, MESSAGES, TARGET, stub
+from tandem.rpc import wire
+from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, stub
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.messages import LONGEST
 from tests.support import (

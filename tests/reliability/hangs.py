@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import main as launcher
-from clients.verifiers import VerifierClient
-from models.generator import Generator
-from models.toy import ToyRunner
-from speculation.depth import Pipeline
-from speculation.types import Chunk, SamplingParams
+from tandem.cli import main as launcher
+from tandem.rpc.verifier_client import VerifierClient
+from tandem.engine.generator import Generator
+from tandem.runners.toy import ToyRunner
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import Chunk, SamplingParams
 from tests.support import REPOSITORY, distributed, ids, oracle, until
 
 PROMPT = list(b"a verifier that hangs")

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clients.channel import DRAFT, TARGET
-from clients.generation import GenerationClient
-from clients.verifiers import Deadlines
-from speculation.depth import Pipeline
-from speculation.types import Chunk
+from tandem.rpc.channel import DRAFT, TARGET
+from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.verifier_client import Deadlines
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import Chunk
 from tests.reliability.campaign import Result, note_outcome
 from tests.reliability.history import History, read
 from tests.reliability.processes import Killable

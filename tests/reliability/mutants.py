@@ -26,15 +26,15 @@ def planted(mutant: Mutant) -> AbstractContextManager[None]:
     return planting.planted(mutant.name, mutant.where, mutant.old, mutant.new)
 
 
-FENCE = "services.sessions:Session.fence"
+FENCE = "tandem.services.sessions.table:Session.fence"
 
 # Its case needs callers that say who they are: tests/reliability/test_ownership.py.
 OWNERSHIP = Mutant(
-    "sessions belong to nobody", "services.identity:caller", "return _CALLER.get()", "return ANONYMOUS", ()
+    "sessions belong to nobody", "tandem.services.security.identity:caller", "return _CALLER.get()", "return ANONYMOUS", ()
 )
 
-# What a row is told about its wait is checked by arithmetic: tests/models/test_batcher.py.
-_QUEUED, _HANDED_OUT = "rows[0].since - waiting.since", "models.batcher:Batcher._hand_out"
+# What a row is told about its wait is checked by arithmetic: tests/engine/test_batcher.py.
+_QUEUED, _HANDED_OUT = "rows[0].since - waiting.since", "tandem.engine.batcher:Batcher._hand_out"
 QUEUE_SECONDS = (
     Mutant("a row's own wait has the wrong sign", _HANDED_OUT, _QUEUED, "rows[0].since + waiting.since", ()),
     Mutant("per-row queue seconds have the wrong sign", _HANDED_OUT, _QUEUED, "waiting.since - rows[0].since", ()),
@@ -44,7 +44,7 @@ QUEUE_SECONDS = (
 # Likewise: a caller who shows two tokens.
 FIRST_TOKEN_COUNTS = Mutant(
     "of two tokens the first counts",
-    "services.identity:IdentityInterceptor._of_token",
+    "tandem.services.security.identity:IdentityInterceptor._of_token",
     "if len(given) != 1 or",
     "if not given or",
     (),
@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "the reply is not recorded",
-        "services.sessions:Session.commit",
+        "tandem.services.sessions.table:Session.commit",
         "self.recorded_base, self.recorded = len(self.tokens), reply",
         "pass",
         ("lost_reply_is_replayed", "two_rounds_at_once_commit_once"),
@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     Mutant(
         "a round is answered, but not committed",
-        "services.sessions:Session.commit",
+        "tandem.services.sessions.table:Session.commit",
         "self.tokens += tokens",
         "pass",
         ("rounds_commit_the_targets_own", "lost_reply_is_replayed"),
@@ -95,28 +95,28 @@ MUTANTS = (
     ),
     Mutant(
         "an open id takes any prefix",
-        "services.sessions:Session.resume",
+        "tandem.services.sessions.table:Session.resume",
         "if prefix[:common] != self.tokens[:common]:",
         "if False:",
         ("reopen_with_other_prefix_is_refused",),
     ),
     Mutant(
         "an open id takes any sampling",
-        "services.sessions:Session.resume",
+        "tandem.services.sessions.table:Session.resume",
         "if sampling != self.sampling:",
         "if False:",
         ("reopen_with_other_prefix_is_refused",),
     ),
     Mutant(
         "a cancelled open keeps its slot",
-        "services.holding:using",
+        "tandem.services.sessions.checkout:using",
         "            await free(session)",
         "            pass",
         ("cancelled_open_frees_slot",),
     ),
     Mutant(
         "a cancelled Generate keeps its slot",
-        "models.fused_rounds:FusedRounds.close",
+        "tandem.engine.fused_rounds:FusedRounds.close",
         "self._pair.target.slots.release(self._target.slot)",
         "pass",
         ("cancel_frees_slot",),
@@ -124,14 +124,14 @@ MUTANTS = (
     ),
     Mutant(
         "an expired session keeps its slot",
-        "services.holding:expire",
+        "tandem.services.sessions.checkout:expire",
         "await free(session)",
         "pass",
         ("expired_session_is_not_found",),
     ),
     Mutant(
         "a closed session keeps its slot",
-        "services.holding:drop",
+        "tandem.services.sessions.checkout:drop",
         "await free(session)",
         "pass",
         ("close_frees_slot_once", "full_server_refuses_with_retry_info"),
@@ -139,14 +139,14 @@ MUTANTS = (
     ),
     Mutant(
         "a closed session is still there",
-        "services.sessions:SessionTable.forget",
+        "tandem.services.sessions.table:SessionTable.forget",
         "self._sessions.pop(session_id, None)",
         "self._sessions.get(session_id)",
         ("close_frees_slot_once",),
     ),
     Mutant(
         "a client gives up at once",
-        "clients.failover:Patience.wait",
+        "tandem.rpc.endpoint_pool:Patience.wait",
         "if now + pause >= self._end:",
         "if self.attempts >= 1:",
         (),
@@ -154,28 +154,28 @@ MUTANTS = (
     ),
     Mutant(
         "a draining server takes new work",
-        "services.lifecycle:Lifecycle.check",
+        "tandem.services.lifecycle:Lifecycle.check",
         "if not self.accepting:",
         "if False:",
         ("drain_refuses_new_and_finishes_running",),
     ),
     Mutant(
         "nobody compares tokenizers",
-        "services.target_verifier:TargetVerifierService._check_open",
+        "tandem.services.target_verifier:TargetVerifierService._check_open",
         "if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:",
         "if False:",
         ("tokenizer_mismatch",),
     ),
     Mutant(
         "nobody checks token ids",
-        "models.generator:check_tokens",
+        "tandem.engine.generator:check_tokens",
         "if not 0 <= token < vocab_size:",
         "if False:",
         ("bad_open_fields", "bad_round_fields", "bad_fields_are_named"),
     ),
     Mutant(
         "a full server does not say when to ask again",
-        "services.errors:_details",
+        "tandem.services.errors:_details",
         "messages.append(_retry(RETRY_SECONDS))",
         "pass",
         ("full_server_refuses_with_retry_info",),

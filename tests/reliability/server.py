@@ -23,9 +23,9 @@ from typing import Any, ClassVar
 
 import grpc
 
-import main
-from models.slots import SlotPool
-from services.sessions import SessionTable
+from tandem.cli import main
+from tandem.engine.slots import SlotPool
+from tandem.services.sessions.table import SessionTable
 from tests.reliability.faults import FaultInterceptor, Schedule
 from tests.reliability.history import History
 from tests.services import hanging

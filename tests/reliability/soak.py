@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clients.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tests.reliability.processes import Killable
 from tests.reliability.soak_client import CLIENTS, LEASE
 from tests.reliability.soak_memory import Memory

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from clients import wire
-from clients.channel import MESSAGES
-from clients.closing import Closes
-from comparison import line_process
-from models import assembly
-from models.batcher import Batcher
-from models.tensor_parallel import Leader
-from speculation.cleanup import finish
-from speculation.depth import Pipeline
+from tandem.rpc import wire
+from tandem.rpc.channel import MESSAGES
+from tandem.rpc.closing import Closes
+from tandem.comparison.links import line_process
+from tandem.engine import loading
+from tandem.engine.batcher import Batcher
+from tandem.runners.torch.tensor_parallel import Leader
+from tandem.speculation.cleanup import finish
+from tandem.speculation.depth import Pipeline
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
 from tests.reliability.cancellation import Injection, injected
 from tests.support import (
@@ -230,7 +230,7 @@ def test_a_cancellation_that_is_swallowed_is_seen(how: dict[str, Any]) -> None:
 async def close_ranks() -> None:
     link: Any = SimpleNamespace(leave=lambda: None)
     target: Any = SimpleNamespace(runner=Leader(toy(), link, 0))
-    await assembly.close(target, Batcher("test"))
+    await loading.close(target, Batcher("test"))
 
 
 async def end_a_process() -> None:

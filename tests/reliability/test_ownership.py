@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 import pytest
 
-from services import identity
-from services.security import Security
-from services.tokens import AcceptedTokens
+from tandem.services.security import identity
+from tandem.services.security.config import Security
+from tandem.services.security.tokens import AcceptedTokens
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.conformance.bench import refused
 from tests.reliability.mutants import FIRST_TOKEN_COUNTS, OWNERSHIP, planted

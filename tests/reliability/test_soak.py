@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clients.errors import TandemError
+from tandem.rpc.errors import TandemError
 from tests.reliability import figures
 from tests.reliability.soak import MOST_MORE, NO_OPERATIONS, RESULTS, Say, Soaked, soak
 from tests.reliability.soak_client import CLIENTS, within

@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
-from clients import wire
-from clients.errors import TandemError, from_rpc
-from speculation.types import Chunk, GenerationRequest, Rule, SamplingParams
+from tandem.rpc import wire
+from tandem.rpc.errors import TandemError, from_rpc
+from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import oracle
 

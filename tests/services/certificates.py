@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from clients.credentials import Credentials
-from services.tls import TlsConfig
+from tandem.rpc.credentials import Credentials
+from tandem.services.security.tls import TlsConfig
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import main
-import models.assembly
-import services.server
-from models.toy import ToyRunner
+from tandem.cli import main
+import tandem.engine.loading
+import tandem.services.server
+from tandem.runners.toy import ToyRunner
 
 
 def hangs(gate: Path) -> Path:
@@ -40,7 +40,7 @@ def _said(gate: Path) -> str:
 
 def install(gate: Path) -> None:
     """Toy runners hang from now on, while the file is there."""
-    make = models.assembly._toy
+    make = tandem.engine.loading._toy
 
     class Hanging(ToyRunner):
         def _work(self) -> None:
@@ -51,22 +51,22 @@ def install(gate: Path) -> None:
         toy = make(*rest)
         return Hanging(toy.limits, toy.config)
 
-    models.assembly._toy = hanging
+    tandem.engine.loading._toy = hanging
 
 
 def install_load(gate: Path) -> None:
     """Loading hangs on the device thread, as a device that is not there does."""
-    load = models.assembly._load
+    load = tandem.engine.loading._load
 
     async def hanging(config: Any, model: Any, batcher: Any, *rest: Any, **more: Any) -> Any:
         await batcher.on_device(wait_while, gate, "load")
         return await load(config, model, batcher, *rest, **more)
 
-    models.assembly._load = hanging
+    tandem.engine.loading._load = hanging
 
 
 if __name__ == "__main__":
-    services.server.STOP_SECONDS = 1.0
+    tandem.services.server.STOP_SECONDS = 1.0
     install(Path(sys.argv[1]))
     install_load(Path(sys.argv[1]))
     sys.exit(main.main(sys.argv[2:]))

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from models.assembly import DraftChoice, ModelConfig
-from models.loading import Shape
-from models.toy import ToyConfig
-from speculation.types import ModelInfo, Rule
+from tandem.engine.loading import DraftChoice, ModelConfig
+from tandem.runners.loading import Shape
+from tandem.runners.toy import ToyConfig
+from tandem.speculation.types import ModelInfo, Rule
 from tests.support import (
     GREEDY,
     SAMPLED,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from clients import wire
-from clients.channel import DRAFT, MESSAGES, TARGET
-from models.toy import ToyTokenizer
+from tandem.rpc import wire
+from tandem.rpc.channel import DRAFT, MESSAGES, TARGET
+from tandem.runners.toy import ToyTokenizer
 from tandem.v1 import draft_worker_pb2, generation_pb2, target_verifier_pb2
 from tests.services.test_identity import PROMPT, opening, proposing, status_of
 from tests.support import REPOSITORY, SAMPLED, ids, raw_stub, run, target_site, toy, worker_site

@@ -12,10 +12,10 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID, ObjectIdentifier
 
-from clients.channel import TARGET
-from clients.credentials import Credentials
-from services.security import Security
-from services.tls import TlsConfig
+from tandem.rpc.channel import TARGET
+from tandem.rpc.credentials import Credentials
+from tandem.services.security.config import Security
+from tandem.services.security.tls import TlsConfig
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.certificates import Authority
 from tests.support import raw_stub, run, target_site, toy

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from clients import wire
-from clients.channel import MESSAGES
-from clients.errors import TandemError
-from clients.generation import GenerationClient
-from models.toy import ToyConfig
-from services.generation import GenerateMethod
-from services.lifecycle import Lifecycle
+from tandem.rpc import wire
+from tandem.rpc.channel import MESSAGES
+from tandem.rpc.errors import TandemError
+from tandem.rpc.generation_client import GenerationClient
+from tandem.runners.toy import ToyConfig
+from tandem.services.generation import GenerateMethod
+from tandem.services.lifecycle import Lifecycle
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
 from tests.support import (

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from clients.channel import DRAFT
-from clients.generation import GenerationClient
-from models.runner import FusedResult, FusedRow, FusedStep, PrefillRow, ProposeRow, Runner, fused_step
-from models.toy import ToyConfig, ToyRunner
-from speculation.depth import Pipeline
-from speculation.types import Rule
+from tandem.rpc.channel import DRAFT
+from tandem.rpc.generation_client import GenerationClient
+from tandem.runners.protocol import FusedResult, FusedRow, FusedStep, PrefillRow, ProposeRow, Runner, fused_step
+from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import Rule
 from tests.support import (
     GREEDY,
     HANG,
@@ -156,7 +156,7 @@ def test_a_draft_worker_whose_device_fails_finishes_undrafted_and_ends_to_be_sta
 
 
 def test_a_draft_that_comes_back_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("speculation.fallible.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("tandem.speculation.fallible.FIRST_SECONDS", 0.0)
 
     class Once(ToyRunner):
         failed = False

@@ -22,11 +22,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from clients.channel import DRAFT, FUSED, TARGET, open_channel
-from clients.errors import TandemError
-from clients.generation import GenerationClient
-from services.ending import Ending, bounded, bounded_call
-from services.health import NOT_SERVING, SERVING
+from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
+from tandem.rpc.errors import TandemError
+from tandem.rpc.generation_client import GenerationClient
+from tandem.services.shutdown import Ending, bounded, bounded_call
+from tandem.services.health import NOT_SERVING, SERVING
 from tandem.v1 import draft_worker_pb2, generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.frames import unread
@@ -327,8 +327,8 @@ def test_a_process_is_ended_at_the_earliest_of_several_times_and_says_why(caplog
 
 def test_a_log_that_hangs_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     left, written = Left(), threading.Event()
-    monkeypatch.setattr("services.ending._say", lambda why: written.wait(60))
-    monkeypatch.setattr("services.ending._SAY_SECONDS", 0.01)
+    monkeypatch.setattr("tandem.services.shutdown._say", lambda why: written.wait(60))
+    monkeypatch.setattr("tandem.services.shutdown._SAY_SECONDS", 0.01)
     ending = Ending(left)
     ending.begin()
     ending.within(0.0, "whatever")

@@ -13,16 +13,16 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from clients import wire
-from clients.channel import MESSAGES, TARGET
-from clients.errors import TandemError
-from clients.remote import RemoteVerifier
-from clients.verifiers import Deadlines, VerifierClient
-from models.batcher import DeviceLost
-from models.runner import RowFailed
-from models.toy import ToyConfig, ToyRunner
-from services.errors import DOMAIN, to_status
-from speculation.types import SpeculationStats
+from tandem.rpc import wire
+from tandem.rpc.channel import MESSAGES, TARGET
+from tandem.rpc.errors import TandemError
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.engine.batcher import DeviceLost
+from tandem.runners.protocol import RowFailed
+from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.services.errors import DOMAIN, to_status
+from tandem.speculation.types import SpeculationStats
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (

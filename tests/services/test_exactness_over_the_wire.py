@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from models.toy import ToyConfig
-from speculation.depth import Pipeline
-from speculation.types import FinishReason
+from tandem.runners.toy import ToyConfig
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import FinishReason
 from tests.support import (
     GREEDY,
     SAMPLED,

@@ -13,12 +13,12 @@ import grpc
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from clients import wire
-from clients.channel import DRAFT, FUSED, MESSAGES, TARGET
-from clients.errors import TandemError, from_rpc
-from clients.logs import TextFormatter
-from clients.printable import MOST_BYTES, printable
-from services.errors import OtherModel, to_status
+from tandem.rpc import wire
+from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
+from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.logs import TextFormatter
+from tandem.rpc.printable import MOST_BYTES, printable
+from tandem.services.errors import OtherModel, to_status
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, generation_pb2, target_verifier_pb2
 from tests.support import GREEDY, raw_stub, run, server_process
 

@@ -11,8 +11,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from clients.channel import open_channel
-from services.health import LONGEST_NAME, NOT_SERVING, SERVICE_UNKNOWN, SERVING, HealthService
+from tandem.rpc.channel import open_channel
+from tandem.services.health import LONGEST_NAME, NOT_SERVING, SERVICE_UNKNOWN, SERVING, HealthService
 from tests.reliability.frames import unread
 from tests.services.test_errors import refusal
 from tests.support import listening, run, until

@@ -12,11 +12,11 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 
-from clients import wire
-from clients.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel
-from clients.credentials import Credentials
-from services.security import Security
-from services.tokens import AcceptedTokens
+from tandem.rpc import wire
+from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel
+from tandem.rpc.credentials import Credentials
+from tandem.services.security.config import Security
+from tandem.services.security.tokens import AcceptedTokens
 from tandem.v1 import draft_worker_pb2, target_verifier_pb2
 from tests.services.certificates import Authority, token_file
 from tests.support import GREEDY, listening, oracle, raw_stub, run, target_site, worker_site

@@ -10,12 +10,12 @@ from typing import Any
 import grpc
 import pytest
 
-from clients.errors import TandemError, from_rpc
-from models.toy import ToyRunner, ToyTokenizer
-from services.limits import LimitReached, Limits, Running
-from services.security import Security
-from services.tokens import AcceptedTokens
-from speculation.types import GenerationRequest
+from tandem.rpc.errors import TandemError, from_rpc
+from tandem.runners.toy import ToyRunner, ToyTokenizer
+from tandem.services.security.limits import LimitReached, Limits, Running
+from tandem.services.security.config import Security
+from tandem.services.security.tokens import AcceptedTokens
+from tandem.speculation.types import GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.certificates import token_file
 from tests.services.test_identity import TOKENS, ByToken, opening, proposing

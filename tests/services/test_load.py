@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clients import wire
-from clients.channel import MESSAGES
-from clients.errors import TandemError
-from clients.generation import GenerationClient
-from models.assembly import Loaded
-from models.generators import plain_generator
-from models.toy import ToyConfig, ToyRunner, ToyText, ToyTokenizer
-from services.errors import MOST_PARTIAL, Interrupted, QueueFull, to_status
-from services.generation import GenerateMethod
+from tandem.rpc import wire
+from tandem.rpc.channel import MESSAGES
+from tandem.rpc.errors import TandemError
+from tandem.rpc.generation_client import GenerationClient
+from tandem.engine.loading import Loaded
+from tandem.engine.generators import plain_generator
+from tandem.runners.toy import ToyConfig, ToyRunner, ToyText, ToyTokenizer
+from tandem.services.errors import MOST_PARTIAL, Interrupted, QueueFull, to_status
+from tandem.services.generation import GenerateMethod
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from clients.channel import DRAFT, FUSED, TARGET
-from clients.errors import TandemError
-from clients.generation import GenerationClient
-from models.batcher import Batcher
-from models.slots import SlotPool
-from services.lifecycle import Lifecycle
-from services.metrics import Metrics
-from services.observability import Observability, ObservabilityConfig
-from services.sessions import SessionTable
-from speculation.depth import Pipeline
-from speculation.types import Completion, GenerationRequest
+from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.errors import TandemError
+from tandem.rpc.generation_client import GenerationClient
+from tandem.engine.batcher import Batcher
+from tandem.engine.slots import SlotPool
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.observability.metrics import Metrics
+from tandem.services.observability.setup import Observability, ObservabilityConfig
+from tandem.services.sessions.table import SessionTable
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import Completion, GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
     HANG,
@@ -298,7 +298,7 @@ def test_two_servers_of_a_process_share_no_metric() -> None:
 
 
 def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    _forbid(monkeypatch, "prometheus_client", "services.metrics", "services.metrics_server")
+    _forbid(monkeypatch, "prometheus_client", "tandem.services.observability.metrics", "tandem.services.observability.metrics_server")
     seen, batcher = Observability(ObservabilityConfig(), "target"), Batcher("test")
     seen.look_at(Lifecycle(), batcher, {"target": SlotPool(1)})
     assert seen.watch is None and batcher.observe is None
@@ -306,7 +306,7 @@ def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: p
 
 
 def test_a_port_without_the_library_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    _forbid(monkeypatch, "prometheus_client", "services.metrics_server")
+    _forbid(monkeypatch, "prometheus_client", "tandem.services.observability.metrics_server")
     with pytest.raises(
         ValueError, match=r"metrics_port: prometheus-client is not installed; pip install .*\[metrics\]"
     ):

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from services import metrics_server
-from services.metrics_server import CONNECTIONS, MetricsServer
+from tandem.services.observability import metrics_server
+from tandem.services.observability.metrics_server import CONNECTIONS, MetricsServer
 
 MANY = 5 * CONNECTIONS
 

@@ -6,13 +6,13 @@ import json
 import re
 import time
 
-from main import parser
-from models.batcher import Batcher
-from models.slots import SlotPool
-from services.lifecycle import Lifecycle
-from services.metrics import Metrics
-from services.sessions import SessionTable
-from speculation.fallible import DrafterHealth
+from tandem.cli.main import parser
+from tandem.engine.batcher import Batcher
+from tandem.engine.slots import SlotPool
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.observability.metrics import Metrics
+from tandem.services.sessions.table import SessionTable
+from tandem.speculation.fallible import DrafterHealth
 from tests.support import REPOSITORY, run
 
 NAME = r"(?:vllm|tandem):[a-z0-9_]+"

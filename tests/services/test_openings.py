@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
-from models.slots import NoFreeSlot, SlotPool
-from models.toy import ToyConfig
-from services.limits import Limits
-from services.security import Security
+from tandem.engine.slots import NoFreeSlot, SlotPool
+from tandem.runners.toy import ToyConfig
+from tandem.services.security.limits import Limits
+from tandem.services.security.config import Security
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.cancellation import Injection, injected
 from tests.services.test_errors import refusal
@@ -181,7 +181,7 @@ def test_who_waited_in_vain_and_comes_back_has_kept_its_place_and_who_stays_away
 
 def test_a_kept_place_is_not_kept_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        monkeypatch.setattr("models.slots.KEPT_SECONDS", -1.0)
+        monkeypatch.setattr("tandem.engine.slots.KEPT_SECONDS", -1.0)
         pool = SlotPool(1, max_waiting=1)
         taken = pool.take()
         for name in ("a", "b", "c"):

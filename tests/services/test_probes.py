@@ -9,8 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from clients.channel import open_channel
-from services.server import ServeConfig
+from tandem.rpc.channel import open_channel
+from tandem.services.server import ServeConfig
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import HANG, launch, raw_stub, run, server_process
 

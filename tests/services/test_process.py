@@ -15,16 +15,16 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from clients.channel import DRAFT, FUSED, TARGET, open_channel
-from clients.errors import TandemError
-from clients.generation import GenerationClient
-from clients.profile import Profile
-from models.assembly import ModelConfig
-from models.loading import Shape
-from models.toy import ToyRunner
-from services.launch import RoleConfig, run_target
-from services.server import ServeConfig
-from speculation.types import Completion, FinishReason, SpeculationStats
+from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
+from tandem.rpc.errors import TandemError
+from tandem.rpc.generation_client import GenerationClient
+from tandem.clients.profile import Profile
+from tandem.engine.loading import ModelConfig
+from tandem.runners.loading import Shape
+from tandem.runners.toy import ToyRunner
+from tandem.services.launch import RoleConfig, run_target
+from tandem.services.server import ServeConfig
+from tandem.speculation.types import Completion, FinishReason, SpeculationStats
 from tests.support import GREEDY, HANG, answer, ids, launch, oracle, raw_stub, run, server_process, until
 
 
@@ -129,9 +129,9 @@ def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch
     seen: list[bool] = []
 
     async def slow_load(*_: object) -> object:
-        from models.assembly import Loaded
-        from models.engine import Engine
-        from models.toy import ToyTokenizer
+        from tandem.engine.loading import Loaded
+        from tandem.engine.sequences import Engine
+        from tandem.runners.toy import ToyTokenizer
         from tests.support import toy
 
         batcher = _[1]
@@ -140,7 +140,7 @@ def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch
         seen.append(ready_file.exists())
         return Loaded(Engine(runner, batcher), ToyTokenizer())
 
-    monkeypatch.setattr("services.launch.load", slow_load)
+    monkeypatch.setattr("tandem.services.launch.load", slow_load)
 
     async def test() -> None:
         serve = ServeConfig(port=0, ready_file=str(ready_file))
@@ -165,7 +165,7 @@ def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, monkeypa
         await asyncio.sleep(10 * HANG)
         raise AssertionError
 
-    monkeypatch.setattr("services.launch.load", load_forever)
+    monkeypatch.setattr("tandem.services.launch.load", load_forever)
 
     async def test() -> None:
         server = asyncio.create_task(run_target(RoleConfig(ServeConfig(port=0), ModelConfig(backend="toy"))))

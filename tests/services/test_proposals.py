@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from clients import wire
-from clients.channel import DRAFT
-from clients.errors import TandemError
-from models.toy import ToyRunner
-from speculation.types import SamplingParams
+from tandem.rpc import wire
+from tandem.rpc.channel import DRAFT
+from tandem.rpc.errors import TandemError
+from tandem.runners.toy import ToyRunner
+from tandem.speculation.types import SamplingParams
 from tandem.v1 import draft_worker_pb2 as pb
 from tests.gate import Gate
 from tests.services.test_errors import Refusal, refusal

@@ -13,15 +13,15 @@ import grpc
 import numpy as np
 import pytest
 
-from clients import wire
-from clients.errors import TandemError
-from clients.remote import RemoteVerifier
-from clients.verifiers import VerifierClient
-from models.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
-from services.identity import ANONYMOUS
-from services.sessions import SessionKey
-from speculation.rejection import guess
-from speculation.types import GenerationRequest, Rule, SamplingParams, SparseDistribution, SpeculationStats
+from tandem.rpc import wire
+from tandem.rpc.errors import TandemError
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import VerifierClient
+from tandem.runners.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
+from tandem.services.security.identity import ANONYMOUS
+from tandem.services.sessions.table import SessionKey
+from tandem.speculation.rejection import guess
+from tandem.speculation.types import GenerationRequest, Rule, SamplingParams, SparseDistribution, SpeculationStats
 from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.speculation.laws import chain_law, chi_square_p_value, reference_law

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from models.assembly import ModelConfig
-from models.loading import Execution, Shape
-from speculation.types import SamplingParams
-from tests.models import real
+from tandem.engine.loading import ModelConfig
+from tandem.runners.loading import Execution, Shape
+from tandem.speculation.types import SamplingParams
+from tests.runners import real
 from tests.support import answer, ids, remote_draft, run, worker_site
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clients.generation import GenerationClient
-from speculation.types import Completion, GenerationRequest, SamplingParams
+from tandem.rpc.generation_client import GenerationClient
+from tandem.speculation.types import Completion, GenerationRequest, SamplingParams
 from tests.support import GREEDY, ServerProcess, launch, oracle, run, server_process
 
 SERVICES = {"target": "TargetVerifier", "fused_target": "FusedSpeculativeServer", "draft_worker": "DraftWorker"}

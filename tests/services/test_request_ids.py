@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from clients.channel import DRAFT, TARGET
-from clients.errors import TandemError, from_rpc
-from clients.generation import GenerationClient
-from clients.logs import JsonFormatter, TextFormatter, set_up
-from clients.request_context import Request, begin, current, new_id, outgoing, valid_id
-from speculation.types import InvalidField
+from tandem.rpc.channel import DRAFT, TARGET
+from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.logs import JsonFormatter, TextFormatter, set_up
+from tandem.rpc.request_context import Request, begin, current, new_id, outgoing, valid_id
+from tandem.speculation.types import InvalidField
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import GREEDY, answer, ids, launch, oracle, raw_stub, run, server_process

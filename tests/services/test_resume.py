@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from clients.errors import TandemError
-from models.toy import ToyConfig
-from speculation.depth import Pipeline
-from speculation.types import Chunk
+from tandem.rpc.errors import TandemError
+from tandem.runners.toy import ToyConfig
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import Chunk
 from tests.support import (
     GREEDY,
     HANG,

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from clients.remote import RemoteVerifier
-from clients.verifiers import VerifierClient
-from speculation.types import SamplingParams, SpeculationStats
-from tests.models import real
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import VerifierClient
+from tandem.speculation.types import SamplingParams, SpeculationStats
+from tests.runners import real
 from tests.support import run, target_site
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import main
-from services.errors import to_status
-from services.security import Security
-from services.tls import TlsConfig
+from tandem.cli import main
+from tandem.services.errors import to_status
+from tandem.services.security.config import Security
+from tandem.services.security.tls import TlsConfig
 from tests.services.certificates import Authority, token_file
 from tests.support import REPOSITORY, ServerProcess, command, launch, server_process
 

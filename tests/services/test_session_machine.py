@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from services.sessions import Fence, Session, SessionConflict, SessionExpired, SessionNotFound, SessionTable
-from speculation.types import SamplingParams
+from tandem.services.sessions.table import Fence, Session, SessionConflict, SessionExpired, SessionNotFound, SessionTable
+from tandem.speculation.types import SamplingParams
 
 GREEDY, SEEDED = SamplingParams(), SamplingParams(temperature=1.0, seed=7)
 LEASE = 10.0
@@ -81,7 +81,7 @@ class Sessions(RuleBasedStateMachine):
 
     def _resume(self, name: str, session: Session[str, str], length: int) -> None:
         known = self.model[name]
-        session.in_use += 1  # as services/holding.py does: a session that is found and used has not run out
+        session.in_use += 1  # as services/sessions/checkout.py does: a session that is found and used has not run out
         self.table.touch(name, session)
         known.expires = self.now + LEASE
         session.resume(truth(length), GREEDY)

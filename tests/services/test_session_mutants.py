@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from tests.clients import test_closing
-from tests.models import test_slots
+from tests.rpc import test_closing
+from tests.engine import test_slots
 from tests.reliability import test_cancellation
 from tests.reliability.mutants import Mutant, planted
 from tests.services import test_openings, test_proposal_limits, test_sessions, test_target_verifier
@@ -27,26 +27,26 @@ def caught(name: str, where: str, old: str, new: str, by: Callable[[], None]) ->
     return Caught(Mutant(name, where, old, new, ()), by)
 
 
-CLOSES = "clients.closing:Closes._until_answered"
+CLOSES = "tandem.rpc.closing:Closes._until_answered"
 
 MUTANTS = (
     caught(
         "touch accepts a later session of the same id",
-        "services.sessions:SessionTable.touch",
+        "tandem.services.sessions.table:SessionTable.touch",
         "if session is None or session is not (expected or session):",
         "if session is None:",
         test_sessions.test_a_call_of_an_earlier_session_does_not_go_on_with_a_later_one_of_its_id,
     ),
     caught(
         "a round may exceed the total by one",
-        "services.target_verifier:TargetVerifierService._check_draft",
+        "tandem.services.target_verifier:TargetVerifierService._check_draft",
         "+ drafted + 1 > session.max_total_tokens:",
         "+ drafted > session.max_total_tokens:",
         partial(test_target_verifier.test_a_round_may_fill_the_total_that_was_asked_for_and_not_exceed_it_by_one, 2),
     ),
     caught(
         "a second cancellation ends the cleaning up",
-        "speculation.loop:speculate",
+        "tandem.speculation.loop:speculate",
         "await finish(_ended(rounds, under_way))",
         "await (under_way.leave() if under_way else asyncio.sleep(0)); await rounds.close()",
         partial(
@@ -57,14 +57,14 @@ MUTANTS = (
     ),
     caught(
         "a closed id can be opened again",
-        "services.sessions:SessionTable.check_new",
+        "tandem.services.sessions.table:SessionTable.check_new",
         "if self._ended.get(session_id) == _CLOSED:",
         "if False:",
         test_closing.test_an_opening_that_its_close_overtook_opens_nothing,
     ),
     caught(
         "ids of any length are remembered",
-        "services.sessions:session_key",
+        "tandem.services.sessions.table:session_key",
         'check_name("session_id", session_id, 1, MAX_SESSION_ID)',
         "session_id",
         test_closing.test_an_opening_that_its_close_overtook_opens_nothing,
@@ -85,7 +85,7 @@ MUTANTS = (
     ),
     caught(
         "who moves on leaves its session open",
-        "clients.remote:RemoteVerifier._open",
+        "tandem.rpc.remote_verifier:RemoteVerifier._open",
         "self._end_at(other, self._places.pop(other))",
         "self._places.pop(other)",
         partial(
@@ -95,42 +95,42 @@ MUTANTS = (
     ),
     caught(
         "an opening never waits",
-        "services.target_verifier:TargetVerifierService._slot",
+        "tandem.services.target_verifier:TargetVerifierService._slot",
         "await self._engine.slots.acquire(self._opening_seconds, key)",
         "self._engine.slots.take()",
         partial(test_openings.test_openings_are_not_starved_by_callers_that_generate_without_a_pause, 30.0),
     ),
     caught(
         "an opening is checked only before it waits",
-        "services.target_verifier:TargetVerifierService._admitted",
+        "tandem.services.target_verifier:TargetVerifierService._admitted",
         "self._check_new(key)",
         "pass",
         test_openings.test_a_server_that_began_to_drain_meanwhile_opens_nothing,
     ),
     caught(
         "who comes back has lost its place",
-        "models.slots:SlotPool._place",
+        "tandem.engine.slots:SlotPool._place",
         "return next(kept, None) or _Place(name)",
         "return _Place(name)",
         test_openings.test_who_waited_in_vain_and_comes_back_has_kept_its_place_and_who_stays_away_has_not,
     ),
     caught(
         "a slot that was handed to a cancelled waiter is lost",
-        "models.slots:SlotPool._turn",
+        "tandem.engine.slots:SlotPool._turn",
         "self.release(turn.result())",
         "pass",
         test_slots.test_a_waiter_cancelled_in_the_turn_it_is_served_gives_its_slot_on,
     ),
     caught(
         "what a session of proposals held stays counted",
-        "services.proposals:Proposals._free",
+        "tandem.services.sessions.proposals:Proposals._free",
         "self._proposed.close(session.session_id.owner, session.held.counted)",
         "pass",
         test_proposal_limits.test_what_a_lease_or_a_failed_first_call_gives_back_is_counted_once,
     ),
     caught(
         "sessions of proposals are counted, and not bounded",
-        "services.proposal_limits:Proposed._add",
+        "tandem.services.sessions.proposal_limits:Proposed._add",
         "if now + more > limit:",
         "if False:",
         test_proposal_limits.test_lookup_takes_no_slot_and_so_many_sessions,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.sessions import (
+from tandem.services.sessions.table import (
     REMEMBERED,
     Fence,
     Session,
@@ -15,7 +15,7 @@ from services.sessions import (
     SessionNotFound,
     SessionTable,
 )
-from speculation.types import SamplingParams
+from tandem.speculation.types import SamplingParams
 
 GREEDY = SamplingParams()
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from clients.generation import GenerationClient
-from models.assembly import ModelConfig, load
-from models.batcher import Batcher
-from models.generators import plain_generator
-from models.loading import Execution, Shape
-from speculation.types import GenerationRequest, SamplingParams
-from tests.models.tiny import model_folder
+from tandem.rpc.generation_client import GenerationClient
+from tandem.engine.loading import ModelConfig, load
+from tandem.engine.batcher import Batcher
+from tandem.engine.generators import plain_generator
+from tandem.runners.loading import Execution, Shape
+from tandem.speculation.types import GenerationRequest, SamplingParams
+from tests.runners.tiny import model_folder
 from tests.support import REPOSITORY, answer, run
 
 FLAGS = ("--device", "cpu", "--dtype", "float32", "--threads", "1", "--compile", "off", "--sequence_length", "96")

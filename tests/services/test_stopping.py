@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from clients.channel import open_channel
-from clients.errors import TandemError
-from services.server import settle
-from speculation.depth import Pipeline
+from tandem.rpc.channel import open_channel
+from tandem.rpc.errors import TandemError
+from tandem.services.server import settle
+from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_errors import opening, refusal
 from tests.support import (

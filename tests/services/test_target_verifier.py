@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from clients import wire
-from models.toy import ToyConfig
-from speculation.types import SamplingParams
+from tandem.rpc import wire
+from tandem.runners.toy import ToyConfig
+from tandem.speculation.types import SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
 from tests.support import GREEDY, LEASE, SAMPLED, answer, ids, oracle, raw_stub, run, target_site, toy, until

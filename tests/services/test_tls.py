@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from clients.credentials import Credentials
-from clients.errors import TandemError
-from services.security import Security
-from services.tls import TlsConfig, tls_config
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.errors import TandemError
+from tandem.services.security.config import Security
+from tandem.services.security.tls import TlsConfig, tls_config
 from tests.services.certificates import Authority
 from tests.support import GREEDY, HANG, answer, distributed, ids, oracle, remote_draft, run, target_site, worker_site
 

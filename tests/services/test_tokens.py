@@ -9,11 +9,11 @@ import os
 
 import pytest
 
-from clients.channel import open_channel
-from clients.credentials import Credentials, on_this_machine
-from clients.errors import TandemError
-from services.security import Security
-from services.tokens import AcceptedTokens
+from tandem.rpc.channel import open_channel
+from tandem.rpc.credentials import Credentials, on_this_machine
+from tandem.rpc.errors import TandemError
+from tandem.services.security.config import Security
+from tandem.services.security.tokens import AcceptedTokens
 from tests.services.certificates import Authority, token_file
 from tests.support import GREEDY, answer, ids, oracle, run, target_site, worker_site
 

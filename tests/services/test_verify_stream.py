@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from models.toy import ToyConfig
-from services.verify_stream import MOST_AHEAD, answered_in_order
-from speculation.depth import Pipeline
+from tandem.runners.toy import ToyConfig
+from tandem.services.verify_stream import MOST_AHEAD, answered_in_order
+from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
 from tests.reliability.server import malloc_bytes

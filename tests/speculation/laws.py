@@ -19,13 +19,13 @@ from types import ModuleType
 import numpy as np
 from hypothesis import settings
 
-import speculation.acceptance
-import speculation.draws
-import speculation.loop
-from speculation.drafters import NgramDrafter
-from speculation.length import FixedLength
-from speculation.stopping import Stopping, StopRules
-from speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
+import tandem.speculation.acceptance
+import tandem.speculation.draws
+import tandem.speculation.loop
+from tandem.speculation.drafters import NgramDrafter
+from tandem.speculation.length import FixedLength
+from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 from tests.planting import PlaceGone
 
 repeatable = settings(derandomize=True, database=None, deadline=None)
@@ -41,9 +41,9 @@ Tokens = tuple[int, ...]
 class Implementation:
     """What is on trial. `draft_offset` is by how many positions a drafter's noise is off."""
 
-    acceptance: ModuleType = speculation.acceptance
-    draws: ModuleType = speculation.draws
-    loop: ModuleType = speculation.loop
+    acceptance: ModuleType = tandem.speculation.acceptance
+    draws: ModuleType = tandem.speculation.draws
+    loop: ModuleType = tandem.speculation.loop
     draft_offset: int = 0
 
 
@@ -366,7 +366,7 @@ class EnumeratedTarget:
     async def verify(self, tokens: Sequence[int], draft: Sequence[int], distributions=()) -> Verdict:
         def draw(context: Tokens, position: int, again: bool):
             token = self._chance.choose(self._law(context)) if again else self.drawn(context)
-            return speculation.draws.Drawn(token, 0.0)
+            return tandem.speculation.draws.Drawn(token, 0.0)
 
         return self._impl.acceptance.agree(draft, TargetDraw(draw, tokens, draft))
 

@@ -15,11 +15,11 @@ from types import ModuleType
 
 import numpy as np
 
-from speculation.draws import Drawn, words
-from speculation.length import FixedLength
-from speculation.loop import DraftThenVerify, speculate
-from speculation.stopping import Stopping, StopRules
-from speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.draws import Drawn, words
+from tandem.speculation.length import FixedLength
+from tandem.speculation.loop import DraftThenVerify, speculate
+from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tests.speculation.laws import (
     ENUMERATED_PROMPT,
     WARPINGS,

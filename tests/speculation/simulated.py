@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 
-import speculation.pipeline
-from speculation.depth import Depth, MeasuredTimes, Pipeline, Times
-from speculation.length import FixedLength
-from speculation.loop import speculate
-from speculation.stopping import Stopping, StopRules
-from speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
+import tandem.speculation.pipeline
+from tandem.speculation.depth import Depth, MeasuredTimes, Pipeline, Times
+from tandem.speculation.length import FixedLength
+from tandem.speculation.loop import speculate
+from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 from tests.speculation.laws import Silent
 
 PROMPT = [5, 6, 7]
@@ -85,7 +85,7 @@ class SimulatedTarget:
     most_in_flight: int = 8
     breaks: frozenset[int] = frozenset()
     refuses: bool = False
-    module: ModuleType = speculation.pipeline
+    module: ModuleType = tandem.speculation.pipeline
     tokens: list[int] = field(default_factory=list)
     steps: int = 0
     sent: int = 0
@@ -203,7 +203,7 @@ async def generate(
 ) -> Run:
     """`count` tokens through the pipelined loop."""
     loop, stats = asyncio.get_running_loop(), SpeculationStats()
-    rounds = (module or speculation.pipeline).PipelinedRounds(
+    rounds = (module or tandem.speculation.pipeline).PipelinedRounds(
         target, draft, depth, stats, len(PROMPT) + count, count, clock=loop.time
     )
     tokens: list[int] = []

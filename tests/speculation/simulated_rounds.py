@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from speculation.length import LengthPolicy
-from speculation.types import Draft, DraftLimit, Proposer, Verdict
+from tandem.speculation.length import LengthPolicy
+from tandem.speculation.types import Draft, DraftLimit, Proposer, Verdict
 
 Acceptance = Callable[[int, int], float]
 """(absolute position, position in the draft) -> how likely a draft token is accepted if those before it were."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.drafters import NgramDrafter
-from speculation.types import Draft, Proposer, SamplingParams
+from tandem.speculation.drafters import NgramDrafter
+from tandem.speculation.types import Draft, Proposer, SamplingParams
 from tests.speculation import laws
 
 

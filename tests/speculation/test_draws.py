@@ -9,8 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from speculation.draws import BadLogits, Drawn, draw, gumbel, surviving, words
-from speculation.types import SamplingParams
+from tandem.speculation.draws import BadLogits, Drawn, draw, gumbel, surviving, words
+from tandem.speculation.types import SamplingParams
 from tests.speculation import laws
 
 U64 = st.integers(0, 2**64 - 1)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from speculation.fallible import Backoff, DrafterHealth, DrafterRefused, FallibleDrafter
-from speculation.types import Draft, SamplingParams
+from tandem.speculation.fallible import Backoff, DrafterHealth, DrafterRefused, FallibleDrafter
+from tandem.speculation.types import Draft, SamplingParams
 from tests.support import HANG
 
 PROMPT = [1, 2, 3]

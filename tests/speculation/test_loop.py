@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from speculation.length import FixedLength
-from speculation.loop import DraftThenVerify, speculate
-from speculation.stopping import Stopping, StopRules
-from speculation.types import Chunk, Draft, FinishReason, SamplingParams, SpeculationStats, Verdict
+from tandem.speculation.length import FixedLength
+from tandem.speculation.loop import DraftThenVerify, speculate
+from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.types import Chunk, Draft, FinishReason, SamplingParams, SpeculationStats, Verdict
 from tests.speculation import laws
 from tests.speculation.laws import OURS, PROMPT, Silent
 

@@ -7,10 +7,10 @@ from types import ModuleType
 
 import pytest
 
-import speculation.pipeline
-from speculation.depth import Depth, Pipeline, Times, expected_tpot
-from speculation.pipeline import OutOfStep
-from speculation.theory import StepCosts, tpot_pipelined, tpot_stop_and_wait
+import tandem.speculation.pipeline
+from tandem.speculation.depth import Depth, Pipeline, Times, expected_tpot
+from tandem.speculation.pipeline import OutOfStep
+from tandem.speculation.theory import StepCosts, tpot_pipelined, tpot_stop_and_wait
 from tests.speculation.laws import mutated
 from tests.speculation.simulated import (
     PROMPT,
@@ -32,7 +32,7 @@ def run(
     count: int = 80,
     draft_s: float = 0.001,
     draft: SimulatedDraft | None = None,
-    module: ModuleType = speculation.pipeline,
+    module: ModuleType = tandem.speculation.pipeline,
     **target,
 ) -> Run:
     return in_virtual_time(
@@ -50,7 +50,7 @@ def run(
 # --- tokens ---
 
 
-def check_tokens(module: ModuleType = speculation.pipeline) -> None:
+def check_tokens(module: ModuleType = tandem.speculation.pipeline) -> None:
     """Whatever depth, length, draft and link, also where the stream breaks again and again."""
     for depth, k, acceptance in ((1, 3, 0.6), (2, 1, 0.6), (3, 3, 0.6), (8, 5, 0.95), (3, 2, 0.0), (4, 3, 1.0)):
         for rtt, verify in ((0.0, 0.0), (0.05, 0.01), (0.001, 0.03)):
@@ -61,7 +61,7 @@ def check_tokens(module: ModuleType = speculation.pipeline) -> None:
                 assert found.target.closed
 
 
-def check_counts(module: ModuleType = speculation.pipeline) -> None:
+def check_counts(module: ModuleType = tandem.speculation.pipeline) -> None:
     """What is sent either commits or is stale; what is stale costs the target nothing."""
     for depth, k, acceptance in ((1, 3, 0.6), (2, 3, 0.8), (5, 2, 0.9)):
         found = run(depth, k, acceptance, rtt=0.05, verify_seconds=0.004, module=module)
@@ -79,7 +79,7 @@ def check_counts(module: ModuleType = speculation.pipeline) -> None:
         assert 0 <= stats.network_seconds <= found.seconds
 
 
-def check_times(module: ModuleType = speculation.pipeline) -> None:
+def check_times(module: ModuleType = tandem.speculation.pipeline) -> None:
     """TPOT is what the model of depths expects, and near the bound where verifications keep up with drafting."""
     for acceptance, rtt, draft_s, verify_s, k, depth in (
         (0.7, 0.1, 0.005, 0.005, 2, 4),
@@ -131,7 +131,7 @@ MUTANTS = {
 def test_a_planted_mistake_is_found(name: str) -> None:
     old, new, check = MUTANTS[name]
     with pytest.raises((AssertionError, OutOfStep, RuntimeError, IndexError, ConnectionError)):
-        check(mutated(speculation.pipeline, old, new))
+        check(mutated(tandem.speculation.pipeline, old, new))
 
 
 # --- what can go wrong ---

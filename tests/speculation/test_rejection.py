@@ -8,9 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from speculation import rejection, rules
-from speculation.draws import BadLogits, Purpose, draw, uniform, words
-from speculation.rejection import (
+from tandem.speculation import rejection
+from tandem.speculation import rules
+from tandem.speculation.draws import BadLogits, Purpose, draw, uniform, words
+from tandem.speculation.rejection import (
     FLOOR,
     SUPPORT,
     Distribution,
@@ -22,7 +23,7 @@ from speculation.rejection import (
     support,
     warped,
 )
-from speculation.types import Draft, InvalidField, Rule, SamplingParams, SparseDistribution
+from tandem.speculation.types import Draft, InvalidField, Rule, SamplingParams, SparseDistribution
 from tests.speculation import rejection_laws as laws
 from tests.speculation.laws import WARPINGS, reference_law, seeded, total_variation
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from speculation import rejection
+from tandem.speculation import rejection
 from tests.speculation import rejection_laws as laws
 from tests.speculation.laws import mutated
 
@@ -45,7 +45,7 @@ def p_with(changed: str) -> str:
 
 def gumbel(distribution: str, seed: str, position: str) -> str:
     """A draw from a distribution by the noise that agreement draws with."""
-    draws = "__import__('speculation.draws').draws"
+    draws = "__import__('tandem.speculation.draws').draws"
     noise = f"{draws}.gumbel({draws}.words({seed}, {position}, 16))[({distribution}).ids]"
     return f"int(({distribution}).ids[np.argmax(np.log(({distribution}).p) + {noise})])"
 

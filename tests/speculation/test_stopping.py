@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.stopping import Stopping, StopRules, StopSearch
-from speculation.types import Chunk, FinishReason
+from tandem.speculation.stopping import Stopping, StopRules, StopSearch
+from tandem.speculation.types import Chunk, FinishReason
 from tests.speculation import laws
 
 EOS, STOP = 0, 1

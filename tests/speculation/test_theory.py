@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from speculation.theory import (
+from tandem.speculation.theory import (
     StepCosts,
     best_length_closed_form,
     break_even_rtt,

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from speculation.drafters import NgramDrafter
-from speculation.hybrid import HybridDrafter
-from speculation.loop import DraftThenVerify
-from speculation.trust import LONG, MODEL, Trust, TrustedLookup
-from speculation.types import Draft, Proposer, SamplingParams, Verdict
+from tandem.speculation.drafters import NgramDrafter
+from tandem.speculation.hybrid import HybridDrafter
+from tandem.speculation.loop import DraftThenVerify
+from tandem.speculation.lookup_policy import LONG, MODEL, Trust, TrustedLookup
+from tandem.speculation.types import Draft, Proposer, SamplingParams, Verdict
 
 GREEDY = SamplingParams()
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from speculation.types import GenerationRequest, InvalidField, Proposer, SamplingParams, SpeculationStats
+from tandem.speculation.types import GenerationRequest, InvalidField, Proposer, SamplingParams, SpeculationStats
 
 
 @pytest.mark.parametrize(

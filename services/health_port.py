@@ -1,0 +1,37 @@
+"""Health checks on a port of their own: for Kubernetes, whose gRPC probes know neither TLS nor tokens."""
+
+from __future__ import annotations
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from tandem.services.health import HealthService
+
+_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", 4096),
+    ("grpc.max_concurrent_streams", 100),
+)
+
+
+class AddressInUse(ValueError):
+    """A port cannot be bound."""
+
+
+class ProbePort:
+    """Answers grpc.health.v1 and nothing else, in clear text; nowhere where `port` is None. Raises AddressInUse."""
+
+    def __init__(self, host: str, port: int | None) -> None:
+        self._server = grpc.aio.server(options=_OPTIONS)
+        if port is not None:
+            try:
+                self._server.add_insecure_port(f"{host}:{port}")
+            except RuntimeError:
+                raise AddressInUse(f"health_port: cannot listen on {host}:{port}; is another server there?") from None
+
+    async def start(self, health: HealthService) -> None:
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(grace=0)

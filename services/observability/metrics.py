@@ -1,0 +1,150 @@
+"""Prometheus metrics of a server: vLLM's names where it has them, else `tandem:`. docs/observability.md lists all.
+
+Counts come as they happen, states are read when they are scraped; nothing here is asked for by what it looks at.
+Needs the extra `metrics`: imported only where metrics are on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from tandem.engine.batcher import Batcher
+from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
+from tandem.engine.slots import SlotPool
+from tandem.services.observability.calls import Call, CallObserver
+from tandem.services.observability.generation_metrics import MODEL_LABELS, GenerationMetrics
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.observability.scraped_metrics import States
+from tandem.services.sessions.table import SessionTable
+from tandem.speculation.fallible import DrafterHealth
+
+_STEP = (0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064, 0.128, 0.25, 0.5, 1.0, 2.5, 10.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_KINDS = {PrefillRow: "prefill", ProposeRow: "propose", VerifyRow: "verify", FusedRow: "fused"}
+
+
+class Metrics(CallObserver):
+    """One server's metrics, in a registry of their own. `info` (name: value) goes into tandem:build_info."""
+
+    def __init__(self, role: str, model: str, most_drafted: int, info: Mapping[str, str]) -> None:
+        self.registry = CollectorRegistry()
+        self._names = dict(zip(MODEL_LABELS, (model, "0"), strict=True))
+        self._states = States()
+        self.registry.register(self._states)
+        build = Gauge("tandem:build_info", "1: what runs.", ("role", "model_name", *info), registry=self.registry)
+        build.labels(role, model, *info.values()).set(1)
+        self.generation = GenerationMetrics(self.registry, model, most_drafted)
+        self._rpcs = self._counter("tandem:rpcs", "Calls that ended, by status.", ("method", "code"))
+        self._refusals = self._counter("tandem:refusals", "Calls that failed, by ErrorInfo.", ("method", "reason"))
+        self._bytes = self._counter("tandem:bytes", "Protobuf payload of messages.", ("method", "direction"))
+        self._rounds = self._counter("tandem:rounds", "Rounds of sessions, by outcome.", ("outcome", "transport"))
+        for outcome, transport in itertools.product(("applied", "replayed", "stale"), ("unary", "stream")):
+            self._rounds.labels(outcome, transport)
+        self._resumes = self._counter("tandem:session_resumes", "Sessions opened with more than their prompt.", ())
+        histograms = (
+            self._by_kind("tandem:step_seconds", "A step on the device.", _STEP),
+            self._by_kind("tandem:step_queue_seconds", "A row's wait for its step.", _STEP),
+            self._by_kind("tandem:step_rows", "Rows that shared a step.", _ROWS),
+        )
+        self._chunks = self._counter("tandem:prefill_chunks", "Chunks of prompts processed.", ())
+        # With their labels looked up once: messages and steps are many.
+        self._round_of = functools.cache(self._rounds.labels)
+        self._bytes_of = functools.cache(self._bytes.labels)
+        self._step_of = functools.cache(lambda kind: [h.labels(kind) for h in histograms])
+
+    # --- what is looked at ---
+
+    def watch_requests(
+        self, lifecycle: Lifecycle, sessions: Sequence[SessionTable[Any, Any]], slots: Sequence[SlotPool]
+    ) -> None:
+        """Generate requests that run or wait for a slot, and sessions, which never wait."""
+
+        def waiting() -> int:
+            return sum(pool.waiting for pool in slots)
+
+        def running() -> int:
+            return max(0, lifecycle.running - waiting()) + sum(len(table) for table in sessions)
+
+        add = self._states.gauge
+        add("vllm:num_requests_running", "Requests and sessions under way.", self._names, running)
+        add("vllm:num_requests_waiting", "Requests that wait for a KV slot.", self._names, waiting)
+
+    def watch_slots(self, of: str, slots: SlotPool) -> None:
+        """`of`: target or draft."""
+        add, label = self._states.gauge, {"of": of}
+        add("tandem:kv_slots", "KV slots.", label, lambda: slots.count)
+        add("tandem:kv_slots_used", "KV slots that are taken.", label, lambda: slots.count - slots.free)
+
+    def watch_steps(self, batcher: Batcher) -> None:
+        batcher.observe = self._stepped
+        self._states.gauge("tandem:step_queue_depth", "Rows that wait for a step.", {}, lambda: batcher.waiting)
+        self._states.counter("tandem:hung_steps", "Steps beyond their bound.", {}, lambda: batcher.hung_steps)
+
+    def watch_sessions(self, kind: str, table: SessionTable[Any, Any]) -> None:
+        """`kind`: verify or propose."""
+        add, label = self._states, {"kind": kind}
+        add.gauge("tandem:sessions", "Sessions that are open.", label, lambda: len(table))
+        add.counter("tandem:sessions_opened", "Sessions opened.", label, lambda: table.opened)
+        add.counter("tandem:sessions_closed", "Sessions closed.", label, lambda: table.closed)
+        add.counter("tandem:sessions_expired", "Sessions whose lease ran out.", label, lambda: table.expired)
+
+    def watch_drafter(self, health: DrafterHealth) -> None:
+        """A drafter that may fail."""
+        add = self._states
+        add.gauge("tandem:drafter_up", "1 while the drafter answers.", {}, lambda: int(health.up))
+        add.counter("tandem:draft_failures", "Times that the drafter failed.", {}, lambda: health.failures)
+
+    def started(self, seconds: Mapping[str, float]) -> None:
+        """Where the time until the server was ready went, by stage."""
+        stages = Gauge("tandem:startup_seconds", "Start-up, by stage.", ("stage",), registry=self.registry)
+        for stage, taken in seconds.items():
+            stages.labels(stage).set(taken)
+
+    # --- what is told ---
+
+    def received(self, call: Call, size: int) -> None:
+        self._bytes_of(call.method, "in").inc(size)
+
+    def sent(self, call: Call, size: int) -> None:
+        self._bytes_of(call.method, "out").inc(size)
+
+    def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
+        if call.method == "TargetVerifier/Verify":
+            self._round("unary", request, reply)
+        elif call.method == "TargetVerifier/VerifyStream":
+            self._round("stream", request, reply)
+        elif call.method == "TargetVerifier/OpenSession":
+            if len(request.prefix) > request.prompt_length:
+                self._resumes.inc()
+            else:
+                self.generation.prompt.inc(request.prompt_length)
+
+    def ended(self, call: Call) -> None:
+        self._rpcs.labels(call.method, call.code).inc()
+        if call.reason:
+            self._refusals.labels(call.method, call.reason).inc()
+
+    def _round(self, transport: str, request: Any, reply: Any) -> None:
+        outcome = "stale" if reply.stale else "replayed" if reply.replayed else "applied"
+        self._round_of(outcome, transport).inc()
+        if outcome == "applied":
+            self.generation.output.inc(len(reply.token_ids))
+            self.generation.round(len(request.draft_tokens), reply.accepted)
+
+    def _stepped(self, row: Any, rows: int, queue_seconds: float, seconds: float) -> None:
+        kind = _KINDS.get(type(row), "other")
+        for histogram, value in zip(self._step_of(kind), (seconds, queue_seconds, rows), strict=True):
+            histogram.observe(value)
+        if kind == "prefill":
+            self._chunks.inc(rows)
+
+    def _counter(self, name: str, help_text: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(name, help_text, labels, registry=self.registry)
+
+    def _by_kind(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, help_text, ("kind",), registry=self.registry, buckets=buckets)

@@ -1,0 +1,117 @@
+"""One line per request that ended: what it was, what it cost, how it ended. Never what was said in it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.services.observability.calls import Call, CallObserver
+from tandem.services.security.identity import caller
+from tandem.services.sessions.table import Session, SessionKey
+from tandem.speculation.types import FinishReason
+
+log = logging.getLogger("tandem.request")
+
+_MOST_SESSIONS = 4096  # that are remembered: one that is closed while it opens is never heard of again
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What a session's rounds add up to."""
+
+    request_id: str
+    prompt_tokens: int
+    started: float = field(default_factory=time.perf_counter)
+    output_tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class RequestLog(CallObserver):
+    """Generate calls and sessions of rounds at INFO, so is what failed; other calls at DEBUG."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._completions: dict[int, Any] = {}
+        self._sessions: dict[SessionKey, _Tally] = {}
+
+    def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
+        method = call.method.rpartition("/")[2]
+        if method == "Generate":
+            if reply.HasField("completion"):
+                self._completions[id(call)] = reply.completion
+        elif method == "OpenSession":
+            self._sessions.setdefault(_key(request), _Tally(call.request_id, request.prompt_length))
+            if len(self._sessions) > _MOST_SESSIONS:
+                self._sessions.pop(next(iter(self._sessions)))
+        elif method in ("Verify", "VerifyStream"):
+            tally = self._sessions.get(_key(request))
+            if tally and not (reply.stale or reply.replayed):
+                tally.rounds += 1
+                tally.drafted += len(request.draft_tokens)
+                tally.accepted += reply.accepted
+                tally.output_tokens += len(reply.token_ids)
+
+    def ended(self, call: Call) -> None:
+        done = self._completions.pop(id(call), None)
+        failed = call.code not in ("OK", "CANCELLED")
+        loud = failed or call.method.endswith("/Generate")
+        level = logging.INFO if loud else logging.DEBUG
+        if not log.isEnabledFor(level):
+            return
+        fields: dict[str, Any] = {"role": self._role, "method": call.method, "status": call.code}
+        if done is not None:
+            stats = done.stats
+            counts = _counts(done.prompt_tokens, done.output_tokens, stats.rounds, stats.drafted, stats.accepted)
+            fields |= {"finish_reason": _finish(done.finish_reason), **counts}
+        fields["seconds"] = round(call.seconds, 4)
+        if failed:
+            fields |= {"reason": call.reason, "error": call.message}
+        log.log(level, "%s", _line(fields), extra={"fields": fields})
+
+    def session_ended(self, session: Session[Any, Any], how: str) -> None:
+        """Of a table of sessions of rounds (services/sessions/table.py)."""
+        tally = self._sessions.pop(session.session_id, None)
+        if tally is None:  # its opening failed
+            return
+        counts = _counts(tally.prompt_tokens, tally.output_tokens, tally.rounds, tally.drafted, tally.accepted)
+        fields: dict[str, Any] = {"role": self._role, "method": "session", "status": how, **counts}
+        fields["seconds"] = round(time.perf_counter() - tally.started, 4)
+        log.info("%s", _line(fields), extra={"fields": fields, "request_id": tally.request_id})
+
+
+def _key(request: Any) -> SessionKey:
+    """By the time a call is answered its caller is known."""
+    return SessionKey(caller(), request.session_id)
+
+
+def _finish(reason: int) -> str:
+    return FinishReason(reason).name.lower()
+
+
+def _counts(prompt_tokens: int, output_tokens: int, rounds: int, drafted: int, accepted: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "rounds": rounds,
+        "drafted": drafted,
+        "accepted": accepted,
+    }
+
+
+def _line(fields: dict[str, Any]) -> str:
+    """target TargetVerifier/Generate: OK, length; 5 prompt tokens, 20 output tokens, ..."""
+    said = [f"{fields['role']} {fields['method']}: {fields['status']}"]
+    if fields.get("finish_reason"):
+        said.append(fields["finish_reason"].replace("_", " "))
+    if "rounds" in fields:
+        said.append(f"{fields['prompt_tokens']} prompt tokens")
+        said.append(f"{fields['output_tokens']} output tokens")
+        said.append(f"{fields['rounds']} rounds")
+        said.append(f"{fields['accepted']} of {fields['drafted']} draft tokens accepted")
+    said.append(f"{fields['seconds']:.3f} s")
+    why = fields.get("error") or fields.get("reason")
+    return ", ".join(said) + (f": {why}" if why else "")

@@ -1,0 +1,157 @@
+"""What of a server can be seen, put together: metrics, request log, spans. What is off is neither loaded nor called."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tandem.rpc.tracing import Tracing, open_tracing
+from tandem.engine.batcher import Batcher
+from tandem.engine.generator import Generator
+from tandem.engine.slots import SlotPool
+from tandem.runners.startup import Startup
+from tandem.services.observability.calls import CallInterceptor, CallObserver
+from tandem.services.shutdown import bounded_call
+from tandem.services.generation import Watch
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.observability.request_log import RequestLog
+from tandem.services.sessions.table import SessionTable
+from tandem.services.observability.spans import CallSpans
+from tandem.speculation.fallible import DrafterHealth
+from tandem.speculation.types import ModelInfo
+
+if TYPE_CHECKING:
+    from tandem.services.observability.metrics import Metrics
+    from tandem.services.observability.metrics_server import MetricsServer
+
+log = logging.getLogger("tandem.server")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilityConfig:
+    """`metrics_port` None: no metrics; 0: a free port. `otlp_endpoint` None: traces go where OTEL_* variables say, if
+    they do."""
+
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    otlp_endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise ValueError(f"metrics_port: {self.metrics_port} is outside 0 to 65535")
+
+
+class Observability:
+    """Of one server. Raises ValueErrors of one line where a port is taken or a library is missing."""
+
+    def __init__(self, config: ObservabilityConfig, role: str) -> None:
+        self._role = role
+        self._metrics: Metrics | None = None
+        self._server = _metrics_server(config)
+        self._tracing: Tracing | None = open_tracing(config.otlp_endpoint, f"tandem-{role}")
+        self._log = RequestLog(role)
+        self._observers: list[CallObserver] = [CallSpans(self._tracing)] if self._tracing else []
+        self._observers.append(self._log)
+        self.interceptor = CallInterceptor(self._observers)
+
+    def loaded(self, info: ModelInfo) -> None:
+        """What the server runs is known now."""
+        if self._server:
+            from tandem.services.observability.metrics import Metrics
+
+            name = info.model_name or info.draft_name
+            self._metrics = Metrics(self._role, name, info.max_speculation_length, _build(info))
+            self._observers.append(self._metrics)
+            self._server.registry = self._metrics.registry
+
+    @property
+    def watch(self) -> Watch | None:
+        """What looks on while a Generate request is answered."""
+        return self._metrics.generation.request if self._metrics else None
+
+    def traced(self, generator: Generator) -> Generator:
+        """With a span for every round, of a generator whose rounds are made in this process."""
+        if self._tracing is None:
+            return generator
+        from tandem.rpc.traced_rounds import traced_rounds
+
+        make = generator.make_rounds
+        return replace(generator, make_rounds=lambda *asked: traced_rounds(make(*asked)))
+
+    def look_at(
+        self,
+        lifecycle: Lifecycle,
+        batcher: Batcher,
+        slots: Mapping[str, SlotPool],
+        sessions: Mapping[str, SessionTable[Any, Any]] | None = None,
+        drafter: DrafterHealth | None = None,
+    ) -> None:
+        """The parts of a server: slots of "target" or "draft", sessions that "verify" or "propose"."""
+        sessions = sessions or {}
+        if "verify" in sessions:
+            sessions["verify"].on_end.append(self._log.session_ended)
+        if not self._metrics:
+            return
+        self._metrics.watch_steps(batcher)
+        self._metrics.watch_requests(lifecycle, list(sessions.values()), list(slots.values()))
+        for of, pool in slots.items():
+            self._metrics.watch_slots(of, pool)
+        for kind, table in sessions.items():
+            self._metrics.watch_sessions(kind, table)
+        if drafter:
+            self._metrics.watch_drafter(drafter)
+
+    def ready(self, startup: Startup) -> dict[str, object]:
+        """The server listens; what the ready file says besides."""
+        if not (self._server and self._metrics):
+            return {}
+        self._metrics.started({**startup.seconds, "total": startup.total()})
+        log.info("metrics at http://%s:%d/metrics", self._server.host, self._server.port)
+        return {"metrics_host": self._server.host, "metrics_port": self._server.port}
+
+    async def during(self, serving: Awaitable[Result]) -> Result:
+        """Waits for the server to end, and ends with it."""
+        try:
+            return await serving
+        finally:
+            if self._server:
+                await bounded_call(self._server.close, "closing the metrics port")
+            if self._tracing:
+                await bounded_call(self._tracing.close, "sending the last traces")
+
+
+def _metrics_server(config: ObservabilityConfig) -> MetricsServer | None:
+    if config.metrics_port is None:
+        return None
+    try:
+        from tandem.services.observability.metrics_server import MetricsServer
+    except ImportError:
+        raise ValueError(
+            "metrics_port: prometheus-client is not installed; pip install 'tandem-speculative[metrics]'"
+        ) from None
+    return MetricsServer(config.metrics_host, config.metrics_port)
+
+
+def _build(info: ModelInfo) -> dict[str, str]:
+    """Labels of tandem:build_info."""
+    return {
+        "version": version(),
+        "weights_revision": info.weights_revision,
+        "draft_name": info.draft_name,
+        "dtype": info.dtype,
+        "device": info.device,
+        "backend": info.backend,
+    }
+
+
+def version() -> str:
+    """Of Tandem as installed; a checkout has none."""
+    try:
+        return importlib.metadata.version("tandem-speculative")
+    except importlib.metadata.PackageNotFoundError:
+        return "checkout"

@@ -1,0 +1,78 @@
+"""A span for each call that a server answers, and within it one for each round of a stream, its queue and its step."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+
+from tandem.rpc.request_context import Attributes, Span
+from tandem.rpc.tracing import Tracing
+from tandem.services.observability.calls import Call, CallObserver
+
+_NUMBERS = {code.name: code.value[0] for code in grpc.StatusCode}
+
+
+class CallSpans(CallObserver):
+    """Stands first among observers: the others, and what the call does, are within its span."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    def began(self, call: Call) -> None:
+        service, _, method = call.method.partition("/")
+        about = {
+            "rpc.system": "grpc",
+            "rpc.service": f"tandem.v1.{service}",
+            "rpc.method": method,
+            "tandem.request_id": call.request_id,
+        }
+        call.span = self._tracing.start(method, about, "server", call.metadata)
+
+    def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
+        if call.span is None:
+            return
+        method, now = call.method.rpartition("/")[2], time.time()
+        if method == "Verify":
+            _round(call.span, request, reply, now)
+        elif method == "VerifyStream":
+            span = call.span.child("Verify", {}, started=now - seconds)
+            _round(span, request, reply, now)
+            span.end(at=now)
+        elif method == "OpenSession":
+            call.span.note({"prefix_length": len(request.prefix), "reused_length": reply.reused_length})
+            _step(call.span, "prefill", reply.queue_seconds, reply.prefill_seconds, {}, now)
+        elif method == "Propose":
+            call.span.note({"k": request.speculation_length, "drafted": len(reply.draft_tokens)})
+            _step(call.span, "propose", reply.queue_seconds, reply.compute_seconds, {"rows": reply.step_rows}, now)
+        elif method == "Generate" and reply.HasField("completion"):
+            done = reply.completion
+            call.span.note({"prompt_tokens": done.prompt_tokens, "output_tokens": done.output_tokens})
+
+    def ended(self, call: Call) -> None:
+        if call.span:
+            call.span.note({"rpc.grpc.status_code": _NUMBERS.get(call.code, 2)})
+            failed = call.code not in ("OK", "CANCELLED")
+            call.span.end(f"{call.code}: {call.message}" if failed else "")
+
+
+def _round(span: Span, request: Any, reply: Any, now: float) -> None:
+    span.note(
+        {
+            "k": len(request.draft_tokens),
+            "base_length": request.base_length,
+            "accepted": reply.accepted,
+            "stale": reply.stale,
+            "replayed": reply.replayed,
+        }
+    )
+    if not (reply.stale or reply.replayed):
+        about = {"rows": reply.step_rows, "width": reply.step_width, "tokens": reply.step_tokens}
+        _step(span, "verify", reply.queue_seconds, reply.compute_seconds, about, now)
+
+
+def _step(span: Span, kind: str, queued: float, computed: float, about: Attributes, now: float) -> None:
+    """Their lengths are measured; that the step ended just now is taken for granted."""
+    span.child("queue", {}, started=now - computed - queued).end(at=now - computed)
+    span.child("step", {"kind": kind, **about}, started=now - computed).end(at=now)

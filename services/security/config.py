@@ -1,0 +1,102 @@
+"""Who may reach a server, how, and with how much: its configuration and what follows from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from tandem.rpc.credentials import on_this_machine
+from tandem.services.errors import ErrorInterceptor
+from tandem.services.security.identity import IdentityInterceptor
+from tandem.services.security.limits import MESSAGE_BYTES, Limits
+from tandem.services.observability.prompt_log import PromptLogInterceptor
+from tandem.services.security.tls import TlsConfig, server_credentials
+from tandem.services.security.tokens import AcceptedTokens
+from tandem.services.security.call_limits import TransportInterceptor
+
+log = logging.getLogger("tandem.security")
+
+LEAST_MESSAGE_BYTES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Without `tls` a server listens on this machine only, unless `insecure` says that it may be reached in clear text.
+
+    `max_message_bytes`: of one message received. `log_prompts`: what is asked and answered goes into the log.
+    """
+
+    tls: TlsConfig | None = None
+    tokens: AcceptedTokens | None = None
+    insecure: bool = False
+    limits: Limits = field(default_factory=Limits)
+    max_message_bytes: int = MESSAGE_BYTES
+    log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_message_bytes < LEAST_MESSAGE_BYTES:
+            raise ValueError(f"max_message_bytes: {self.max_message_bytes} is below {LEAST_MESSAGE_BYTES}")
+        if self.tls is not None and self.tls.client_ca is not None and self.tokens is None:
+            _check_names_can_be_read()
+
+    def check_host(self, host: str) -> None:
+        """Whether a server may listen there. Raises ValueError."""
+        if self.tls is None and not self.insecure and not on_this_machine(host):
+            raise ValueError(
+                f"host: {host} can be reached from other machines, and there is no TLS: "
+                f"give --tls_cert and --tls_key, or say --insecure"
+            )
+
+    def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
+        """In their order: whatever fails becomes a status, and nothing happens before the caller is known."""
+        first = [ErrorInterceptor(self.log_prompts), IdentityInterceptor(self.tokens)]
+        return [*first, PromptLogInterceptor()] if self.log_prompts else first
+
+    def server(
+        self,
+        outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+        behind: Sequence[grpc.aio.ServerInterceptor] = (),
+        options: Sequence[tuple[str, int]] = (),
+    ) -> grpc.aio.Server:
+        """A gRPC server so protected, with what its host puts around and behind."""
+        interceptors = [TransportInterceptor(self.limits), *outermost, *self.interceptors(), *behind]
+        return grpc.aio.server(interceptors=interceptors, options=(*self.options(), *options))
+
+    def options(self) -> Sequence[tuple[str, int]]:
+        """Of the gRPC server. A connection whose other end is gone is noticed, and its calls with it."""
+        return (
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_concurrent_streams", self.limits.max_calls_per_caller),
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+        )
+
+    def add_port(self, server: grpc.aio.Server, address: str) -> int:
+        """The port it listens on. Raises RuntimeError where it cannot."""
+        if self.tls is None:
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, server_credentials(self.tls)))
+
+    def say(self, host: str) -> None:
+        """One line in the log: how this server is protected."""
+        what = ["no TLS" if self.tls is None else "TLS with client certificates" if self.tls.client_ca else "TLS"]
+        what.append("tokens" if self.tokens else "no tokens")
+        if self.log_prompts:
+            what.append("prompts are logged")
+        bare = self.tls is None and not on_this_machine(host)
+        log.log(
+            logging.WARNING if bare or self.log_prompts else logging.INFO, "access on %s: %s", host, ", ".join(what)
+        )
+
+
+def _check_names_can_be_read() -> None:
+    """Whether certificates can tell callers apart. Raises ValueError."""
+    if importlib.util.find_spec("cryptography") is None:
+        raise ValueError(
+            "tls_client_ca: cryptography, which reads who a certificate names, is not installed; "
+            "pip install 'tandem-speculative[mtls]', or tell callers apart by --accept_tokens"
+        )

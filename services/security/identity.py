@@ -1,0 +1,123 @@
+"""Who calls: checked before anything else happens, and known to everything that a call does."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+
+from tandem.services.errors import Unauthenticated, abort
+from tandem.services.security.tokens import AcceptedTokens
+from tandem.services.wrapping import Stream, Unary, wrapped
+
+ANONYMOUS = ""
+REMEMBERED_CERTIFICATES = 1024
+_CALLER: ContextVar[str] = ContextVar("caller", default=ANONYMOUS)
+_OPEN = "/grpc.health.v1.Health/"  # probes have no token, and learn nothing but readiness
+_SCHEME = "bearer "
+
+
+def caller() -> str:
+    """The identity behind the call that is being answered; ANONYMOUS where nothing tells callers apart."""
+    return _CALLER.get()
+
+
+class IdentityInterceptor(grpc.aio.ServerInterceptor):
+    """Lets in whom the tokens know, where there are any; the identity is the token's, else the certificate's.
+
+    Stands after the errors and before everything else. Health checks need no token. Tokens are looked at before
+    anything of the request is read; certificates were, by the handshake.
+    """
+
+    def __init__(self, tokens: AcceptedTokens | None = None) -> None:
+        self._tokens = tokens
+        self._named: Callable[[bytes], str] | None = None
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(_OPEN):
+            return handler
+        if self._tokens is None:
+            return wrapped(handler, self._unary, self._stream)
+        try:
+            _CALLER.set(self._of_token(self._tokens, handler_call_details.invocation_metadata))
+        except Unauthenticated as error:
+            return _refusing(handler, error)
+        return handler
+
+    def _unary(self, method: Unary) -> Unary:
+        async def identified(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            await self._identify(context)
+            return await method(request, context)
+
+        return identified
+
+    def _stream(self, method: Stream) -> Stream:
+        async def identified(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
+            await self._identify(context)
+            async with contextlib.aclosing(method(request, context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        return identified
+
+    async def _identify(self, context: grpc.aio.ServicerContext) -> None:
+        """Each call is answered in a task of its own: what is set here is this call's alone."""
+        try:
+            _CALLER.set(self._certified(context))
+        except Unauthenticated as error:
+            await abort(context, error)
+
+    def _of_token(self, tokens: AcceptedTokens, metadata: Any) -> str:
+        given = [value for key, value in metadata or () if key == "authorization"]
+        if len(given) != 1 or not given[0].lower().startswith(_SCHEME):
+            raise Unauthenticated("no token: this server asks for one, as metadata `authorization: Bearer TOKEN`")
+        identity = tokens.identity(given[0][len(_SCHEME) :].strip())
+        if identity is None:
+            raise Unauthenticated("this server does not know the token: it is wrong, or was withdrawn")
+        return identity
+
+    def _certified(self, context: grpc.aio.ServicerContext) -> str:
+        """Whom the client's certificate names; without mTLS ANONYMOUS."""
+        shown = context.auth_context().get("x509_pem_cert")
+        if not shown:
+            return ANONYMOUS
+        self._named = self._named or _names()
+        try:
+            return self._named(shown[0])
+        except ValueError as error:
+            raise Unauthenticated(f"the client's certificate names nobody: {error}") from None
+
+
+def _names() -> Callable[[bytes], str]:
+    """Reads certificates; a caller's is the same in call after call."""
+    from tandem.services.security.certificates import identity_of
+
+    return functools.lru_cache(REMEMBERED_CERTIFICATES)(identity_of)
+
+
+def _refusing(handler: grpc.RpcMethodHandler, error: Unauthenticated) -> grpc.RpcMethodHandler:
+    """The same kind of handler, which wants nothing of the request."""
+
+    def unary(method: Unary) -> Unary:
+        async def refused(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            await abort(context, error)
+
+        return refused
+
+    def stream(method: Stream) -> Stream:
+        async def refused(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
+            await abort(context, error)
+            yield
+
+        return refused
+
+    return wrapped(handler, unary, stream, reads=False)

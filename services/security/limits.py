@@ -1,0 +1,148 @@
+"""What one caller may have at a time, and how large what it sends may be."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.speculation.types import InvalidField, TooLong
+
+BYTES_PER_TOKEN = 64
+"""No prompt has more bytes per token than this, unless a server says so: longer text is not even tokenized."""
+MOST_STOP_STRINGS = 64
+LONGEST_STOP_STRING = 1024  # characters
+MOST_STOP_TOKENS = 1024
+
+
+MESSAGE_BYTES = 4 * 1024 * 1024
+_BESIDE_PROMPTS = 4 * LONGEST_STOP_STRING * MOST_STOP_STRINGS + 64 * 1024
+
+
+def message_bytes(sequence_length: int, max_prompt_bytes: int | None) -> int:
+    """Bytes that a request may have where nobody says: what prompts and their stops can take, at most 4 MiB.
+
+    Parsing holds up everybody else, for 30 ms where a message has 4 MiB.
+    """
+    return min(MESSAGE_BYTES, (max_prompt_bytes or BYTES_PER_TOKEN * sequence_length) + _BESIDE_PROMPTS)
+
+
+class LimitReached(RuntimeError):
+    """The caller has as much under way as one caller may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """None: no limit of its own. KV slots and the sequence length bound everybody together in any case.
+
+    `max_prompt_bytes`: of a text prompt, before it is tokenized; None: 64 per token of the sequence length.
+    `max_proposal_sessions` and `max_proposal_bytes` bound the sessions of proposals of everybody together, which need
+    no slot where n-gram lookup drafts; one caller with a name may have half of either. A caller of calls is an
+    identity, or else a machine; probes are health checks, and each kind has its own. `message_seconds`: how long a call
+    may go without its request, `unread_seconds`: its replies unread, the last one since it was there.
+    """
+
+    max_sessions_per_identity: int | None = None
+    max_requests_per_identity: int | None = None
+    max_prompt_bytes: int | None = None
+    max_proposal_sessions: int = 1024
+    max_proposal_bytes: int = 256 * 1024 * 1024
+    max_calls_per_caller: int = 1024
+    max_calls: int = 4096
+    max_probes_per_caller: int = 64
+    max_probes: int = 256
+    message_seconds: float = 30.0
+    unread_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if name.endswith("_seconds"):
+                if not value > 0:
+                    raise ValueError(f"{name}: {value} is not above 0")
+            elif value is not None and value < 1:
+                raise ValueError(f"{name}: {value} is below 1")
+
+    def check_sessions(self, opened: int) -> None:
+        """Whether a caller with so many open sessions may open another. Raises LimitReached."""
+        most = self.max_sessions_per_identity
+        if most is not None and opened >= most:
+            raise LimitReached(f"max_sessions_per_identity: {opened} of your sessions are open, {most} is the most")
+
+    def check_generation(self, message: Any, max_sequence_length: int) -> None:
+        """A tandem.v1.Generation, by its counts and lengths, before anything of it is looked at or copied.
+
+        Raises TooLong and InvalidField.
+        """
+        given = len(message.token_ids.ids)
+        if given > max_sequence_length:
+            raise TooLong(
+                f"the prompt has {given} tokens and the sequence length is {max_sequence_length}: no room to generate"
+            )
+        most = self.max_prompt_bytes or BYTES_PER_TOKEN * max_sequence_length
+        length = len(message.text.encode())
+        if length > most:
+            raise TooLong(f"the prompt has {length} bytes and this server takes {most} (max_prompt_bytes)")
+        check_count("stop_token_ids", message.stop_token_ids, MOST_STOP_TOKENS)
+        check_count("stop_strings", message.stop_strings, MOST_STOP_STRINGS)
+        for i, string in enumerate(message.stop_strings):
+            check_count(f"stop_strings[{i}]", string, LONGEST_STOP_STRING, "characters ")
+
+
+def check_count(field: str, values: Sized, most: int, what: str = "") -> None:
+    """Raises InvalidField naming the field, how many there are, and how many may be."""
+    if len(values) > most:
+        raise InvalidField(field, f"{len(values)} {what}are above the limit of {most}")
+
+
+class Calls:
+    """How many calls each caller has under way, and all together: `most_each` and `most`."""
+
+    def __init__(self, most_each: int, most: int) -> None:
+        self._most_each, self._most = most_each, most
+        self._of: Counter[str] = Counter()
+        self._all = 0
+
+    def __len__(self) -> int:
+        return self._all
+
+    def begin(self, who: str) -> None:
+        """One more of this caller, until `end`. Raises LimitReached."""
+        if self._of[who] >= self._most_each:
+            raise LimitReached(f"calls: {self._of[who]} of yours are under way, {self._most_each} is the most")
+        if self._all >= self._most:
+            raise LimitReached(f"calls: {self._all} are under way, {self._most} is the most")
+        self._of[who] += 1
+        self._all += 1
+
+    def end(self, who: str) -> None:
+        self._all -= 1
+        self._of[who] -= 1
+        if not self._of[who]:
+            del self._of[who]
+
+
+class Running:
+    """How many requests of each caller are under way."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most = limits.max_requests_per_identity
+        self._running: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def one(self, identity: str) -> Iterator[None]:
+        """One more of this caller. Raises LimitReached."""
+        under_way = self._running[identity]
+        if self._most is not None and under_way >= self._most:
+            raise LimitReached(
+                f"max_requests_per_identity: {under_way} of your requests are under way, {self._most} is the most"
+            )
+        self._running[identity] += 1
+        try:
+            yield
+        finally:
+            self._running[identity] -= 1
+            if not self._running[identity]:
+                del self._running[identity]

@@ -1,0 +1,16 @@
+"""Names that callers say: of sessions, tokenizers, revisions, types. Errors and logs may quote what was let in here."""
+
+from __future__ import annotations
+
+from tandem.speculation.types import InvalidField
+
+MAX_NAME = 256
+
+
+def check_name(field: str, given: str, least: int = 0, most: int = MAX_NAME) -> str:
+    """`given`, where it is `least` to `most` printable characters. Else InvalidField, which does not quote it."""
+    if not least <= len(given) <= most:
+        raise InvalidField(field, f"length {len(given)} is outside {least} to {most}")
+    if not given.isprintable():
+        raise InvalidField(field, "it has characters that cannot be printed")
+    return given

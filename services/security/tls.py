@@ -1,0 +1,102 @@
+"""A server's certificates: read from files, and read again for new connections once the files have changed."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from tandem.rpc.secret_files import check_readable, signature, warn_if_others_read
+
+log = logging.getLogger("tandem.security")
+
+
+@dataclass(frozen=True, slots=True)
+class TlsConfig:
+    """PEM files of a server. With `client_ca`, clients must show a certificate that one of these signed (mTLS).
+
+    Raises ValueError for files that cannot be read, and for a key that is not the certificate's.
+    """
+
+    cert: str
+    key: str
+    client_ca: str | None = None
+
+    def __post_init__(self) -> None:
+        check_readable("tls_cert", self.cert)
+        check_readable("tls_key", self.key)
+        if self.client_ca is not None:
+            check_readable("tls_client_ca", self.client_ca)
+        check_pair(self)
+        warn_if_others_read("tls_key", self.key)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.cert, self.key, self.client_ca) if self.client_ca else (self.cert, self.key)
+
+
+def tls_config(cert: str | None, key: str | None, client_ca: str | None) -> TlsConfig | None:
+    """None where there is to be no TLS. Raises ValueError."""
+    if cert is not None and key is not None:
+        return TlsConfig(cert, key, client_ca)
+    if cert is not None:
+        raise ValueError("tls_cert: given without tls_key")
+    if key is not None:
+        raise ValueError("tls_key: given without tls_cert")
+    if client_ca is not None:
+        raise ValueError("tls_client_ca: given without tls_cert and tls_key")
+    return None
+
+
+def check_pair(config: TlsConfig) -> None:
+    """Whether handshakes can work: gRPC takes any files, and fails at every connection. Raises ValueError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.cert, config.key, password="")  # never ask at the terminal
+    except (ssl.SSLError, ValueError) as error:
+        why = getattr(error, "reason", None) or "encrypted, or not PEM"
+        raise ValueError(f"tls_key: {config.key} is not the key of {config.cert} ({why})") from None
+    if config.client_ca is not None:
+        try:
+            context.load_verify_locations(config.client_ca)
+        except ssl.SSLError:
+            raise ValueError(f"tls_client_ca: {config.client_ca} holds no PEM certificate") from None
+
+
+def server_credentials(config: TlsConfig) -> grpc.ServerCredentials:
+    """Credentials for add_secure_port. gRPC asks for the certificates again at every new connection."""
+    certificates = _Certificates(config)
+    return grpc.dynamic_ssl_server_credentials(
+        certificates.read(), certificates.changed, require_client_authentication=config.client_ca is not None
+    )
+
+
+class _Certificates:
+    """The files as gRPC wants them. `changed` runs on a thread of gRPC's, in the middle of a handshake."""
+
+    def __init__(self, config: TlsConfig) -> None:
+        self._config, self._signature = config, signature(*config.files)
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        config = self._config
+        ca = Path(config.client_ca).read_bytes() if config.client_ca else None
+        pair = (Path(config.key).read_bytes(), Path(config.cert).read_bytes())
+        return grpc.ssl_server_certificate_configuration([pair], ca)
+
+    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """What the files say now; None, and what was there stays, where they are the same or cannot be used."""
+        try:
+            found = signature(*self._config.files)
+            if found == self._signature:
+                return None
+            self._signature = found
+            check_pair(self._config)
+            read = self.read()
+        except (OSError, ValueError) as error:
+            log.error("the certificates' new files are not used, the old ones stay: %s", error)
+            return None
+        log.info("certificates read again: %s", self._config.cert)
+        return read

@@ -1,0 +1,48 @@
+"""How many sessions of proposals there may be, and what they may hold: lookup needs no slot that would bound them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tandem.services.security.identity import ANONYMOUS
+from tandem.services.security.limits import LimitReached, Limits
+
+BYTES_PER_TOKEN = 1024
+"""What a session holds for each of its tokens: the index of n-gram lookup, measured."""
+
+
+class Proposed:
+    """How many sessions of proposals each caller has, and how many bytes they hold."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._most = {
+            "max_proposal_sessions": limits.max_proposal_sessions,
+            "max_proposal_bytes": limits.max_proposal_bytes,
+        }
+        self._held: dict[str, Counter[str]] = {name: Counter() for name in self._most}
+        self._together = Counter[str]()
+
+    def open(self, identity: str) -> None:
+        """One more session. Raises LimitReached."""
+        self._add("max_proposal_sessions", identity, 1)
+
+    def grow(self, identity: str, tokens: int) -> None:
+        """A session holds so many tokens more, or less. Raises LimitReached."""
+        self._add("max_proposal_bytes", identity, tokens * BYTES_PER_TOKEN)
+
+    def close(self, identity: str, tokens: int) -> None:
+        """A session of so many tokens is gone."""
+        self._add("max_proposal_sessions", identity, -1)
+        self.grow(identity, -tokens)
+
+    def _add(self, name: str, identity: str, more: int) -> None:
+        held, most = self._held[name], self._most[name]
+        if more > 0:
+            own = most if identity == ANONYMOUS else max(1, most // 2)
+            for whose, now, limit in (("your", held[identity], own), ("all", self._together[name], most)):
+                if now + more > limit:
+                    raise LimitReached(f"{name}: {whose} sessions of proposals have {now} of {limit}: no {more} more")
+        held[identity] += more
+        self._together[name] += more
+        if not held[identity]:
+            del held[identity]

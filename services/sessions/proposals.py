@@ -1,0 +1,145 @@
+"""Sessions of proposals: the drafter of a DraftWorker, for callers that verify elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from tandem.rpc import wire
+from tandem.engine.drafting import Drafting
+from tandem.engine.generator import check_tokens
+from tandem.services.sessions import checkout
+from tandem.services.errors import Mismatch
+from tandem.services.security.identity import caller
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.security.limits import Limits
+from tandem.services.security.names import check_name
+from tandem.services.sessions.proposal_limits import Proposed
+from tandem.services.sessions.table import Session, SessionConflict, SessionKey, SessionTable, session_key
+from tandem.speculation.drafters import Drafter, teach
+from tandem.speculation.types import DraftLimit, InvalidField, ModelInfo, TooLong
+from tandem.v1 import draft_worker_pb2 as pb
+
+SLOT_SECONDS = 0.2
+"""How long a session's first call waits for a slot of the draft model: its caller goes undrafted meanwhile."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A session's drafter (`ready` once it was opened), its limit, and the lock that keeps its rounds in order.
+
+    `counted`: tokens that the limits know of.
+    """
+
+    drafter: Drafter
+    limit: DraftLimit
+    counted: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    opened: bool = False
+    ready: bool = False
+
+
+class Proposals:
+    """Answers Propose and EndProposals. A session's tokens are all that its caller said; its drafter follows them."""
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        info: ModelInfo,
+        lifecycle: Lifecycle,
+        lease_seconds: float = 60.0,
+        limits: Limits | None = None,
+    ) -> None:
+        self._drafting, self._info, self._lifecycle = drafting, info, lifecycle
+        self._limits = limits or Limits()
+        self._proposed = Proposed(self._limits)
+        self._vocab_size = min(info.vocab_size, drafting.vocab_size)
+        self.sessions: SessionTable[Held, None] = SessionTable(time.monotonic, lease_seconds)
+
+    async def propose(self, request: pb.ProposeRequest) -> pb.ProposeResponse:
+        """Raises what services/errors.py knows; a session's first call leaves nothing behind where it fails."""
+        arrived = time.perf_counter()
+        key = session_key(caller(), request.session_id)
+        self._check(request)
+        session = self.sessions.find(key)
+        if session is None:
+            if request.known_length:
+                return pb.ProposeResponse(unknown=True)
+            await checkout.expire(self.sessions, self._free)
+            session = self.sessions.find(key) or self._admit(key, request)
+        async with checkout.using(self.sessions, session, self._free):
+            reply = await self._round(session, request)
+        reply.server_seconds = time.perf_counter() - arrived
+        return reply
+
+    async def end(self, request: pb.EndProposalsRequest) -> pb.EndProposalsResponse:
+        key = session_key(caller(), request.session_id)
+        return pb.EndProposalsResponse(ended=await checkout.drop(self.sessions, key, self._free))
+
+    async def expire_forever(self) -> None:
+        """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
+        await checkout.expire_forever(self.sessions, self._free)
+
+    def _admit(self, key: SessionKey, request: pb.ProposeRequest) -> Session[Held, None]:
+        self._lifecycle.check()
+        self.sessions.check_new(key)
+        self._limits.check_sessions(self.sessions.owned_by(key.owner))
+        if not request.HasField("sampling"):
+            raise InvalidField("sampling", "missing: a session's first call must say how tokens are drawn")
+        sampling = wire.sampling_from_wire(request.sampling)
+        rule = wire.rule_from_wire(request.rule)
+        limit = DraftLimit()
+        held = Held(self._drafting.drafter(self._info.vocab_size, rule, SLOT_SECONDS, limit), limit)
+        self._proposed.open(key.owner)
+        return self.sessions.admit(key, held, sampling, [], self._info.max_sequence_length)
+
+    async def _round(self, session: Session[Held, None], request: pb.ProposeRequest) -> pb.ProposeResponse:
+        if request.known_length > len(session.tokens):
+            return pb.ProposeResponse(unknown=True)
+        if request.HasField("sampling") and wire.sampling_from_wire(request.sampling) != session.sampling:
+            raise SessionConflict(f"session {session.session_id} proposes with other sampling parameters")
+        tokens = [*session.tokens[: request.known_length], *request.tokens]
+        if not tokens:
+            raise InvalidField("tokens", "empty: at least one token is needed")
+        held = session.held
+        self._proposed.grow(session.session_id.owner, len(tokens) - held.counted)
+        session.tokens, held.counted = tokens, len(tokens)
+        if not held.ready:
+            await held.drafter.close()  # what an opening that was cancelled may hold
+            await held.drafter.open(tokens, session.sampling)
+            held.ready = True
+        teach(held.drafter, tokens)
+        told = request.HasField("model_speculation_length")
+        held.limit.model = request.model_speculation_length if told else None
+        draft = await held.drafter.propose(tokens, request.speculation_length)
+        return pb.ProposeResponse(
+            draft_tokens=draft.token_ids,
+            proposed_by=[proposer.value for proposer in draft.proposed_by],
+            distributions=wire.distributions_to_wire(draft.distributions),
+            queue_seconds=draft.queue_seconds,
+            compute_seconds=draft.compute_seconds,
+            step_rows=draft.rows,
+        )
+
+    def _check(self, request: pb.ProposeRequest) -> None:
+        check_name("tokenizer_sha256", request.tokenizer_sha256)
+        most, longest = self._info.max_speculation_length, self._info.max_sequence_length
+        if request.speculation_length > most:
+            raise InvalidField("speculation_length", f"{request.speculation_length} is above the maximum {most}")
+        if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:
+            raise Mismatch(
+                f"the caller's tokenizer {request.tokenizer_sha256[:12]} is not the draft's "
+                f"{self._info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
+            )
+        if request.known_length + len(request.tokens) > longest:
+            raise TooLong(
+                f"known_length {request.known_length} and {len(request.tokens)} tokens: "
+                f"together above the sequence length {longest}"
+            )
+        check_tokens("tokens", list(request.tokens), self._vocab_size)
+
+    async def _free(self, session: Session[Held, None]) -> None:
+        self._proposed.close(session.session_id.owner, session.held.counted)
+        session.held.counted = 0
+        await session.held.drafter.close()

@@ -1,0 +1,220 @@
+"""The session table: admit, fence, record, lease, expire. Pure state; the clock is an argument.
+
+A session's committed tokens grow by at least one a round, so their number (base_length) is fence and round number at
+once (design section 4, G2 to G5).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from tandem.services.security.names import check_name
+from tandem.speculation.types import Rule, SamplingParams
+
+MAX_SESSION_ID = 128
+REMEMBERED = 4096
+"""Ids of sessions that ended: of expired ones to say so, of closed ones to refuse an opening that comes too late."""
+
+_CLOSED, _EXPIRED = "closed", "expired"
+
+Held = TypeVar("Held")
+Reply = TypeVar("Reply")
+
+
+class SessionNotFound(LookupError):
+    """No such session: it was never opened, or it was closed."""
+
+
+class SessionExpired(SessionNotFound):
+    """Its lease ran out."""
+
+
+class SessionConflict(ValueError):
+    """The session exists with another prefix or other parameters."""
+
+
+class SessionKey(NamedTuple):
+    """A session's id, as whoever opened it sees it: others may use the same id and never meet."""
+
+    owner: str
+    session_id: str
+
+    def __str__(self) -> str:
+        return self.session_id
+
+
+def session_key(owner: str, session_id: str) -> SessionKey:
+    """Raises InvalidField for an id that is none."""
+    return SessionKey(owner, check_name("session_id", session_id, 1, MAX_SESSION_ID))
+
+
+class Fence(enum.Enum):
+    """What to do with a round."""
+
+    APPLY = "apply"
+    REPLAY = "replay"
+    STALE = "stale"
+
+
+@dataclass(slots=True)
+class Session(Generic[Held, Reply]):
+    """One session. `held` is what the server keeps for it (its KV slot); `recorded` the last round's reply."""
+
+    session_id: SessionKey
+    held: Held
+    sampling: SamplingParams
+    tokens: list[int]
+    max_total_tokens: int
+    expires: float
+    in_use: int = 0
+    recorded_base: int = -1
+    recorded: Reply | None = field(default=None)
+    rule: Rule = Rule.AGREEMENT
+
+    def fence(self, base_length: int, last_token: int) -> Fence:
+        """Whether a round that extends `base_length` tokens, ending in `last_token`, is due, done, or neither."""
+        if not 1 <= base_length <= len(self.tokens) or self.tokens[base_length - 1] != last_token:
+            return Fence.STALE
+        if base_length == len(self.tokens):
+            return Fence.APPLY
+        return Fence.REPLAY if base_length == self.recorded_base else Fence.STALE
+
+    def commit(self, tokens: tuple[int, ...], reply: Reply) -> None:
+        """Applies a round and records its reply."""
+        self.recorded_base, self.recorded = len(self.tokens), reply
+        self.tokens += tokens
+
+    def resume(self, prefix: list[int], sampling: SamplingParams, rule: Rule = Rule.AGREEMENT) -> None:
+        """Goes on from `prefix`, which must agree with the tokens as far as both reach. Raises SessionConflict.
+
+        A prefix that lacks only the last round is of a client that lost its reply: the round stays committed, and its
+        reply is there to be asked for again. Any other prefix is taken as all that is committed.
+        """
+        common = min(len(prefix), len(self.tokens))
+        if prefix[:common] != self.tokens[:common]:
+            raise SessionConflict(f"session {self.session_id} is open with another prefix")
+        if sampling != self.sampling:
+            raise SessionConflict(f"session {self.session_id} is open with other sampling parameters")
+        if rule is not self.rule:
+            raise SessionConflict(f"session {self.session_id} is open under the rule of {self.rule.value}")
+        if len(prefix) == self.recorded_base and len(prefix) < len(self.tokens):
+            return
+        if prefix != self.tokens:
+            self.tokens = list(prefix)
+            self.recorded_base, self.recorded = -1, None
+
+
+class SessionTable(Generic[Held, Reply]):
+    """Sessions by id, each with a lease of `lease_seconds` that every use renews."""
+
+    def __init__(self, clock: Callable[[], float], lease_seconds: float) -> None:
+        if lease_seconds <= 0:
+            raise ValueError(f"lease_seconds: {lease_seconds} is not above 0")
+        self._clock, self.lease_seconds = clock, lease_seconds
+        self._sessions: dict[SessionKey, Session[Held, Reply]] = {}
+        self.opened = self.closed = self.expired = 0  # ever
+        self.on_end: list[Callable[[Session[Held, Reply], str], None]] = []  # told "closed" or "expired"
+        self._ended: dict[SessionKey, str] = {}  # how; the oldest first
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session[Held, Reply]]:
+        return iter(list(self._sessions.values()))
+
+    def owned_by(self, owner: str) -> int:
+        """How many sessions a caller has open."""
+        return sum(session.session_id.owner == owner for session in self)
+
+    def find(self, session_id: SessionKey) -> Session[Held, Reply] | None:
+        return self._sessions.get(session_id)
+
+    def admit(
+        self,
+        session_id: SessionKey,
+        held: Held,
+        sampling: SamplingParams,
+        tokens: list[int],
+        max_total_tokens: int,
+        rule: Rule = Rule.AGREEMENT,
+    ) -> Session[Held, Reply]:
+        """A new session. Raises SessionConflict where its id is in use, or was closed."""
+        if session_id in self._sessions:
+            raise SessionConflict(f"session {session_id} is open")
+        self.check_new(session_id)
+        expires = self._clock() + self.lease_seconds
+        session: Session[Held, Reply] = Session(
+            session_id, held, sampling, list(tokens), max_total_tokens, expires, rule=rule
+        )
+        self._sessions[session_id] = session
+        self.opened += 1
+        self._ended.pop(session_id, None)
+        return session
+
+    def touch(self, session_id: SessionKey, expected: Session[Held, Reply] | None = None) -> Session[Held, Reply]:
+        """The session (`expected` and no later one of that id), its lease renewed.
+
+        Raises SessionNotFound, or SessionExpired, also where nobody has collected it yet: what ran out stays out.
+        """
+        session = self._sessions.get(session_id)
+        if session is None or session is not (expected or session):
+            if session is None and self._ended.get(session_id) == _EXPIRED:
+                raise SessionExpired(f"no session {session_id}: its lease ran out")
+            raise SessionNotFound(f"no session {session_id}: never opened, or closed")
+        now = self._clock()
+        if self._out(session, now):
+            raise SessionExpired(f"no session {session_id}: its lease ran out")
+        session.expires = now + self.lease_seconds
+        return session
+
+    def check_new(self, session_id: SessionKey) -> None:
+        """Raises SessionConflict where the id was closed: whoever closes a session may overtake its own opening."""
+        if self._ended.get(session_id) == _CLOSED:
+            raise SessionConflict(f"session {session_id} was closed: another needs an id of its own")
+
+    def drop(self, session_id: SessionKey) -> Session[Held, Reply] | None:
+        """Closes a session, if it is here. Nobody opens its id again."""
+        session = self.forget(session_id)
+        self._remember(session_id, _CLOSED)
+        return session
+
+    def forget(self, session_id: SessionKey) -> Session[Held, Reply] | None:
+        """Removes a session, as if it had never been opened."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self.closed += 1
+            self._tell_end(session, _CLOSED)
+        return session
+
+    def expire(self) -> list[Session[Held, Reply]]:
+        """Removes and returns the sessions whose lease ran out while nobody used them."""
+        now = self._clock()
+        gone = [s for s in self if self._out(s, now)]
+        for session in gone:
+            del self._sessions[session.session_id]
+            self.expired += 1
+            self._tell_end(session, _EXPIRED)
+            self._remember(session.session_id, _EXPIRED)
+        return gone
+
+    def _remember(self, session_id: SessionKey, how: str) -> None:
+        self._ended.pop(session_id, None)
+        self._ended[session_id] = how
+        while len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def _tell_end(self, session: Session[Held, Reply], how: str) -> None:
+        for told in self.on_end:
+            told(session, how)
+
+    def seconds_to_expiry(self) -> float:
+        """Until a lease may run out: no session that is here, or comes meanwhile, expires earlier."""
+        now = self._clock()
+        return min((max(0.0, s.expires - now) for s in self if not s.in_use), default=self.lease_seconds)
+
+    @staticmethod
+    def _out(session: Session[Held, Reply], now: float) -> bool:
+        return session.expires < now and not session.in_use

@@ -1,0 +1,86 @@
+"""GGUF files unpacked once: parsing one takes transformers 15 to 20 s, loading the folder it becomes takes 1.
+
+The folder holds float32 weights (unpacking is exact in float32) and the tokenizer, keyed by the file's content.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, first_line, weights_revision
+from tandem.checkpoints.trusted_cache import NOTE, cache_root, flaw, locked, private_folder, seal
+
+log = logging.getLogger("tandem.models")
+_LAYOUT = 2  # part of the key: raise it when the folder's content changes
+
+
+def unpacked(checkpoint: Checkpoint) -> Checkpoint:
+    """The folder that a GGUF checkpoint unpacks to, made now if need be; other checkpoints as they are."""
+    if checkpoint.gguf is None:
+        return checkpoint
+    revision = weights_revision(checkpoint)
+    key = revision.split(":")[1]
+    try:
+        folder = private_folder(cache_root()) / f"{checkpoint.name}-{key}-v{_LAYOUT}"
+        if flaw(folder / NOTE) is not None:
+            with locked(folder.with_name(f"{folder.name}.lock")):  # servers that start together unpack once
+                wrong = flaw(folder / NOTE)
+                if wrong:
+                    log.warning("unpacked weights are not used and made again: %s", wrong)
+                if wrong is not None:
+                    _unpack(checkpoint, folder)
+    except OSError as error:
+        log.warning("%s cannot be kept unpacked in %s: %s", checkpoint.gguf, cache_root(), error)
+        return checkpoint
+    return Checkpoint(checkpoint.name, str(folder), revision=revision)
+
+
+def _unpack(checkpoint: Checkpoint, folder: Path) -> None:
+    log.info("unpacking %s once, into %s", checkpoint.gguf, folder)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=folder.name))
+    try:
+        convert(checkpoint, partial)
+        seal(partial / NOTE, [file for file in partial.rglob("*") if file.is_file()])
+        _make_way(folder)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _make_way(folder: Path) -> None:
+    """What stands where an unpacked folder belongs goes, be it a folder, a file or a link."""
+    if folder.is_dir() and not folder.is_symlink():
+        shutil.rmtree(folder)
+    else:
+        folder.unlink(missing_ok=True)
+
+
+def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> None:
+    """Writes a GGUF's dense weights, in `dtype`, and its tokenizer into `folder`. Raises CheckpointError."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    check_sizes(checkpoint)
+    try:
+        module: Any = AutoModelForCausalLM.from_pretrained(**_dense(checkpoint), dtype=getattr(torch, dtype))
+        tokenizer = AutoTokenizer.from_pretrained(**checkpoint.source)
+    except Exception as error:  # parsers of damaged files raise anything
+        raise CheckpointError(f"{checkpoint.folder}/{checkpoint.gguf}: cannot be read: {first_line(error)}") from error
+    module.hf_quantizer = None
+    module.config.__dict__.pop("quantization_config", None)
+    module.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _dense(checkpoint: Checkpoint) -> dict[str, object]:
+    """from_pretrained's arguments; blocks are unpacked, since packed kernels would choose another arithmetic."""
+    import transformers
+
+    source = checkpoint.source
+    if hasattr(transformers, "GgufConfig"):
+        source["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    return source

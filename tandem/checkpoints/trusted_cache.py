@@ -1,0 +1,119 @@
+"""Folders of things made once, and whether they may be used: nobody else can write there, and files are whole.
+
+What lies in a cache is executed, or decides what a model says. A file is used if this user or root owns it, nobody else
+may write it, and its hash is the one noted when it was made; else it is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tandem.checkpoints.file_hashes import FileHashes, write_whole
+
+log = logging.getLogger("tandem.models")
+NOTE = "hashes.json"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Untrusted(OSError):
+    """Somebody else could have written it; the message says what and how."""
+
+
+def cache_root() -> Path:
+    """$TANDEM_CACHE, or tandem/ in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("TANDEM_CACHE") or f"{base}/tandem").expanduser()
+
+
+def file_hashes() -> FileHashes:
+    """Hashes remembered in the user's cache; where it cannot be used, none are."""
+    try:
+        return FileHashes(private_folder(cache_root() / "hashes"))
+    except OSError:
+        return FileHashes(None)
+
+
+def private_folder(path: Path) -> Path:
+    """`path`, made if need be, where nobody else may write; in a shared folder of root's, one of this user's own.
+
+    A folder of ours that others may write into is closed to them. Raises OSError, Untrusted where it is another's.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.stat()
+    if status.st_uid == os.geteuid():
+        if status.st_mode & _OTHERS_WRITE:
+            log.warning("%s could be written by others (mode %o); now it cannot", path, stat.S_IMODE(status.st_mode))
+            path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
+        return path
+    if status.st_uid != 0:
+        raise Untrusted(f"{path} belongs to another user (uid {status.st_uid}); name another folder in TANDEM_CACHE")
+    if status.st_mode & _OTHERS_WRITE:
+        return private_folder(path / f"user-{os.geteuid()}")
+    return path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time. A link in the lock's place is not followed, and nothing is written into the file."""
+    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise Untrusted(f"{path} is not a file")
+        fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
+def seal(note: Path, files: Sequence[Path]) -> None:
+    """Notes the hashes of `files`, which lie in the note's folder or below, once all of them are written.
+
+    Whatever the umask left to others, they may not write them from here on.
+    """
+    for each in {*files, *(file.parent for file in files)}:
+        each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
+    hashes = file_hashes()
+    content = {str(file.relative_to(note.parent)): hashes.of(file) for file in sorted(files)}
+    write_whole(note, json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def flaw(note: Path) -> str | None:
+    """Why what `note` seals may not be used, on one line; None where it may; "" where no note is: not made yet."""
+    try:
+        _check_ours(note)
+        sealed = json.loads(note.read_text(encoding="utf-8"))
+        if not isinstance(sealed, dict) or not sealed:
+            return f"{note} is damaged"
+        hashes = file_hashes()
+        for name, noted in sealed.items():
+            file = note.parent / name
+            for folder in {file.parent, note.parent}:
+                _check_ours(folder)
+            _check_ours(file)
+            if hashes.of(file) != noted:
+                return f"{file} is not what was written: its hash is another"
+    except FileNotFoundError as error:
+        return "" if error.filename == str(note) else f"{error.filename} is missing"
+    except OSError as error:
+        return str(error)
+    except ValueError:
+        return f"{note} is damaged"
+    return None
+
+
+def _check_ours(path: Path) -> None:
+    """Raises Untrusted unless it is no link, this user's or root's, and nobody else's to write."""
+    status = path.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise Untrusted(f"{path} is a link")
+    if status.st_uid not in (os.geteuid(), 0):
+        raise Untrusted(f"{path} belongs to another user (uid {status.st_uid})")
+    if status.st_mode & _OTHERS_WRITE:
+        raise Untrusted(f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o})")

@@ -1,0 +1,154 @@
+"""Reads main.py's command line. A flag that would have no effect is refused, in one line that says who takes it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from tandem.cli.flag_row import ASKING, BACKENDS, SERVERS, Flag
+from tandem.cli.flags import CALLING, FLAGS, GROUPS, SAMPLING
+
+_PROPOSING = "--propose_only knows no target and answers no Generate"
+_HOSTS = "--target_host says the port"
+
+
+class RoleParser(argparse.ArgumentParser):
+    """Parses into a namespace with every flag of the table; `argv` is what was parsed.
+
+    Every flag in both spellings, --top_p and --top-p. After --role, --help shows that role's flags alone.
+    """
+
+    def __init__(self, roles: Mapping[str, str]) -> None:
+        super().__init__(
+            prog="main.py",
+            description="Speculative decoding over gRPC: servers, clients, and single models.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog="roles (--role ROLE --help shows a role's flags alone):\n"
+            + "\n".join(f"  {name:14} {text}" for name, text in roles.items()),
+            allow_abbrev=False,
+        )
+        role_help = "what to run, see below"
+        self.add_argument("--role", required=True, choices=list(roles), metavar="ROLE", help=role_help)
+        for group in GROUPS:
+            titled = self.add_argument_group(group.title)
+            for flag in group.flags:
+                options = {**flag.options, "default": argparse.SUPPRESS}  # what was not given must not be there
+                titled.add_argument(*_spellings(flag), dest=flag.name, **options)
+
+    # argparse's own signature is overloaded for namespaces of the caller's, which nobody here has.
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
+        """Raises ValueError for a flag that the role, or its backend, would not use."""
+        argv = tuple(sys.argv[1:] if args is None else args)
+        self._show_only(_role_in(argv))
+        found = super().parse_args(argv)
+        given = vars(found).keys() - {"role"}
+        for name, flag in FLAGS.items():
+            if name not in given:
+                setattr(found, name, flag.default)
+        found.argv = argv
+        refuse(found, given)
+        return found
+
+    def _show_only(self, role: str | None) -> None:
+        for action in self._actions:
+            if role is not None and action.dest in FLAGS and role not in FLAGS[action.dest].roles:
+                action.help = argparse.SUPPRESS
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def _spellings(flag: Flag) -> list[str]:
+    return list(dict.fromkeys(s for name in flag.names for s in (f"--{name}", f"--{name.replace('_', '-')}")))
+
+
+def _role_in(argv: Sequence[str]) -> str | None:
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    first.add_argument("--role")
+    try:
+        return str(first.parse_known_args(argv)[0].role)
+    except argparse.ArgumentError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Flags that have an effect on `roles` only where `met`; `why` they have none else."""
+
+    flags: tuple[str, ...]
+    roles: tuple[str, ...]
+    met: Callable[[argparse.Namespace], bool]
+    why: str
+
+
+NEEDS = (
+    Needs(("draft_seconds", *CALLING), ("target",), lambda a: a.draft_host, "without --draft_host nobody is called"),
+    Needs(
+        (
+            *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
+            *("max_requests_per_identity", "max_new_tokens", *SAMPLING, *CALLING),
+        ),
+        ("draft_worker",),
+        lambda a: not a.propose_only,
+        _PROPOSING,
+    ),
+    Needs(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _HOSTS),
+    Needs(("port",), ASKING, lambda a: _wants_port(a.target_host), _HOSTS),
+    Needs(("metrics_host",), SERVERS, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
+    Needs(("exact",), tuple(FLAGS["exact"].roles), lambda a: not a.fast, "does not go with --fast"),
+    Needs(("chat",), ("accept",), lambda a: a.prompt or a.prompt_text, "is for your own prompts"),
+    Needs(
+        ("modules_to_not_convert",),
+        ("plan",),
+        lambda a: a.quantization not in ("auto", "none"),
+        "goes with a --quantization of the plan's",
+    ),
+    Needs(
+        ("target_model",),
+        ("target", "verify_target", "fused_target", "accept", "compile", "plan"),
+        lambda a: a.model is None,
+        "the same as --model here; give one of them",
+    ),
+    Needs(("draft_model",), ("verify_draft",), lambda a: a.model is None, "the same as --model here; give one of them"),
+    Needs(
+        ("model",),
+        ("draft", "draft_worker"),
+        lambda a: a.target_model is None if a.draft == "ngram" else a.draft_model is None,
+        "the same as --draft_model here (with --draft ngram, as --target_model); give one of them",
+    ),
+)
+
+
+def refuse(args: argparse.Namespace, given: Collection[str]) -> None:
+    """Raises ValueError for the first of the `given` flags that would have no effect."""
+    for name in (name for name in FLAGS if name in given):
+        flag = FLAGS[name]
+        if args.role not in flag.roles:
+            raise ValueError(f"{name}: --role {args.role} does not take it; these do: {', '.join(flag.roles)}")
+        if args.role in FLAGS["backend"].roles and args.backend in BACKENDS:
+            _refuse_backend(flag, args.role, args.backend)
+    for need in NEEDS:
+        for name in need.flags:
+            if name in given and args.role in need.roles and not need.met(args):
+                raise ValueError(f"{name}: {need.why}")
+
+
+def _refuse_backend(flag: Flag, role: str, backend: str) -> None:
+    if role in flag.takers(backend):
+        return
+    others = [other for other in BACKENDS if role in flag.takers(other)]
+    who = f"--backend {' or '.join(others)} does"
+    if roles := flag.takers(backend):
+        who += f", and with {backend} these roles: {', '.join(roles)}"
+    raise ValueError(f"{flag.name}: --role {role} with --backend {backend} does not take it; {who}")
+
+
+def _wants_port(hosts: str) -> bool:
+    """Whether one of them comes without a port, or is an IPv6 address."""
+    return any(
+        ":" not in host.rpartition("]")[2] or (host.count(":") > 1 and not host.startswith("["))
+        for host in map(str.strip, hosts.split(","))
+    )

@@ -1,0 +1,202 @@
+"""Rows of tandem/cli/flags.py: the models, what is measured and advised, and the plan."""
+
+from __future__ import annotations
+
+from tandem.cli.flag_row import ALONE, ASKING, DRAFTING, LOADING, NXDI, REAL, SERVERS, SHARED, TORCH, Group, flag, switch
+
+DRAFT_HELP = "hybrid (prompt lookup, else the draft model), model, or ngram (lookup alone); auto: hybrid if it can"
+
+MODELS = Group(
+    "models (default: the embedded SmolLM2-135M-Instruct)",
+    (
+        flag("model", to=(*LOADING, "plan"), help="model folder, .gguf file or hub id of the role's own model"),
+        flag(
+            "target_model",
+            to=("target", "verify_target", *DRAFTING, "plan"),
+            help="the target, where a role has two models; draft, draft_worker: whose tokenizer lookup speaks",
+        ),
+        flag("draft_model", to=(*DRAFTING, "verify_draft", "plan"), help="the draft model"),
+        flag("draft", to=DRAFTING, default="auto", help=DRAFT_HELP),
+        flag(
+            "backend",
+            to=(*LOADING, "plan"),
+            default="torch",
+            help="torch, nxdi (NxD Inference, on Neuron), or toy (for tests)",
+        ),
+        flag(
+            "device", to=LOADING, backends=TORCH, default="auto", help="auto, cpu, cuda or neuron (Trn2, Trn3); torch's"
+        ),
+        flag("dtype", to=(*LOADING, "plan"), backends=REAL, default="auto", help="auto, float32, bfloat16 or float16"),
+        flag(
+            "threads",
+            to=LOADING,
+            backends=TORCH,
+            type=int,
+            help="CPU threads of a model (default: torch's choice, or a rank's share of the CPUs)",
+        ),
+        flag(
+            "compile",
+            to=LOADING,
+            backends=TORCH,
+            default="auto",
+            help="steps: native (C++), inductor or neuron (graphs), off (module code), auto",
+        ),
+        switch(
+            "exact",
+            to=("target", "fused_target", *ALONE, "accept"),
+            backends=REAL,
+            help="use only step shapes that give the same bits (default)",
+        ),
+        switch(
+            "fast",
+            to=("target", "fused_target", *ALONE, "accept"),
+            backends=REAL,
+            help="use all step shapes, also where their last bits differ",
+        ),
+        flag(
+            "sequence_length",
+            to=(*LOADING, "client", "fused_client", "plan"),
+            type=int,
+            help="tokens per sequence, prompt included (servers: 512)",
+        ),
+        flag("batch", to=(*LOADING, "plan"), type=int, default=4, help="KV slots: sequences held at once (default 4)"),
+        flag(
+            "speculation_length",
+            "gamma",
+            to=(*SERVERS, *ASKING, "accept", "compile", "plan"),
+            metavar="auto|K",
+            help="draft tokens per round; auto (default): as many as pay, by measurement. Clients: as the server says",
+        ),
+        flag(
+            "max_speculation_length",
+            to=(*LOADING, "plan"),
+            type=int,
+            help="a server's most (default: its speculation_length, auto: 5)",
+        ),
+        flag(
+            "tp_degree",
+            to=(*LOADING, "plan"),
+            backends=REAL,
+            only={"torch": (*SHARED, "plan")},
+            type=int,
+            default=1,
+            help="cores that share a target (torch: a process each, which are started here, or by torchrun)",
+        ),
+        flag(
+            "cores",
+            to=LOADING,
+            backends=TORCH,
+            help="cores of the device that this process uses, such as 0-3 (default: all)",
+        ),
+        flag(
+            "compiled_dir",
+            to=LOADING,
+            backends=REAL,
+            help="folder of compiled models; may be shared (default: in ~/.cache/tandem)",
+        ),
+        flag(
+            "compile_for",
+            to=("compile",),
+            help="compile: target, draft and fused, those that are wanted (default: all)",
+        ),
+        flag(
+            "batch_buckets",
+            to=(*LOADING, "plan"),
+            backends=TORCH,
+            help="rows to make graphs of steps for, such as 1,4 (default: what suits the device)",
+        ),
+        flag(
+            "draft_buckets",
+            to=(*LOADING, "plan"),
+            backends=TORCH,
+            help="draft tokens to make graphs of steps for, such as 2,5 (default: as batch_buckets)",
+        ),
+        flag(
+            "prefill_chunk",
+            to=(*LOADING, "plan"),
+            backends=TORCH,
+            type=int,
+            help="tokens of a prompt per step (default 64)",
+        ),
+        flag(
+            "neuron_config",
+            to=LOADING,
+            backends=NXDI,
+            metavar="JSON",
+            help="nxdi: NeuronConfig's fields, as JSON or a file of it",
+        ),
+        flag(
+            "draft_neuron_config",
+            to=("fused_target",),
+            backends=NXDI,
+            metavar="JSON",
+            help="nxdi, fused_target: fields that differ for the draft",
+        ),
+        switch(
+            "eagle",
+            to=("fused_target",),
+            backends=NXDI,
+            help="nxdi, fused_target: the draft is an EAGLE1 head of the target",
+        ),
+    ),
+)
+
+FIGURES = Group(
+    "measuring and advice (roles accept and advise)",
+    (
+        flag("output", to=("accept",), help="accept: write the figures here as JSON"),
+        flag("report", to=("advise",), help="advise: the comparison.json whose measurements to use"),
+        flag(
+            "rtt_ms",
+            to=("advise",),
+            type=float,
+            help="advise: round trip between client and target (default: as measured)",
+        ),
+        flag("clients", to=("advise",), type=int, default=1, help="advise: clients at once on one target (default 1)"),
+    ),
+)
+
+PLANNING = Group(
+    "planning (roles plan and doctor; plan also takes the models' flags)",
+    (
+        flag("instance", to=("plan",), help="plan: trn2.48xlarge and the like, or FAMILY:CHIPS such as trn3:4"),
+        flag(
+            "lnc",
+            to=("plan",),
+            type=int,
+            help="plan: physical cores per logical one (default: the chip's, 2 on Trn2 and Trn3)",
+        ),
+        flag(
+            "core_count",
+            to=("plan",),
+            type=int,
+            help="plan: cores of either placement (default: tp_degree, or as few as do)",
+        ),
+        flag(
+            "context_buckets",
+            to=("plan",),
+            metavar="LIST",
+            help="plan, nxdi: prompt lengths compiled, as in 1024,2048; or auto",
+        ),
+        flag(
+            "decode_buckets",
+            to=("plan",),
+            metavar="LIST",
+            help="plan: cache lengths compiled (default: sequence_length); or auto",
+        ),
+        flag(
+            "quantization",
+            to=("plan",),
+            default="auto",
+            help="plan: of the target; none, int8, f8e4m3, f8e5m2; auto: config.json",
+        ),
+        flag(
+            "modules_to_not_convert",
+            to=("plan",),
+            default="lm_head",
+            metavar="LIST",
+            help="plan: what a quantization leaves out (lm_head)",
+        ),
+        switch("json", to=("plan", "doctor"), help="plan, doctor: print JSON"),
+    ),
+)

@@ -1,0 +1,189 @@
+"""`--role advise`: from a comparison.json's measured costs to what to deploy on a link, for so many clients. Pure.
+
+Under N clients the target's device is the queue's single server: no client can have a token more often than the device
+has finished one for each of them, so the time per token is at least N times the device's seconds per token. Requests
+that share steps do better; the comparison did not measure that, and the advice says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED
+from tandem.comparison.measuring.conditions import LinkChoice
+from tandem.comparison.analysis.decision import spoken
+from tandem.comparison.analysis.findings import link_of, model_from_json
+from tandem.comparison.analysis.metrics import ratio
+from tandem.comparison.analysis.predictions import Model
+from tandem.comparison.report.earlier import read_comparison
+
+FAR_MS = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceConfig:
+    """Whose measurements, which link (None: the base's), and how many clients at once."""
+
+    report: Path
+    rtt_ms: float | None = None
+    clients: int = 1
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise ValueError(f"clients: {self.clients} is below 1")
+        if self.rtt_ms is not None and not 0 <= self.rtt_ms <= FAR_MS:
+            raise ValueError(f"rtt-ms: {self.rtt_ms:g} is outside 0 to {FAR_MS:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One architecture at its best predicted length. `alone_s`: TPOT of a single client; `busy_s`: of the target."""
+
+    architecture: str
+    length: int
+    alone_s: float
+    busy_s: float
+    clients: int
+
+    @property
+    def tpot_s(self) -> float:
+        return max(self.alone_s, self.clients * self.busy_s)
+
+    @property
+    def capacity(self) -> int | None:
+        """Clients before they wait for each other; None where the target is busy for no time that was measured."""
+        clients = ratio(self.alone_s, self.busy_s)
+        return None if clients is None else max(1, math.floor(clients))
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """The options, best first, and the model that they come from."""
+
+    link: LinkChoice
+    clients: int
+    options: tuple[Option, ...]
+    model: Model
+
+    @property
+    def best(self) -> Option:
+        return self.options[0]
+
+
+def advise(comparison: Mapping[str, Any], rtt_ms: float | None = None, clients: int = 1) -> Advice:
+    """Raises ValueError where the comparison has no costs to advise from."""
+    if comparison["theory"] is None:
+        raise ValueError(
+            "report: it has no costs; compare plain decoding and at least one architecture that drafts in one run"
+        )
+    model = model_from_json(comparison["theory"])
+    base = link_of(comparison["conditions"][0]["link"])
+    link = base if rtt_ms is None else LinkChoice(rtt_ms, base.bandwidth_mbps)
+    return Advice(link, clients, _options(model, link, clients), model)
+
+
+def _options(model: Model, link: LinkChoice, clients: int) -> tuple[Option, ...]:
+    """Every architecture that was measured, best first."""
+    options = [_option(model, name, link, clients) for name in (AUTOREGRESSIVE.name, *model.drafts)]
+    return tuple(sorted(options, key=lambda option: option.tpot_s))
+
+
+def _option(model: Model, name: str, link: LinkChoice, clients: int) -> Option:
+    """At the length that is best for so many clients: a shorter draft keeps a busy target less busy."""
+    if name == AUTOREGRESSIVE.name:
+        return Option(name, 0, model.plain_tpot, model.plain_s, clients)
+    options = (
+        Option(name, g, model.tpot(name, link, g), model.target_seconds(name, g), clients)
+        for g in model.lengths(name)[1:]
+    )
+    return min(options, key=lambda option: option.tpot_s)
+
+
+def advice_lines(advice: Advice) -> Iterator[str]:
+    """What to deploy, what to expect, and what would change it."""
+    best, many = advice.best, advice.clients > 1
+    rtt = f"{1000 * advice.link.seconds:g} ms round trip"
+    who = f"{advice.clients} clients" if many else "one client"
+    length = f" with speculation length {best.length}" if best.length else ""
+    yield f"At {rtt} and {who}: {spoken(best.architecture)}{length}."
+    yield ""
+    for option in advice.options:
+        yield _line(option, advice.model)
+    yield ""
+    yield "What would change this:"
+    changes = list(_changes(advice))
+    yield from (f"  - {change}" for change in changes or ["Nothing that was measured comes near it."])
+    yield ""
+    yield (
+        "Predicted from the comparison's component times, for speculation lengths that were costed; run the comparison"
+        " with --rtt-ms at your round trip to see how far predictions are off. Requests that share steps on the target"
+        " do better than the capacity says."
+    )
+
+
+def _line(option: Option, model: Model) -> str:
+    at = f"k = {option.length}" if option.length else "k = 0"
+    shared = f", {1000 * option.tpot_s:.1f} ms with {option.clients}" if option.clients > 1 else ""
+    plural = "client" if option.capacity == 1 else "clients"
+    times, most = ratio(model.plain_tpot, option.alone_s), ratio(1.0, option.busy_s)
+    beside = "" if times is None else f" ({times:.2f} times plain decoding alone)"
+    limit = (
+        "no limit was measured"
+        if option.capacity is None or most is None
+        else f"{option.capacity} {plural} before they wait, at most {most:.0f} tokens/s"
+    )
+    return (
+        f"  {spoken(option.architecture):15} {at:7} TPOT {1000 * option.alone_s:6.1f} ms alone{shared}{beside},"
+        f" target busy {1000 * option.busy_s:.1f} ms a token: {limit}"
+    )
+
+
+def _changes(advice: Advice) -> Iterator[str]:
+    best = advice.best.architecture
+    yield from _other_links(advice)
+    yield from _other_loads(advice)
+    if best in advice.model.drafts:
+        least = advice.model.least_tokens_per_round(best, advice.best.alone_s)
+        if least is not None:
+            yield (
+                f"Other prompts: below about {least:.2f} tokens a round"
+                f" ({advice.model.drafts[best].per_round:.2f} were measured) plain decoding is faster."
+            )
+
+
+def _other_links(advice: Advice) -> Iterator[str]:
+    """Round trips at which another architecture becomes the best for as many clients."""
+    model, clients, limit = advice.model, advice.clients, advice.link.bandwidth_mbps
+    before = advice.best.architecture
+    for rtt in (*range(0, 300, 1), *range(300, 2001, 50)):
+        found = _options(model, LinkChoice(float(rtt), limit), clients)[0].architecture
+        if found != before and rtt > 1000 * advice.link.seconds:
+            yield f"A round trip of {rtt} ms or more: {spoken(found)} is then the best."
+            break
+    if DISTRIBUTED.name in model.drafts and before != DISTRIBUTED.name:
+        even = 1000 * model.break_even_rtt(advice.link)[0]
+        if even > 0:
+            yield (
+                "A target's host that cannot hold the draft: distributed is faster than plain decoding below"
+                f" {even:.0f} ms."
+            )
+
+
+def _other_loads(advice: Advice) -> Iterator[str]:
+    """The number of clients at which another architecture becomes the best on this link."""
+    for clients in range(advice.clients + 1, 201):
+        found = _options(advice.model, advice.link, clients)[0].architecture
+        if found != advice.best.architecture:
+            yield f"{clients} clients or more on one target: {spoken(found)} is then the best."
+            return
+
+
+def run_advice(config: AdviceConfig) -> int:
+    """Prints the advice; the exit code."""
+    for line in advice_lines(advise(read_comparison(config.report), config.rtt_ms, config.clients)):
+        print(line)
+    return 0

@@ -1,0 +1,201 @@
+"""From summaries and calibrations to theory beside measurement: the `theory` of comparison.json."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED, WIDTH_1
+from tandem.comparison.analysis.bootstrap import Interval
+from tandem.comparison.measuring.calibration import Calibration
+from tandem.comparison.measuring.conditions import BASE, LINK, Condition, LinkChoice
+from tandem.comparison.analysis.costs import ArchitectureCosts, costs_by_architecture
+from tandem.comparison.analysis.line_fit import FIXED, fit_as_json
+from tandem.comparison.analysis.predictions import (
+    NOTES,
+    BestLength,
+    Drafted,
+    Model,
+    Prediction,
+    best_length,
+    crossing,
+    curve,
+    drafted,
+)
+from tandem.comparison.measuring.records import Measurement, Record
+from tandem.comparison.analysis.summary import Summary
+
+NOUNS = {"draft": "drafting", "verify": "verification"}
+LEAST_CURVE_MS = 60.0
+"""The round trips that are drawn, where the measured ones end earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class Theory:
+    """Predictions and what they were made from. Seconds."""
+
+    model: Model
+    predictions: tuple[Prediction, ...]
+    curve: tuple[tuple[float, dict[str, float]], ...]
+    best_lengths: tuple[BestLength, ...]
+    break_even_rtt_s: float | None = None
+    break_even_interval_s: Interval | None = None
+    measured_break_even_rtt_s: float | None = None
+    distributed_over_fused_s: float | None = None
+
+
+def theory_of(
+    conditions: Sequence[Condition],
+    summaries: Mapping[str, Sequence[Summary]],
+    records: Sequence[Record],
+    found: Sequence[Calibration],
+    length: int,
+) -> Theory | None:
+    """None unless plain decoding and an architecture that drafts were both measured and costed."""
+    model = _model(conditions[0], records, found, length)
+    if model is None or not model.drafts:
+        return None
+    links = [c for c in conditions if c.varies in (BASE, LINK)]
+    measured = {c.name: _mean_tpots(summaries[c.name]) for c in links}
+    names = [AUTOREGRESSIVE.name, *model.drafts]
+    pipelined = [PIPELINED.name] if DISTRIBUTED.name in model.drafts else []
+    predictions = tuple(
+        Prediction(name, c.name, 1000 * c.link.seconds, model.tpot(name, c.link), measured[c.name].get(name))
+        for c in links
+        for name in (*names, *pipelined)
+    )
+    even, interval = model.break_even_rtt(conditions[0].link) if pipelined else (None, None)
+    longest = max(LEAST_CURVE_MS, *(1000 * c.link.seconds for c in links), 1500 * (even or 0.0))
+    base = measured[conditions[0].name]
+    return Theory(
+        model,
+        predictions,
+        tuple(curve(model, [*names, *pipelined], conditions[0].link, longest)),
+        tuple(best_length(model, name, c.link) for c in links for name in model.drafts),
+        even,
+        interval,
+        _crossing(links, measured),
+        _difference(base, DISTRIBUTED.name, FUSED.name),
+    )
+
+
+def _model(base: Condition, records: Sequence[Record], found: Sequence[Calibration], length: int) -> Model | None:
+    costs = costs_by_architecture(found, base.link)
+    plain = costs.get(WIDTH_1.name) or costs.get(AUTOREGRESSIVE.name)
+    if plain is None or length == 0:
+        return None
+    by_prompt: defaultdict[str, defaultdict[str, list[Measurement]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        if record.condition == base.name and record.measurement and record.measurement.rounds:
+            by_prompt[record.architecture][record.prompt].append(record.measurement)
+    drafts = {
+        name: drafted(of)
+        for name, of in by_prompt.items()
+        if name in COMPARED and name in costs and any(m.drafted for ms in of.values() for m in ms)
+    }
+    return Model(plain.verify_fixed_s + plain.verify_slope_s, costs, drafts, length)
+
+
+def _mean_tpots(summaries: Sequence[Summary]) -> dict[str, float]:
+    means = {s.architecture: s.distributions["tpot_s"].mean for s in summaries}
+    return {name: mean for name, mean in means.items() if mean is not None}
+
+
+def _crossing(links: Sequence[Condition], measured: Mapping[str, Mapping[str, float]]) -> float | None:
+    found = [
+        (1000 * c.link.seconds, _difference(measured[c.name], DISTRIBUTED.name, AUTOREGRESSIVE.name)) for c in links
+    ]
+    known = [(rtt, difference) for rtt, difference in found if difference is not None]
+    at = crossing([rtt for rtt, _ in known], [difference for _, difference in known])
+    return None if at is None else at / 1000
+
+
+def _difference(tpots: Mapping[str, float], name: str, other: str) -> float | None:
+    return tpots[name] - tpots[other] if name in tpots and other in tpots else None
+
+
+def held_at_0(theory: Theory) -> list[str]:
+    """One sentence of the parts of costs that least squares alone would have put below 0; nothing where there is none.
+
+    In milliseconds: where it would have put it, and the 95 % interval of what stands in its place.
+    """
+    parts: list[str] = []
+    for name, costs in theory.model.costs.items():
+        for step, fit in costs.fits.items():
+            if fit.held is None or fit.unheld_s is None:
+                continue
+            interval = fit.fixed_interval_s if fit.held == FIXED else fit.slope_interval_s
+            spread = "no interval" if interval is None else f"{_ms(interval[0])} to {_ms(interval[1])}"
+            part = "fixed" if fit.held == FIXED else "per token"
+            parts.append(f"{name.replace('_', ' ')}, {NOUNS[step]}, {part}: {_ms(fit.unheld_s)} ({spread})")
+    held = (
+        "Held at 0, since no step costs less, though least squares alone says, in ms (95 % interval of what is used): "
+    )
+    return [held + "; ".join(parts)] if parts else []
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f}"
+
+
+def theory_as_json(theory: Theory) -> dict[str, Any]:
+    model = theory.model
+    return {
+        "costs": {
+            "plain_s": model.plain_s,
+            "architectures": {
+                name: _costs_as_json(model, name)
+                for name in (AUTOREGRESSIVE.name, *model.drafts)
+                if name in model.costs  # plain decoding may have been costed at width 1 alone
+            },
+        },
+        "acceptance": {
+            name: {"conditional": list(of.rates), "tokens_per_round": of.per_round, "output_tokens": of.tokens}
+            for name, of in model.drafts.items()
+        },
+        "length": model.length,
+        "predictions": [{**asdict(p), "error": p.error} for p in theory.predictions],
+        "curve": [{"rtt_ms": rtt, "tpot_s": tpots} for rtt, tpots in theory.curve],
+        "best_lengths": [
+            {**asdict(best), "length": best.length, "tpot_s": best.tpot_s} for best in theory.best_lengths
+        ],
+        "break_even_rtt_s": theory.break_even_rtt_s,
+        "break_even_interval_s": list(theory.break_even_interval_s) if theory.break_even_interval_s else None,
+        "measured_break_even_rtt_s": theory.measured_break_even_rtt_s,
+        "distributed_over_fused_s": theory.distributed_over_fused_s,
+        "capacity_gain": model.capacity_gain(),
+        "target_s_per_token": {name: model.target_seconds(name) for name in (AUTOREGRESSIVE.name, *model.drafts)},
+        "notes": list(NOTES),
+    }
+
+
+def _costs_as_json(model: Model, name: str) -> dict[str, Any]:
+    costs = model.costs[name]
+    values = asdict(costs)
+    for key in ("draft_s_by_length", "verify_s_by_positions"):
+        values[key] = {f"{size:g}": seconds for size, seconds in values[key].items()}
+    return {**values, "fits": {step: fit_as_json(fit) for step, fit in costs.fits.items()}}
+
+
+def model_from_json(theory: Mapping[str, Any]) -> Model:
+    """The model again, from the `theory` of a comparison.json."""
+    costs = {
+        name: ArchitectureCosts(**{key: _sizes(value) for key, value in of.items() if key != "fits"})
+        for name, of in theory["costs"]["architectures"].items()
+    }
+    drafts = {
+        name: Drafted(tuple(of["conditional"]), (), of["output_tokens"]) for name, of in theory["acceptance"].items()
+    }
+    return Model(theory["costs"]["plain_s"], costs, drafts, theory["length"])
+
+
+def _sizes(value: Any) -> Any:
+    """JSON's keys are text."""
+    return {float(size): seconds for size, seconds in value.items()} if isinstance(value, dict) else value
+
+
+def link_of(link: Mapping[str, Any]) -> LinkChoice:
+    """A condition's link again, from comparison.json."""
+    return LinkChoice(None if link["kind"] == "direct" else link["rtt_ms"], link["bandwidth_mbps"])

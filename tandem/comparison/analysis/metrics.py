@@ -1,0 +1,222 @@
+"""What records mean: distributions, acceptance, cost by cause, speedup. Pure.
+
+Definitions. Percentiles interpolate linearly and stddev is the sample's, as LLMPerf's (pandas) are.
+Acceptance rate = accepted / drafted. Mean acceptance length = committed tokens / rounds, the target's own token
+included. Mean draft length = drafted tokens / rounds. Speedup = mean TPOT of the baseline / mean TPOT of the
+architecture, over the (prompt, run) pairs that both completed with at least two tokens; 2 means half the time per
+token. TPOT = (E2E - TTFT) / (n - 1) leaves the prompt
+out, and with it a first chunk of several tokens; `end_to_end_speedup`, the same ratio of E2E / n, leaves nothing out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
+from tandem.comparison.measuring.records import CAUSES, Measurement, Record
+from tandem.speculation.types import rounds_by_length
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """A metric over requests; every value is None where nothing was measured."""
+
+    p25: float | None
+    p50: float | None
+    p75: float | None
+    p90: float | None
+    p95: float | None
+    p99: float | None
+    mean: float | None
+    min: float | None
+    max: float | None
+    stddev: float | None
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of the ascending `ordered` lie, between neighbours linearly interpolated."""
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def distribution(values: Iterable[float | None]) -> Distribution:
+    ordered = sorted(value for value in values if value is not None)
+    if not ordered:
+        return Distribution(*[None] * len(fields(Distribution)))
+    return Distribution(
+        p25=percentile(ordered, 25),
+        p50=percentile(ordered, 50),
+        p75=percentile(ordered, 75),
+        p90=percentile(ordered, 90),
+        p95=percentile(ordered, 95),
+        p99=percentile(ordered, 99),
+        mean=statistics.fmean(ordered),
+        min=ordered[0],
+        max=ordered[-1],
+        stddev=statistics.stdev(ordered) if len(ordered) > 1 else None,
+    )
+
+
+def ratio(numerator: float, denominator: float) -> float | None:
+    """None where it is not a number: nothing was counted, or a time was 0 or next to it."""
+    value = numerator / denominator if denominator else math.inf
+    return value if math.isfinite(value) else None
+
+
+def completed(records: Iterable[Record]) -> list[Measurement]:
+    return [record.measurement for record in records if record.measurement]
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What drafting brought. Positions count from the first draft token of a round; `..._by` name the proposer."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+    acceptance_rate: float | None
+    mean_acceptance_length: float | None
+    mean_draft_length: float | None
+    acceptance_by_position: tuple[float | None, ...]
+    conditional_acceptance_by_position: tuple[float | None, ...]
+    drafted_by: dict[str, int]
+    accepted_by: dict[str, int]
+    rounds_by_length: tuple[int, ...]
+
+
+def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
+    rounds = sum(m.rounds for m in measurements)
+    drafted = sum(m.drafted for m in measurements)
+    accepted = sum(m.accepted for m in measurements)
+    drafted_at = sum_positions(m.drafted_per_position for m in measurements)
+    accepted_at = sum_positions(m.accepted_per_position for m in measurements)
+    return Acceptance(
+        rounds,
+        drafted,
+        accepted,
+        acceptance_rate=ratio(accepted, drafted),
+        mean_acceptance_length=ratio(sum(m.output_tokens for m in measurements), rounds),
+        mean_draft_length=ratio(drafted, rounds),
+        acceptance_by_position=tuple(ratio(a, d) for a, d in zip(accepted_at, drafted_at, strict=True)),
+        conditional_acceptance_by_position=_conditional(accepted_at, drafted_at),
+        drafted_by=sum_counts(m.drafted_by for m in measurements),
+        accepted_by=sum_counts(m.accepted_by for m in measurements),
+        rounds_by_length=tuple(rounds_by_length(rounds, drafted_at)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SentAhead:
+    """What rounds ahead of verdicts brought; see comparison.schema.json."""
+
+    guessed_rounds: int
+    stale_rounds: int
+    stale_drafts: int
+    mean_in_flight: float
+    max_in_flight: int
+
+
+def sent_ahead(measurements: Sequence[Measurement]) -> SentAhead | None:
+    """None where no loop ran that could have several rounds in flight."""
+    by_depth = sum_positions(m.sent_by_depth for m in measurements)
+    if not by_depth:
+        return None
+    return SentAhead(
+        sum(m.guessed_rounds for m in measurements),
+        sum(m.stale_rounds for m in measurements),
+        sum(m.stale_drafts for m in measurements),
+        sum((i + 1) * n for i, n in enumerate(by_depth)) / sum(by_depth),
+        len(by_depth),
+    )
+
+
+def sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Counts by name, added up."""
+    totals: Counter[str] = Counter()
+    for counts in per_request:
+        totals.update(counts)
+    return dict(sorted(totals.items()))
+
+
+def sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
+    """Counts by position, added up; a request that never got that far adds nothing."""
+    totals: list[int] = []
+    for counts in per_request:
+        totals += [0] * (len(counts) - len(totals))
+        for position, count in enumerate(counts):
+            totals[position] += count
+    return totals
+
+
+def _conditional(accepted: Sequence[int], drafted: Sequence[int]) -> tuple[float | None, ...]:
+    """P(draft token i accepted | those before it were).
+
+    A round counts at position i when it had a token there and all before were accepted. Both counts bound that
+    number from above and the smaller is taken: exact while all drafts are equally long, else a lower bound on the rate.
+    """
+    reached = [min(pair) for pair in zip([*drafted[:1], *accepted], drafted, strict=False)]
+    return tuple(ratio(a, r) for a, r in zip(accepted, reached, strict=True))
+
+
+def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, float | None]:
+    """Each cause's share of the end-to-end milliseconds per output token."""
+    tokens = sum(m.output_tokens for m in measurements)
+    totals = {cause: sum(getattr(m.seconds_by_cause, cause) for m in measurements) for cause in CAUSES}
+    return {cause: ratio(1000 * seconds, tokens) for cause, seconds in totals.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """Against the baseline, over `pairs` of requests; see the top of this module. `interval`: 95 %, over prompts."""
+
+    speedup: float | None
+    end_to_end_speedup: float | None
+    pairs: int
+    interval: Interval | None = None
+
+
+def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
+    of_baseline = {(r.prompt, r.run): r.measurement for r in baseline}
+    pairs: list[tuple[Measurement, Measurement]] = []
+    by_prompt: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for record in records:
+        other = of_baseline.get((record.prompt, record.run))
+        if record.measurement and other and record.measurement.tpot_s is not None and other.tpot_s is not None:
+            pairs.append((record.measurement, other))
+            by_prompt[record.prompt][0] += other.tpot_s
+            by_prompt[record.prompt][1] += record.measurement.tpot_s
+    baseline_tpots, own_tpots = zip(*by_prompt.values(), strict=True) if pairs else ((), ())
+    return Speedup(
+        ratio(sum(baseline_tpots), sum(own_tpots)),
+        ratio(
+            sum(other.end_to_end_latency_s / other.output_tokens for _, other in pairs),
+            sum(own.end_to_end_latency_s / own.output_tokens for own, _ in pairs),
+        ),
+        len(pairs),
+        ratio_interval(baseline_tpots, own_tpots),
+    )
+
+
+def acceptance_interval(records: Iterable[Record]) -> Interval | None:
+    """95 % interval of the acceptance rate, over prompts: another text would have been easier or harder to guess."""
+    by_prompt: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for record in records:
+        if record.measurement:
+            by_prompt[record.prompt][0] += record.measurement.accepted
+            by_prompt[record.prompt][1] += record.measurement.drafted
+    return ratio_interval([a for a, _ in by_prompt.values()], [d for _, d in by_prompt.values()])
+
+
+def tpot_interval(records: Iterable[Record]) -> Interval | None:
+    """95 % interval of the mean TPOT, over prompts."""
+    by_prompt: defaultdict[str, list[float]] = defaultdict(list)
+    for record in records:
+        if record.measurement and record.measurement.tpot_s is not None:
+            by_prompt[record.prompt].append(record.measurement.tpot_s)
+    return ratio_interval([sum(values) for values in by_prompt.values()], [len(v) for v in by_prompt.values()])

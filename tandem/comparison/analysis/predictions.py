@@ -1,0 +1,220 @@
+"""Theory beside measurement: what each architecture should cost, from the run's own component times. Pure.
+
+Component times come from calibrating requests at the base's link (tandem/comparison/analysis/costs.py), acceptance from the base's
+measured requests; TPOT under every other link is then a prediction in the full sense. TPOT = (E2E - TTFT) / (n - 1)
+leaves the first chunk's time out but not all of its tokens: a request of n tokens in rounds of E has n / E - 1 rounds
+after the first, and predictions count as the definition does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
+from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
+from tandem.comparison.measuring.conditions import LinkChoice
+from tandem.comparison.analysis.costs import ArchitectureCosts
+from tandem.comparison.analysis.metrics import ratio, sum_positions
+from tandem.comparison.measuring.records import Measurement
+from tandem.speculation import theory
+from tandem.speculation.theory import StepCosts
+
+NOTES = (
+    "Component times are from short calibrating requests between the measured ones, acceptance from the measured ones.",
+    "A draft and a verification cost a fixed part and a part per token, fitted by least squares; neither is below 0.",
+    "Beyond the measured positions the last conditional acceptance is carried on.",
+    "The figure of pipelined decoding is a lower bound: rounds in flight without end.",
+    "The break-even is that of long outputs: TPOT counts the first chunk's tokens, not its time.",
+    "The capacity gain holds where the target is what limits, and requests do not share steps.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What an architecture's drafts brought in the base: per-round rates, so that rounds without a draft count.
+
+    rates[i]: draft token i accepted, given that those before were (the first: of all rounds). `by_prompt`: rounds and
+    accepted tokens of every prompt. `tokens`: mean output length.
+    """
+
+    rates: tuple[float, ...]
+    by_prompt: tuple[tuple[int, int], ...]
+    tokens: float
+
+    @property
+    def per_round(self) -> float:
+        return theory.expected_tokens_measured(self.rates)
+
+
+def drafted(by_prompt: Mapping[str, Sequence[Measurement]]) -> Drafted:
+    every = [m for ms in by_prompt.values() for m in ms]
+    accepted = sum_positions(m.accepted_per_position for m in every)
+    reached = [sum(m.rounds for m in every), *accepted]
+    return Drafted(
+        tuple(a / r if r else 0.0 for a, r in zip(accepted, reached, strict=False)),
+        tuple((sum(m.rounds for m in ms), sum(m.accepted for m in ms)) for ms in by_prompt.values()),
+        sum(m.output_tokens for m in every) / len(every),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Everything a prediction needs. `plain_s`: a plain target step; `length`: the speculation length that ran."""
+
+    plain_s: float
+    costs: Mapping[str, ArchitectureCosts]
+    drafts: Mapping[str, Drafted]
+    length: int
+
+    def steps(self, name: str, length: int) -> StepCosts:
+        of = self.costs[name]
+        return StepCosts(of.draft(length) / max(1, length), self.plain_s, of.verify_fixed_s, of.verify_slope_s)
+
+    def lengths(self, name: str) -> range:
+        """Speculation lengths from 0 up to the longest that was costed or run: no prediction goes beyond."""
+        return range(int(max(self.length, *self.costs[name].draft_s_by_length)) + 1)
+
+    @property
+    def plain_tpot(self) -> float:
+        of = self.costs.get(AUTOREGRESSIVE.name)
+        return self.plain_s + (of.round_overhead_s if of else 0.0)
+
+    def tpot(self, name: str, link: LinkChoice, length: int | None = None) -> float:
+        """Predicted seconds per output token."""
+        g = self.length if length is None else length
+        if name == AUTOREGRESSIVE.name or g == 0:
+            return self.plain_tpot
+        base = DISTRIBUTED.name if name == PIPELINED.name else name
+        of, drafts, steps = self.costs[base], self.drafts[base], self.steps(base, g)
+        rates = theory.carried_on(drafts.rates, g)
+        tokens = theory.expected_tokens_measured(rates)
+        if name == PIPELINED.name:
+            return theory.tpot_pipelined(
+                steps, theory.rate_for(tokens, g), link.round_trip(of.message_bytes) + of.rpc_s
+            )
+        if COMPARED[base].split:
+            waited, sent = link.seconds + of.rpc_s, link.transfer(of.message_bytes)
+            value = theory.tpot_stop_and_wait(steps, rates, waited, sent, of.round_overhead_s)
+        else:
+            value = theory.tpot_fused(steps, rates, of.round_overhead_s)
+        return value * _as_defined(drafts.tokens, tokens)
+
+    def closed_form(self, name: str, link: LinkChoice) -> float | None:
+        """The continuous best length under one rate for all positions; None where it does not exist."""
+        of, drafts = self.costs[name], self.drafts[name]
+        rate = theory.rate_for(drafts.per_round, len(drafts.rates))
+        once = of.verify_fixed_s + of.verify_slope_s
+        waited = of.round_overhead_s + of.draft_fixed_s
+        if COMPARED[name].split:
+            waited += of.rpc_s + link.round_trip(of.message_bytes)
+        each = of.draft_slope_s + of.verify_slope_s
+        cost, wait = ratio(each, once), ratio(waited, once)
+        if not 1e-6 < rate < 1 - 1e-6 or not cost or wait is None:
+            return None
+        best = theory.best_length_closed_form(rate, cost, wait)
+        return best if math.isfinite(best) else None
+
+    def break_even_rtt(self, link: LinkChoice, name: str = DISTRIBUTED.name) -> tuple[float, Interval | None]:
+        """Round trip below which `name` beats plain decoding at the link's bandwidth.
+
+        And its 95 % interval over prompts, costs held.
+        """
+        of, drafts = self.costs[name], self.drafts[name]
+        g = len(drafts.rates)
+        steps = self.steps(name, g)
+        fixed = of.verify_fixed_s + of.round_overhead_s + of.rpc_s + link.transfer(of.message_bytes)
+        value = theory.break_even_rtt(StepCosts(steps.draft, self.plain_tpot, fixed, of.verify_slope_s), drafts.rates)
+        spread = ratio_interval([a for _, a in drafts.by_prompt], [r for r, _ in drafts.by_prompt])
+        rest = value - drafts.per_round * self.plain_tpot
+        if spread is None:
+            return value, None
+        return value, (rest + (1 + spread[0]) * self.plain_tpot, rest + (1 + spread[1]) * self.plain_tpot)
+
+    def capacity_gain(self) -> float | None:
+        """Of drafts elsewhere over drafts beside the target, where both were costed and a verification takes time."""
+        if FUSED.name not in self.costs or self.costs[FUSED.name].verify(self.length) <= 0:
+            return None
+        return theory.capacity_gain(self.steps(FUSED.name, self.length), self.length)
+
+    def least_tokens_per_round(self, name: str, tpot_s: float) -> float | None:
+        """Mean acceptance length at which what takes `tpot_s` with the measured one takes as long as plain decoding.
+
+        None where plain decoding takes no time.
+        """
+        return ratio(self.drafts[name].per_round * tpot_s, self.plain_tpot)
+
+    def target_seconds(self, name: str, length: int | None = None) -> float:
+        """Seconds per token that the target's device is busy, draft included where it shares the device."""
+        g = self.length if length is None else length
+        if name == AUTOREGRESSIVE.name or g == 0:
+            return self.plain_s
+        of = self.costs[name]
+        busy = of.verify(g) + (0.0 if COMPARED[name].split else of.draft(g))
+        return busy / theory.expected_tokens_measured(theory.carried_on(self.drafts[name].rates, g))
+
+
+def _as_defined(tokens: float, per_round: float) -> float:
+    """From seconds per token to what TPOT's definition gives for requests of so many tokens."""
+    return (tokens - per_round) / (tokens - 1) if tokens > per_round else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """`error`: predicted / measured - 1."""
+
+    architecture: str
+    condition: str
+    rtt_ms: float
+    predicted_tpot_s: float
+    measured_tpot_s: float | None
+
+    @property
+    def error(self) -> float | None:
+        share = ratio(self.predicted_tpot_s, self.measured_tpot_s or 0.0)
+        return None if share is None else share - 1
+
+
+@dataclass(frozen=True, slots=True)
+class BestLength:
+    """Entry g of `tpot_s_by_length` is the prediction at speculation length g; `length` is where it is least."""
+
+    architecture: str
+    rtt_ms: float
+    closed_form: float | None
+    tpot_s_by_length: tuple[float, ...]
+
+    @property
+    def length(self) -> int:
+        return min(range(len(self.tpot_s_by_length)), key=self.tpot_s_by_length.__getitem__)
+
+    @property
+    def tpot_s(self) -> float:
+        return self.tpot_s_by_length[self.length]
+
+
+def best_length(model: Model, name: str, link: LinkChoice) -> BestLength:
+    by_length = tuple(model.tpot(name, link, g) for g in model.lengths(name))
+    return BestLength(name, 1000 * link.seconds, model.closed_form(name, link), by_length)
+
+
+def curve(
+    model: Model, names: Sequence[str], link: LinkChoice, up_to_ms: float
+) -> list[tuple[float, dict[str, float]]]:
+    """Predicted TPOT at 41 round trips from 0, at the link's bandwidth."""
+    points: list[tuple[float, dict[str, float]]] = []
+    for i in range(41):
+        at = LinkChoice(up_to_ms * i / 40, link.bandwidth_mbps)
+        points.append((up_to_ms * i / 40, {name: model.tpot(name, at) for name in names}))
+    return points
+
+
+def crossing(rtts_ms: Sequence[float], differences: Sequence[float]) -> float | None:
+    """Milliseconds at which a difference that grows with the round trip passes 0, between two measured links."""
+    points = sorted(zip(rtts_ms, differences, strict=True))
+    for (left, below), (right, above) in itertools.pairwise(points):
+        if below < 0 <= above:
+            return left + (right - left) * -below / (above - below)
+    return None

@@ -1,0 +1,185 @@
+"""Two comparisons beside each other: what changed by more than its noise. Pure.
+
+Intervals are bootstrapped over the prompts that both measured. A machine's speed drifts between two runs, and no
+bootstrap over prompts sees that: so an architecture is judged by its speedup, in which the speed cancels, and time per
+token decides for plain decoding alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tandem.comparison.analysis.bootstrap import LEAST_UNITS, Interval, percentiles, resampled
+from tandem.comparison.analysis.metrics import ratio
+
+REGRESSED = 3
+"""The exit code."""
+LESS_IS_BETTER = {"tpot": True, "ttft": True, "speedup": False, "acceptance rate": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure then and now. `ratio` is now / then, with its 95 % interval; None where there are too few prompts.
+
+    `judged`: it decides; other figures are shown for the record.
+    """
+
+    condition: str
+    architecture: str
+    figure: str
+    before: float
+    after: float
+    interval: Interval | None
+    judged: bool
+
+    @property
+    def ratio(self) -> float:
+        return self.after / self.before
+
+    @property
+    def beyond_noise(self) -> bool:
+        return self.interval is not None and not self.interval[0] <= 1 <= self.interval[1]
+
+    @property
+    def regression(self) -> bool:
+        return self.judged and self.beyond_noise and (self.ratio > 1) == LESS_IS_BETTER[self.figure]
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """The whole: figures, outputs that are other tokens than before, and what was only in one of the two."""
+
+    changes: tuple[Change, ...]
+    other_tokens: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def regressions(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.regression)
+
+
+Key = tuple[str, str]
+Records = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def against(before: Mapping[str, Any], after: Mapping[str, Any]) -> Against:
+    """Of two comparison.json of schema version 2, the older first."""
+    old, new = _grouped(before), _grouped(after)
+    changes: list[Change] = []
+    for key in (key for key in new if key in old):
+        changes += _changes(key, old, new, after["baseline"])
+    only = [f"{c}, {a}: not in both" for c, a in sorted(set(old) ^ set(new))]
+    return Against(tuple(changes), tuple(_other_tokens(old, new)), (*only, *_other_settings(before, after)))
+
+
+def _grouped(comparison: Mapping[str, Any]) -> dict[Key, dict[str, list[Mapping[str, Any]]]]:
+    """Completed records by (condition, architecture) and prompt."""
+    groups: defaultdict[Key, defaultdict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for record in comparison["records"]:
+        if record["error"] is None and record["tpot_s"] is not None:
+            groups[record["condition"], record["architecture"]][record["prompt"]].append(record)
+    return {key: dict(group) for key, group in groups.items()}
+
+
+def _changes(
+    key: Key, old: Mapping[Key, Records], new: Mapping[Key, Records], baseline: Mapping[str, Any] | None
+) -> Iterator[Change]:
+    plain = (key[0], baseline["architecture"]) if baseline else None
+    is_plain = key == plain
+    prompts = [prompt for prompt in new[key] if prompt in old[key]]
+    for figure, name in (("tpot", "tpot_s"), ("ttft", "ttft_s")):
+        sides = [_sums(side[key], prompts, name) for side in (old, new)]
+        yield from _change(key, figure, sides, is_plain and figure == "tpot")
+    if plain is not None and plain in old and plain in new and not is_plain:
+        shared = [p for p in prompts if p in old[plain] and p in new[plain]]
+        sides = [
+            (_sums(side[plain], shared, "tpot_s")[0], _sums(side[key], shared, "tpot_s")[0]) for side in (old, new)
+        ]
+        yield from _change(key, "speedup", sides, True)
+    sides = [(_sums(side[key], prompts, "accepted")[0], _sums(side[key], prompts, "drafted")[0]) for side in (old, new)]
+    yield from _change(key, "acceptance rate", sides, True)
+
+
+Side = tuple[Sequence[float], Sequence[float]]
+
+
+def _sums(records: Records, prompts: Sequence[str], name: str) -> Side:
+    """A figure's sum for each prompt, and how many requests it is of."""
+    return [sum(r[name] for r in records[p]) for p in prompts], [float(len(records[p])) for p in prompts]
+
+
+def _change(key: Key, figure: str, sides: Sequence[Side], judged: bool) -> Iterator[Change]:
+    before, after = (ratio(sum(above), sum(below)) for above, below in sides)
+    if not before or not after or ratio(after, before) is None:  # too little, then or now, to set beside each other
+        return
+    yield Change(*key, figure, before, after, _interval(sides), judged)
+
+
+def _interval(sides: Sequence[Side]) -> Interval | None:
+    units = len(sides[0][0])
+    if units < LEAST_UNITS:
+        return None
+    chosen = resampled(units)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        old, new = (np.asarray(a, float)[chosen].sum(1) / np.asarray(b, float)[chosen].sum(1) for a, b in sides)
+        return percentiles(new / old)
+
+
+def _other_tokens(old: Mapping[Key, Records], new: Mapping[Key, Records]) -> Iterator[str]:
+    """Requests of both whose tokens differ: another model or other arithmetic, or a fault."""
+    for key, group in new.items():
+        for prompt, records in group.items():
+            before = {tuple(r["output_token_ids"]) for r in old.get(key, {}).get(prompt, ())}
+            if before and any(tuple(r["output_token_ids"]) not in before for r in records):
+                yield f"{key[0]}, {key[1]}, {prompt}"
+
+
+def _other_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("max_new_tokens", "speculation_length", "num_runs", "model", "draft_model", "draft", "dtype"):
+        then, now = before["settings"].get(name), after["settings"].get(name)
+        if then != now:
+            yield f"{name}: {then} then, {now} now"
+    if before["machine"] != after["machine"]:
+        yield "the machines differ: times per token and to the first token say little"
+
+
+def against_lines(found: Against) -> Iterator[str]:
+    """The comparison of two comparisons, for a terminal."""
+    for change in found.changes:
+        if change.judged or change.beyond_noise:
+            yield _line(change)
+    yield from found.remarks
+    if found.other_tokens:
+        yield f"{len(found.other_tokens)} requests gave other tokens than before, the first: {found.other_tokens[0]}"
+    count = len(found.regressions)
+    yield "no regression beyond noise" if not count else f"{count} regressions beyond noise"
+
+
+def _line(change: Change) -> str:
+    spread = "too few prompts to say" if change.interval is None else _percent_range(change.interval)
+    verdict = "REGRESSION" if change.regression else "beyond noise" if change.beyond_noise else "within noise"
+    if change.beyond_noise and not change.judged:
+        verdict = "for the record"
+    return (
+        f"{change.condition}, {change.architecture}, {change.figure}: {change.before:.4g} then, {change.after:.4g} now"
+        f" ({100 * (change.ratio - 1):+.1f} %, {spread}): {verdict}"
+    )
+
+
+def _percent_range(interval: Interval) -> str:
+    low, high = (100 * (value - 1) for value in interval)
+    return f"95 % interval {low:+.1f} to {high:+.1f} %"
+
+
+def judge(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+    """Prints the two beside each other; the exit code: 0, or REGRESSED."""
+    found = against(before, after)
+    print(f"\nagainst the run of {before['started_at']}:")
+    for line in against_lines(found):
+        print(line)
+    return REGRESSED if found.regressions else 0

@@ -1,0 +1,244 @@
+"""A TCP proxy that delays, as a link between two machines would: `python -m tandem.comparison.links.delay_proxy`, no root needed.
+
+Every byte is due half a round-trip time after it came, whatever came before it; with a bandwidth, bytes also wait for
+their turn on the link, which all connections of the proxy share, one link per direction. A connection costs a round
+trip before its first byte, as TCP's handshake does. Nothing is lost and there is no congestion window: a sender has the
+whole link at once, as on a connection that has been in use for a while.
+
+A process of its own, so that Python threads of the caller do not hold it up; the standard library alone, so that it
+starts at once. It is told what to do by lines on stdin, each answered by one line on stdout, and ends when stdin does:
+
+    listen HOST:PORT     ok PORT      a port on 127.0.0.1 that leads there
+    set RTT_MS MBPS      ok           from now on, also for connections that are open; MBPS may be `none`
+    lateness             ok S S S N   seconds that chunks came after they were due: p50, p95, maximum, of how many
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from tandem.comparison.links.delay_wire import MAX_FD, Action, Loop, Wire, sharpen_timers
+
+READ_BYTES = 65_536
+IN_FLIGHT_BYTES = 16 * 2**20
+"""Of one direction of one connection. A side that has sent more is not read from until some has arrived."""
+
+END = b""
+
+
+class Pipe:
+    """One direction of one connection: bytes of `source` to `sink`, in order, also when the delay shrinks."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        wire: Wire,
+        source: socket.socket,
+        sink: socket.socket,
+        broken: Callable[[socket.socket], None],
+        ended: Action,
+    ) -> None:
+        self._loop, self._wire, self._source, self._sink = loop, wire, source, sink
+        self._broken, self._ended = broken, ended
+        self._last_due = 0.0
+        self._in_flight = 0
+        self._arrived: deque[bytes] = deque()
+        self._read_all = False
+        self.delivered_all = False
+
+    def start(self) -> None:
+        if self._source.fileno() >= 0 and not self._read_all and self._in_flight <= IN_FLIGHT_BYTES:
+            self._loop.reading[self._source.fileno()] = self._read
+
+    def due(self, now: float, size: int) -> float:
+        self._last_due = max(self._last_due, self._wire.due(now, size))
+        return self._last_due
+
+    def _read(self, now: float) -> None:
+        try:
+            data = self._source.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._broken(self._source)
+            return
+        self._read_all = not data
+        self._in_flight += len(data)
+        for piece in self._wire.pieces(data) if data else (END,):
+            due = self.due(now, len(piece))
+            self._loop.at(due, partial(self._arrive, due, piece))
+        if self._read_all or self._in_flight > IN_FLIGHT_BYTES:
+            self._loop.reading.pop(self._source.fileno(), None)
+
+    def _arrive(self, due: float, piece: bytes) -> None:
+        if self._sink.fileno() < 0:
+            return
+        self._wire.late.append(time.monotonic() - due)
+        self._arrived.append(piece)
+        if self._sink.fileno() not in self._loop.writing:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        try:
+            while self._arrived:
+                if self._arrived[0] == END:
+                    self._sink.shutdown(socket.SHUT_WR)
+                    self._loop.writing.pop(self._sink.fileno(), None)
+                    self.delivered_all = True
+                    self._ended()
+                    return
+                piece = self._arrived.popleft()
+                sent = self._sink.send(piece)
+                self._in_flight -= sent
+                if sent < len(piece):
+                    self._arrived.appendleft(piece[sent:])
+        except (BlockingIOError, InterruptedError):
+            self._arrived.appendleft(piece)
+            self._loop.writing[self._sink.fileno()] = self._deliver
+            return
+        except OSError:
+            self._broken(self._sink)
+            return
+        self._loop.writing.pop(self._sink.fileno(), None)
+        self.start()
+
+
+class Connection:
+    """A connection to the proxy (`near`) and its own to the upstream (`far`)."""
+
+    def __init__(
+        self, loop: Loop, up: Wire, down: Wire, near: socket.socket, family: int, upstream: tuple[object, ...]
+    ) -> None:
+        self._loop, self._up_wire, self._down_wire = loop, up, down
+        self._near, self._upstream = near, upstream
+        self._far = socket.socket(family, socket.SOCK_STREAM)
+        for sock in (near, self._far):
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._up = Pipe(loop, up, near, self._far, self._broken, self._ended)
+        self._down = Pipe(loop, down, self._far, near, self._broken, self._ended)
+        loop.at(time.monotonic() + up.delay, self._connect)
+
+    def _connect(self) -> None:
+        code = self._far.connect_ex(self._upstream)
+        if code in (0, errno.EINPROGRESS):
+            self._loop.writing[self._far.fileno()] = self._connected
+        else:
+            self._refused()
+
+    def _connected(self) -> None:
+        self._loop.writing.pop(self._far.fileno(), None)
+        if self._far.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._refused()
+            return
+        self._down.start()
+        # A client may send once it has heard that it is connected: what it has sent before that waits in its socket.
+        self._loop.at(time.monotonic() + self._down_wire.delay, self._up.start)
+
+    def _refused(self) -> None:
+        self._loop.close(self._far)
+        self._loop.at(time.monotonic() + self._down_wire.delay, self._abort)
+
+    def _broken(self, sock: socket.socket) -> None:
+        """One side is gone: what it has sent still arrives, and then the other side hears of it."""
+        news = self._up if sock is self._near else self._down
+        self._loop.close(sock)
+        self._loop.at(news.due(time.monotonic(), 0), self._abort)
+
+    def _abort(self) -> None:
+        self._loop.abort(self._near)
+        self._loop.abort(self._far)
+
+    def _ended(self) -> None:
+        if self._up.delivered_all and self._down.delivered_all:
+            self._loop.close(self._near)
+            self._loop.close(self._far)
+
+
+class Proxy:
+    """The link's two wires, and the ports that lead onto it."""
+
+    def __init__(self) -> None:
+        self._loop, self._up, self._down = Loop(), Wire(), Wire()
+
+    def run(self, control: int, replies: int) -> None:
+        """Until `control` ends. Both are file descriptors."""
+        unfinished = b""
+
+        def obey(now: float) -> None:
+            nonlocal unfinished
+            received = os.read(control, READ_BYTES)
+            if not received:
+                raise SystemExit(0)
+            *lines, unfinished = (unfinished + received).split(b"\n")
+            for line in lines:
+                os.write(replies, (self.answer(line.decode(errors="replace")) + "\n").encode())
+
+        self._loop.reading[control] = obey
+        self._loop.run()
+
+    def answer(self, line: str) -> str:
+        match line.split():
+            case ["listen", upstream]:
+                return self._answered(lambda: str(self.listen(upstream)))
+            case ["set", rtt_ms, mbps]:
+                return self._answered(lambda: self.set(float(rtt_ms), None if mbps == "none" else float(mbps)))
+            case ["lateness"]:
+                return self._answered(self.lateness)
+        return f"error {line!r} is no command"
+
+    @staticmethod
+    def _answered(work: Callable[[], str | None]) -> str:
+        try:
+            return f"ok {work() or ''}".rstrip()
+        except (OSError, ValueError) as error:
+            return f"error {error}"
+
+    def set(self, rtt_ms: float, mbps: float | None) -> None:
+        """From now on. What is under way keeps its time. The figures of `lateness` begin again."""
+        if not (0 <= rtt_ms < math.inf and (mbps is None or 0 < mbps < math.inf)):
+            raise ValueError(f"RTT {rtt_ms} ms with {mbps} Mbit/s is no link")
+        for wire in (self._up, self._down):
+            wire.delay = rtt_ms / 2000
+            wire.rate = None if mbps is None else mbps * 1e6
+            wire.late.clear()
+
+    def listen(self, upstream: str) -> int:
+        host, _, port = upstream.rpartition(":")
+        if not 0 < int(port) < 65536:
+            raise ValueError(f"{port} is no port")
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        listener.setblocking(False)
+
+        def accept(now: float) -> None:
+            with contextlib.suppress(OSError):  # it has gone again
+                near, _ = listener.accept()
+                if near.fileno() > MAX_FD:
+                    near.close()
+                else:
+                    Connection(self._loop, self._up, self._down, near, family, address)
+
+        self._loop.reading[listener.fileno()] = accept
+        return int(listener.getsockname()[1])
+
+    def lateness(self) -> str:
+        late = sorted([*self._up.late, *self._down.late]) or [0.0]
+        middle, high = late[len(late) // 2], late[int(len(late) * 0.95)]
+        return f"{middle:.6f} {high:.6f} {late[-1]:.6f} {len(self._up.late) + len(self._down.late)}"
+
+
+if __name__ == "__main__":
+    sharpen_timers()
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        Proxy().run(sys.stdin.fileno(), sys.stdout.fileno())

@@ -1,0 +1,172 @@
+"""The link by the kernel: a network namespace behind a veth pair, netem on both of its ends. Needs root and iproute2.
+
+Servers run inside the namespace (`command_prefix`), clients stay outside it, and between them is real TCP: its
+handshake, its congestion window, its segments. While the delay shrinks, packets that are under way may be overtaken,
+which TCP puts in order again, and taking a bandwidth limit off loses those that wait for their turn.
+
+Names carry the process id. What a comparison that was killed has left is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+from tandem.comparison.links.link import OVERHEAD_SAMPLES
+from tandem.comparison.links.overhead import Echo, LinkOverhead, measure_overhead
+from tandem.comparison.links.settings import LinkSettings
+
+NEEDS = "link: netns needs root and iproute2 with netem"
+PACKETS = 100_000
+"""That a netem queue holds: it must never be full, since then it loses what comes. 150 MB of full packets."""
+SUBNETS = 2**15
+"""Of four addresses each in 198.18.0.0/15, which RFC 2544 sets apart for measuring networks."""
+
+_numbers = itertools.count()
+
+
+class NetnsLink:
+    """A link through the kernel. Entered once, which raises ValueError in one line where this machine cannot have it.
+
+    Servers are to be stopped before it is left: a namespace lives until its last process has gone.
+    """
+
+    def __init__(self) -> None:
+        number = next(_numbers)
+        self._namespace = f"tandem-{os.getpid()}-{number}"
+        self._near, self._far = f"td{os.getpid()}n{number}", f"td{os.getpid()}f{number}"
+        self._stack = AsyncExitStack()
+        self._echoes: tuple[str, str] | None = None
+        self.host = self.near_host = ""
+        self.settings = LinkSettings()
+
+    @property
+    def command_prefix(self) -> Sequence[str]:
+        return ("ip", "netns", "exec", self._namespace)
+
+    async def __aenter__(self) -> NetnsLink:
+        _check_tools()
+        try:
+            await self._remove_what_others_left()
+            self._stack.push_async_callback(self._remove, self._namespace, self._near)
+            await self._build()
+            await self.set(self.settings)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    async def _build(self) -> None:
+        self.near_host, self.host = await self._free_addresses()
+        inside = ("ip", "-n", self._namespace)
+        await must("ip", "netns", "add", self._namespace)
+        await self._join()
+        await must("ip", "address", "add", f"{self.near_host}/30", "dev", self._near)
+        await must(*inside, "address", "add", f"{self.host}/30", "dev", self._far)
+        await must("ip", "link", "set", self._near, "up")
+        await must(*inside, "link", "set", self._far, "up")
+        await must(*inside, "link", "set", "lo", "up")
+
+    async def _join(self) -> None:
+        """Makes the two ends."""
+        await must(*f"ip link add {self._near} type veth peer name {self._far} netns {self._namespace}".split())
+
+    async def _free_addresses(self) -> tuple[str, str]:
+        _, taken = await _run("ip", "-4", "-oneline", "address")
+        for number in range(SUBNETS):
+            first = 4 * ((os.getpid() + number) % SUBNETS) + 1
+            near, far = (f"198.{18 + (n >> 16)}.{n >> 8 & 255}.{n & 255}" for n in (first, first + 1))
+            if f" {near}/" not in taken:
+                return near, far
+        raise ValueError(f"{NEEDS}: no free subnet in 198.18.0.0/15")
+
+    async def _remove(self, namespace: str, near: str) -> None:
+        """The veth pair by name too, since a namespace that a process is still in keeps its end alive."""
+        await _run("ip", "link", "delete", near)
+        await _run("ip", "netns", "delete", namespace)
+
+    async def _remove_what_others_left(self) -> None:
+        _, listed = await _run("ip", "netns", "list")
+        for name, pid, number in re.findall(r"^(tandem-(\d+)-(\d+))\b", listed, re.MULTILINE):
+            if not _is_running(int(pid)):
+                await self._remove(name, f"td{pid}n{number}")
+
+    async def listen(self, upstream: str) -> str:
+        """`upstream` itself: a server in the namespace is reached by its own address, across the link."""
+        return upstream
+
+    async def set(self, settings: LinkSettings) -> None:
+        """From now on, also for connections that are open. Raises ValueError where the kernel has no netem."""
+        unlimited = self.settings.bandwidth_mbps is not None and settings.bandwidth_mbps is None
+        for tc, device in ((("tc",), self._near), (("tc", "-n", self._namespace), self._far)):
+            if unlimited:  # a change that names no rate keeps the old one
+                await must(*tc, "qdisc", "delete", "dev", device, "root")
+            await must(*tc, "qdisc", "replace", "dev", device, "root", *netem(settings))
+        self.settings = settings
+
+    async def overhead(self, samples: int = OVERHEAD_SAMPLES) -> LinkOverhead:
+        """Measured now, against an echo process on 127.0.0.1 and one in the namespace."""
+        if self._echoes is None:
+            plain = await self._stack.enter_async_context(Echo())
+            linked = await self._stack.enter_async_context(Echo(self.host, self.command_prefix))
+            self._echoes = plain.address, linked.address
+        return await asyncio.to_thread(measure_overhead, *self._echoes, self.settings.round_trip_s(), samples)
+
+
+def netem(settings: LinkSettings) -> list[str]:
+    """One end's queueing discipline as tc takes it."""
+    rate = [] if settings.bandwidth_mbps is None else ["rate", f"{round(settings.bandwidth_mbps * 1e6)}bit"]
+    return ["netem", "limit", str(PACKETS), "delay", f"{round(settings.rtt_ms * 500)}us", *rate]
+
+
+def _check_tools() -> None:
+    if os.geteuid() != 0:
+        raise ValueError(f"{NEEDS}: this is not root")
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            raise ValueError(f"{NEEDS}: there is no `{tool}`")
+
+
+async def must(*command: str) -> None:
+    code, said = await _run(*command)
+    if code:
+        raise ValueError(f"{NEEDS}: `{' '.join(command)}` says: {' '.join(said.split())}")
+
+
+async def _run(*command: str) -> tuple[int, str]:
+    """Exit code, and all that it wrote."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        written, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    return process.returncode or 0, written.decode(errors="replace")
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True

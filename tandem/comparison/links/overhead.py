@@ -1,0 +1,130 @@
+"""What a link costs beyond what it is set to, measured: small messages, directly and through it.
+
+Messages are answered by `tandem.comparison.links.echo`, a process of its own: in this one it would share the interpreter's lock with
+whoever times it, and over netns it has to run at the far end.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+
+from tandem.comparison.links.echo import message
+from tandem.comparison.links.line_process import LineProcess
+from tandem.comparison.links.settings import SMALL_BYTES
+from tandem.comparison.analysis.metrics import percentile
+
+WARM_UP = 10
+SPACING_SECONDS = 0.00131
+"""No divisor of usual round trips, or replies would come just when the next message is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOverhead:
+    """Round trips of 64 bytes. Seconds; `nominal_s` is what the link is set to, `samples` how many went each way."""
+
+    nominal_s: float
+    direct_p50_s: float
+    link_p50_s: float
+    link_p95_s: float
+    samples: int
+
+    @property
+    def added_s(self) -> float:
+        """What the link itself adds: its median less the direct one, less what it is set to."""
+        return self.link_p50_s - self.direct_p50_s - self.nominal_s
+
+
+class Echo:
+    """An echo process that listens on `host`, started with `prefix`."""
+
+    def __init__(self, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
+        self._host = host
+        self._process = LineProcess("tandem.comparison.links.echo", host, prefix=prefix)
+        self.address = ""
+
+    async def __aenter__(self) -> Echo:
+        try:
+            await self._process.start()
+            self.address = f"{self._host}:{await self._process.read()}"
+        except BaseException:
+            await self._process.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._process.stop()
+
+
+def measure_overhead(direct: str, through: str, nominal_s: float, samples: int) -> LinkOverhead:
+    """Blocks for 1.3 ms a sample or an eighth of the round trip, whichever is longer; to be run in a thread."""
+    plain, linked = map(sorted, round_trips((direct, through), samples, spacing_for(nominal_s)))
+    return LinkOverhead(nominal_s, percentile(plain, 50), percentile(linked, 50), percentile(linked, 95), samples)
+
+
+def spacing_for(nominal_s: float) -> float:
+    """Seconds between messages, so that fewer are under way than TCP's first congestion window has room for (ten)."""
+    return max(SPACING_SECONDS, nominal_s / 8)
+
+
+class _Timed:
+    """A connection on which messages are under way."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.address = address
+        self.sock = socket.create_connection((host, int(port)), timeout=30)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sent: deque[float] = deque()
+        self._received = 0
+        self.found: list[float] = []
+
+    def send(self) -> None:
+        self._sent.append(time.perf_counter())
+        self.sock.sendall(message(SMALL_BYTES, SMALL_BYTES))
+
+    def receive(self) -> None:
+        data = self.sock.recv(65_536)
+        now = time.perf_counter()
+        if not data:
+            raise ConnectionError(f"{self.address} closed after {len(self.found)} round trips")
+        self._received += len(data)
+        while self._received >= SMALL_BYTES:
+            self._received -= SMALL_BYTES
+            self.found.append(now - self._sent.popleft())
+
+
+def round_trips(addresses: Sequence[str], samples: int, spacing_s: float) -> list[list[float]]:
+    """Seconds of `samples` round trips of 64 bytes to each of `addresses`, in turn, after a warm-up.
+
+    To one address they start `spacing_s` apart, whether or not earlier ones have come back: over a long link too this
+    takes no longer than their number and two round trips. Raises OSError where an address does not answer.
+    """
+    with ExitStack() as stack:
+        ends = [_Timed(address) for address in addresses]
+        by_fd = {stack.enter_context(end.sock).fileno(): end for end in ends}
+        for end in ends:  # what is sent while a connection is being made waits for that
+            end.send()
+            end.receive()
+        turns = deque(ends * (samples + WARM_UP))
+        wanted = 1 + WARM_UP + samples
+        next_at = time.perf_counter()
+        while any(len(end.found) < wanted for end in ends):
+            wait = max(0.0, next_at - time.perf_counter()) if turns else 30.0
+            if readable := select.select(by_fd, [], [], wait)[0]:
+                for fd in readable:
+                    by_fd[fd].receive()
+            elif turns:
+                turns.popleft().send()
+                next_at = time.perf_counter() + spacing_s / len(ends)
+            else:
+                raise TimeoutError("no answer for 30 s")
+    return [end.found[1 + WARM_UP :] for end in ends]

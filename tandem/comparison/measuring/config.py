@@ -1,0 +1,156 @@
+"""What one comparison is to do. Every error is one line that names the flag."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tandem.rpc.credentials import Credentials
+from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT
+from tandem.comparison.measuring.conditions import Condition, plan
+from tandem.comparison.links.settings import LINK_KINDS, LinkKind
+from tandem.comparison.measuring.workloads import Prompt
+from tandem.comparison.report.write import FORMATS
+from tandem.speculation.types import Rule, SamplingParams
+
+BACKENDS: tuple[str, ...] = ("torch", "toy")
+DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
+DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
+PIPELINES: tuple[str, ...] = ("off", "on", "auto")
+
+
+@dataclass(frozen=True)
+class ComparisonConfig:
+    """One comparison. None leaves the choice to the servers.
+
+    The base is measured with `sampling`, the first of `rtts_ms` and the first of `rules`; see tandem/comparison/measuring/conditions.py.
+    `baseline` is an earlier comparison.json. Without `rtts_ms` and `bandwidth_mbps` nothing is put between client and
+    servers. `credentials` are shown to connected servers. `pipeline` is of the distributed architecture's draft worker;
+    the pipelined one's is always on.
+    """
+
+    prompts: tuple[Prompt, ...]
+    output_dir: Path
+    architectures: tuple[str, ...] = tuple(a.name for a in DEFAULT)
+    connect: Mapping[str, str] = field(default_factory=dict)
+    credentials: Credentials = field(default_factory=Credentials)
+    num_runs: int = 1
+    max_new_tokens: int = 64
+    speculation_length: int | None = 3
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    rtts_ms: tuple[float, ...] = ()
+    bandwidth_mbps: float | None = None
+    link: LinkKind = "emulated"
+    temperatures: tuple[float, ...] = ()
+    rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
+    sequence_length: int = 512
+    batch: int | None = None
+    threads: int | None = None
+    backend: str = "torch"
+    dtype: str = "auto"
+    model: str | None = None
+    draft_model: str | None = None
+    draft: str = "auto"
+    pipeline: str = "off"
+    timeout_s: float = 300.0
+    startup_timeout_s: float = 600.0
+    formats: tuple[str, ...] = ("html",)
+    baseline: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        _check_names("architectures", self.architectures, COMPARED)
+        _check_names("connect", tuple(self.connect), CONNECTABLE, may_be_empty=True)
+        for flag, value, least in (
+            ("num-runs", self.num_runs, 1),
+            ("max-new-tokens", self.max_new_tokens, 1),
+            ("speculation-length", self.speculation_length, 0),
+            ("sequence-length", self.sequence_length, 2),
+            ("batch", self.batch, 1),
+            ("threads", self.threads, 1),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{flag}: {value} is below {least}")
+        for flag, seconds in (("timeout", self.timeout_s), ("startup-timeout", self.startup_timeout_s)):
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"{flag}: {seconds} is not a finite number of seconds above 0")
+        if self.max_new_tokens >= self.sequence_length:
+            raise ValueError(
+                f"max-new-tokens: {self.max_new_tokens} leaves no room for a prompt"
+                f" in a sequence length of {self.sequence_length}"
+            )
+        for flag, chosen, known in (
+            ("backend", (self.backend,), BACKENDS),
+            ("dtype", (self.dtype,), DTYPES),
+            ("draft", (self.draft,), DRAFTERS),
+            ("pipeline", (self.pipeline,), PIPELINES),
+            ("link", (self.link,), LINK_KINDS),
+            ("format", self.formats, FORMATS),
+        ):
+            _check_names(flag, chosen, dict.fromkeys(known))
+        self._check_conditions()
+        if self.credentials != Credentials(insecure=self.credentials.insecure) and not self.connect:
+            raise ValueError("connect: certificates and tokens are for connected servers, and none is named")
+        for address in self.connect.values():
+            self.credentials.check(address)
+        if not self.prompts:
+            raise ValueError("prompt: there is nothing to generate from")
+        if self.output_dir.exists() and not self.output_dir.is_dir():
+            raise ValueError(f"output-dir: {self.output_dir} is not a directory")
+
+    def _check_conditions(self) -> None:
+        for flag, values in (("rtt-ms", self.rtts_ms), ("temperature", self.temperatures), ("rule", self.rules)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{flag}: a value is named twice")
+        if self.temperatures and self.temperatures[0] != self.sampling.temperature:
+            raise ValueError("temperature: the first of the list is the base's")
+        for condition in self.conditions:
+            if condition.link.settings is not None and self.connect:
+                raise ValueError(
+                    "rtt-ms: a link is put before servers that are started here, not before connected ones"
+                )
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """What every architecture is measured under, the base first."""
+        return plan(self.sampling, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
+
+
+def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
+    """Everything that was asked for, as JSON; of the baseline when it was, and of credentials nothing."""
+    settings = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "credentials"}
+    return {
+        **settings,
+        "output_dir": str(config.output_dir),
+        "rules": [rule.value for rule in config.rules],
+        "baseline": config.baseline["started_at"] if config.baseline else None,
+        "connect": dict(config.connect),
+        "sampling": asdict(config.sampling),
+        "prompts": [asdict(prompt) for prompt in config.prompts],
+    }
+
+
+def _check_names(flag: str, names: tuple[str, ...], known: Mapping[str, object], may_be_empty: bool = False) -> None:
+    if not names and not may_be_empty:
+        raise ValueError(f"{flag}: name at least one of {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{flag}: {name!r} is not one of {', '.join(known)}")
+        if names.count(name) > 1:
+            raise ValueError(f"{flag}: {name!r} is named twice")
+
+
+def parse_connect(values: Sequence[str]) -> dict[str, str]:
+    """ARCH=HOST:PORT, one per architecture."""
+    addresses: dict[str, str] = {}
+    for value in values:
+        name, _, address = value.partition("=")
+        host, _, port = address.rpartition(":")
+        if not (name and host and port.isdecimal() and 0 < int(port) < 65536):
+            raise ValueError(f"connect: {value!r} is not ARCH=HOST:PORT")
+        if name in addresses:
+            raise ValueError(f"connect: {name!r} is named twice")
+        addresses[name] = address
+    return addresses

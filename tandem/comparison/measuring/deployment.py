@@ -1,0 +1,244 @@
+"""Which server processes a comparison needs, and how each is started."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tandem.rpc.credentials import on_this_machine
+from tandem.comparison.measuring.architectures import (
+    AUTOREGRESSIVE,
+    DISTRIBUTED,
+    FUSED,
+    PIPELINED,
+    REMOTE_DRAFT,
+    WIDTH_1,
+    Architecture,
+)
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.site import Site
+from tandem.speculation.types import ModelInfo
+
+MAIN = Path(__file__).resolve().parent.parent / "main.py"
+LEAST_LENGTH = 5
+"""Draft tokens that servers allow whatever is compared (requests say their own length): costs can be measured."""
+
+T = TypeVar("T")
+Describe = Callable[[str, str], Awaitable[ModelInfo]]
+"""(address, service) -> what runs there."""
+
+
+class StartedServer(Protocol):
+    """What a deployment knows of a server it started."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def log(self) -> Path: ...
+
+
+class Starter(Protocol):
+    """What starts servers: a Fleet."""
+
+    async def start(self, name: str, command: list[str]) -> StartedServer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where an architecture answers, and what runs there. `log` is None where the server is somebody else's.
+
+    `across`: the address at which the client's side reaches it, where a link lies between.
+    """
+
+    architecture: Architecture
+    address: str
+    model: ModelInfo
+    log: Path | None = None
+    across: str | None = None
+
+    @property
+    def reached(self) -> str:
+        return self.across or self.address
+
+
+def server_command(
+    config: ComparisonConfig,
+    role: str,
+    *extra: str,
+    speculation_length: int | None = None,
+    host: str = "127.0.0.1",
+) -> list[str]:
+    """`speculation_length`: the server's maximum; requests say their own, and calibrating ones other lengths."""
+    length = speculation_length
+    if length is None:
+        length = max(config.speculation_length or 0, min(LEAST_LENGTH, config.sequence_length - 1))
+    command = [sys.executable, str(MAIN), "--role", role, "--host", host, "--port", "0"]
+    command += ["--max_speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
+    command += ["--backend", config.backend]
+    dtype = None if config.dtype == "auto" else config.dtype
+    for flag, value in (("--batch", config.batch), ("--threads", config.threads), ("--dtype", dtype)):
+        command += [flag, str(value)] if value is not None else []
+    if not on_this_machine(host):  # in a network namespace, whose only other end is ours
+        command.append("--insecure")
+    return [*command, *extra]
+
+
+def target_command(
+    config: ComparisonConfig, *extra: str, speculation_length: int | None = None, host: str = "127.0.0.1"
+) -> list[str]:
+    model = ["--model", config.model] if config.model else []
+    return server_command(config, "target", *model, *extra, speculation_length=speculation_length, host=host)
+
+
+def drafting_command(config: ComparisonConfig, role: str, *extra: str, host: str = "127.0.0.1") -> list[str]:
+    """A role that drafts; the draft worker too names the target, whose tokenizer it must share."""
+    models = ["--target_model", config.model] if config.model else []
+    models += ["--draft_model", config.draft_model] if config.draft_model else []
+    return server_command(config, role, *models, "--draft", config.draft, *extra, host=host)
+
+
+async def deploy(
+    config: ComparisonConfig, starter: Starter, describe: Describe, site: Site | None = None
+) -> list[Endpoint]:
+    """Starts what is not connected; the endpoints in the order of the report. Without a site, no link."""
+    deployment = _Deployment(config, starter, describe, site or Site())
+    groups = await _together(deployment.plain_and_distributed(), deployment.fused())
+    found = [endpoint for group in groups for endpoint in group]
+    found += await deployment.remote_draft(found)
+    order = [name for asked in config.architectures for name in _with_width_1(asked)]
+    return sorted(found, key=lambda endpoint: order.index(endpoint.architecture.name))
+
+
+def _with_width_1(name: str) -> tuple[str, ...]:
+    return (WIDTH_1.name, name) if name == AUTOREGRESSIVE.name else (name,)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deployment:
+    config: ComparisonConfig
+    starter: Starter
+    describe: Describe
+    site: Site
+
+    def _starts(self, architecture: Architecture) -> bool:
+        return architecture.name in self.config.architectures and architecture.name not in self.config.connect
+
+    async def _connected(self, architecture: Architecture) -> Endpoint:
+        address = self.config.connect[architecture.name]
+        return Endpoint(architecture, address, await self.describe(address, architecture.service))
+
+    async def _started(self, architecture: Architecture, command: list[str]) -> Endpoint:
+        """On the client's side."""
+        server = await self.starter.start(architecture.name, command)
+        model = await self.describe(server.address, architecture.service)
+        return Endpoint(architecture, server.address, model, server.log)
+
+    async def _started_across(self, architecture: Architecture, command: list[str]) -> Endpoint:
+        """On the target's side."""
+        endpoint = await self._started(architecture, [*self.site.command_prefix, *command])
+        return replace(endpoint, across=await self.site.across(endpoint.address))
+
+    async def fused(self) -> list[Endpoint]:
+        if FUSED.name not in self.config.architectures:
+            return []
+        if FUSED.name in self.config.connect:
+            return [await self._connected(FUSED)]
+        command = drafting_command(self.config, "fused_target", host=self.site.host)
+        return [await self._started_across(FUSED, command)]
+
+    async def plain_and_distributed(self) -> list[Endpoint]:
+        """The draft worker needs to know where the target is, and the baseline whether the target is wide."""
+        target = await self._target()
+        groups = await _together(
+            self._plain(target),
+            self._distributed(DISTRIBUTED, target, self.config.pipeline),
+            self._distributed(PIPELINED, target, "on"),
+        )
+        return [endpoint for group in groups for endpoint in group]
+
+    async def _target(self) -> Endpoint | None:
+        connected = AUTOREGRESSIVE.name in self.config.connect
+        drafted_for = self._starts(DISTRIBUTED) or self._starts(PIPELINED)
+        if connected and (AUTOREGRESSIVE.name in self.config.architectures or drafted_for):
+            return await self._connected(AUTOREGRESSIVE)
+        if self._starts(AUTOREGRESSIVE) or drafted_for:
+            return await self._started_across(AUTOREGRESSIVE, target_command(self.config, host=self.site.host))
+        return None
+
+    async def _plain(self, target: Endpoint | None) -> list[Endpoint]:
+        if target is None or AUTOREGRESSIVE.name not in self.config.architectures:
+            return []
+        if WIDTH_1.name in self.config.connect:
+            return [target, await self._connected(WIDTH_1)]
+        # Beside a connected target nothing is started: this machine's plain decoding would be no baseline for it.
+        if target.model.plain_width == 1 or target.log is None:
+            return [target]
+        command = target_command(self.config, speculation_length=0, host=self.site.host)
+        return [target, await self._started_across(WIDTH_1, command)]
+
+    async def _distributed(self, worker: Architecture, target: Endpoint | None, pipeline: str) -> list[Endpoint]:
+        if worker.name not in self.config.architectures:
+            return []
+        if target is None or worker.name in self.config.connect:
+            return [await self._connected(worker)]
+        host, _, port = target.reached.rpartition(":")
+        where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
+        return [await self._started(worker, self._worker_command(*where, *self._shown_to(target)))]
+
+    async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
+        """The draft worker of `distributed`, if there is one among `found`, drafts here too: one model, one process."""
+        if REMOTE_DRAFT.name not in self.config.architectures:
+            return []
+        if REMOTE_DRAFT.name in self.config.connect:
+            return [await self._connected(REMOTE_DRAFT)]
+        workers = [endpoint for endpoint in found if endpoint.architecture == DISTRIBUTED]
+        shown = self._shown_to(workers[0]) if workers else []
+        drafter = await self.site.across(workers[0].address if workers else await self._proposing())
+        command = target_command(self.config, "--draft_host", drafter, *shown, host=self.site.host)
+        return [await self._started_across(REMOTE_DRAFT, command)]
+
+    def _shown_to(self, endpoint: Endpoint) -> list[str]:
+        """What a server that is started here shows when it calls another: only those of others ask for anything."""
+        return self.config.credentials.flags() if endpoint.log is None else []
+
+    def _worker_command(self, *extra: str) -> list[str]:
+        """On the client's side, where targets of the other side reach it too."""
+        return drafting_command(self.config, "draft_worker", *extra, host=self.site.near_host)
+
+    async def _proposing(self) -> str:
+        """The address of a draft worker that knows no target."""
+        return (await self.starter.start("draft_worker", self._worker_command("--propose_only"))).address
+
+
+async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """All results, or the first error with nothing left running."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def baseline_of(endpoints: list[Endpoint]) -> Endpoint | None:
+    """Plain decoding at its fastest: the width-1 server where there is one, else autoregressive itself."""
+    by_name = {endpoint.architecture.name: endpoint for endpoint in endpoints}
+    return by_name.get(WIDTH_1.name) or by_name.get(AUTOREGRESSIVE.name)
+
+
+def incomparable(endpoints: list[Endpoint]) -> list[str]:
+    """Why figures or outputs may not be comparable. Servers started here can only differ in the last."""
+    remarks: list[str] = []
+    for field in ("weights_revision", "tokenizer_sha256", "dtype", "device"):
+        values = {e.architecture.name: getattr(e.model, field) for e in endpoints if getattr(e.model, field)}
+        if len(set(values.values())) > 1:
+            remarks.append(f"{field} differs: " + ", ".join(f"{name} {value}" for name, value in values.items()))
+    if inexact := [e.architecture.name for e in endpoints if not e.model.bit_exact]:
+        remarks.append(f"not bit-exact on this device, outputs may part where logits tie: {', '.join(inexact)}")
+    return remarks

@@ -1,0 +1,145 @@
+"""One comparison from start to finish: servers, clients, warm-up, measurements, files, table."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Protocol
+
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Describe, Endpoint, deploy
+from tandem.comparison.measuring.environment import these_versions, this_machine
+from tandem.comparison.measuring.interruption import Interruption
+from tandem.comparison.measuring.measured import Measured
+from tandem.comparison.measuring.measurement import Measuring, ServerDied, while_all_live
+from tandem.comparison.measuring.progress import Progress
+from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
+from tandem.comparison.measuring.record_log import RecordLog
+from tandem.comparison.measuring.records import failure_of
+from tandem.comparison.measuring.run import Contender, Generator
+from tandem.comparison.measuring.servers import Fleet, Server, ServerFailed
+from tandem.comparison.measuring.site import LinkUnavailable, open_site
+from tandem.comparison.report.attempt import told
+from tandem.speculation.types import ModelInfo
+
+
+class Client(Generator, Protocol):
+    """What is compared, and can say what it runs."""
+
+    async def model_info(self) -> ModelInfo: ...
+
+
+Connect = Callable[[str, str], AbstractAsyncContextManager[Client]]
+"""(address, service) -> a client; the only thing here that knows how servers are reached."""
+
+
+class Unreachable(RuntimeError):
+    """An address does not answer as the service that it should be."""
+
+
+def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
+    """The exit code; tandem/comparison/report/publishing.py has all of them.
+
+    Whatever ends the measuring, what was measured by then is reported. A second signal ends the process at once.
+    """
+    started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    with Interruption() as interruption:
+        with RecordLog(Measured(config, this_machine(), these_versions(), started_at)) as log:
+            code = _measured(log, connect, interruption)
+        if log.measured.records:
+            print("writing the report", file=sys.stderr)
+            published = publish(log.measured)
+            code = code or published
+        elif interruption.signal:
+            print(f"{interruption.reason}: nothing was measured; {log.path} says what was asked for", file=sys.stderr)
+        return interruption.exit_code if interruption.signal else code
+
+
+def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> int:
+    """Measures into the log; the exit code of whatever ended it early, OK for nothing."""
+    try:
+        interruption.run(_measure(log, connect, interruption))
+        return OK
+    except asyncio.CancelledError:
+        if interruption.signal is None:
+            raise
+        return _ended(log, interruption.reason, interruption.exit_code)
+    except ServerDied as error:
+        print(error, file=sys.stderr)
+        return _ended(log, f"{error}".splitlines()[0], SERVER_DIED)
+    except ServerFailed as error:
+        return _refused(log, error, USAGE if error.returncode == USAGE else FAILED)
+    except LinkUnavailable as error:
+        return _refused(log, error, USAGE)
+    except Unreachable as error:
+        return _refused(log, error, FAILED)
+    except Exception as error:
+        if not log.measured.records:
+            raise
+        if log.measured.ended:  # the servers were being stopped
+            log.remark(f"After the last request: {told(error)}")
+        return _ended(log, told(error), FAILED)
+
+
+def _ended(log: RecordLog, why: str, code: int) -> int:
+    """Unless all had been measured by then."""
+    if not log.measured.ended:
+        log.end(why)
+    return code
+
+
+def _refused(log: RecordLog, error: Exception, code: int) -> int:
+    """Before anything was measured."""
+    print(f"compare_architectures.py: error: {error}", file=sys.stderr)
+    return _ended(log, f"{error}".splitlines()[0], code)
+
+
+async def _measure(log: RecordLog, connect: Connect, interruption: Interruption) -> None:
+    config = log.measured.config
+    async with contextlib.AsyncExitStack() as stack:
+        progress = stack.enter_context(Progress())
+        site = await stack.enter_async_context(open_site(config))
+        fleet = Fleet(config.output_dir / "logs", config.startup_timeout_s, on_wait=progress.waiting)
+        stack.enter_context(interruption.killing(fleet.kill))  # around the fleet: also while it stops its servers
+        await stack.enter_async_context(fleet)
+        endpoints = await deploy(config, _Announcing(fleet, progress), _describing(connect), site)
+        log.servers(endpoints)
+        contenders = [await _connected(stack, connect, endpoint) for endpoint in endpoints]
+        await while_all_live(Measuring(config, endpoints, contenders, site, progress, log).run(), fleet, log)
+        log.end()
+        progress.say("stopping the servers")
+
+
+def _describing(connect: Connect) -> Describe:
+    async def describe(address: str, service: str) -> ModelInfo:
+        try:
+            async with connect(address, service) as client:
+                return await client.model_info()
+        except Exception as error:
+            failure = failure_of(error)
+            raise Unreachable(f"{service} at {address} does not answer: {failure.code}: {failure.message}") from error
+
+    return describe
+
+
+async def _connected(stack: contextlib.AsyncExitStack, connect: Connect, endpoint: Endpoint) -> Contender:
+    client = await stack.enter_async_context(connect(endpoint.reached, endpoint.architecture.service))
+    return Contender(endpoint.architecture.name, client, endpoint.architecture.split)
+
+
+@dataclass(frozen=True)
+class _Announcing:
+    """A fleet whose servers are announced as they become ready."""
+
+    fleet: Fleet
+    progress: Progress
+
+    async def start(self, name: str, command: list[str]) -> Server:
+        server = await self.fleet.start(name, command)
+        self.progress.ready(name, server.address, server.startup_seconds)
+        return server

@@ -1,0 +1,50 @@
+"""What one comparison measured, before anything is made of it. It grows while the comparison runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.comparison.measuring.calibration import Calibration
+from tandem.comparison.measuring.conditions import LinkChoice
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.measuring.environment import Machine, Versions
+from tandem.comparison.analysis.identity import MarginTrace
+from tandem.comparison.links.overhead import LinkOverhead
+from tandem.comparison.measuring.records import Failure, Record
+
+UNENDED = "the run has not ended, or was killed"
+
+
+@dataclass
+class Measured:
+    """Everything that a report is made from, in the order it came.
+
+    margins: by condition and prompt. ended: whether the run came to an end that it could still tell; then `cut_short`
+    says why not all was measured, None where all was.
+    """
+
+    config: ComparisonConfig
+    machine: Machine
+    versions: Versions
+    started_at: str
+    endpoints: tuple[Endpoint, ...] = ()
+    warm_up_failures: dict[str, Failure] = field(default_factory=dict)
+    links: dict[LinkChoice, LinkOverhead] = field(default_factory=dict)
+    records: list[Record] = field(default_factory=list)
+    calibrations: list[Calibration] = field(default_factory=list)
+    margins: dict[tuple[str, str], MarginTrace] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    ended: bool = False
+    cut_short: str | None = None
+
+    @property
+    def planned(self) -> int:
+        """Requests that are to be measured."""
+        config = self.config
+        return len(config.conditions) * len(self.endpoints) * len(config.prompts) * config.num_runs
+
+    @property
+    def missing(self) -> str | None:
+        """Why this is a part; None for a whole."""
+        return self.cut_short if self.ended else UNENDED

@@ -1,0 +1,127 @@
+"""Everything between servers that are ready and servers that may stop: warm-up, links, requests, margins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.calibration import Calibrator
+from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.analysis.identity import parted
+from tandem.comparison.measuring.progress import Progress
+from tandem.comparison.measuring.record_log import RecordLog
+from tandem.comparison.measuring.records import Record
+from tandem.comparison.measuring.run import Contender, RequestSettings, Stage, measure_all, trace_margins, warm_up
+from tandem.comparison.measuring.servers import Fleet
+from tandem.comparison.measuring.site import Site
+from tandem.comparison.report.attempt import told
+from tandem.speculation.types import Rule
+
+NOTICED_SECONDS = 1.0
+"""How long a server whose last request failed is given to be seen dead."""
+
+
+class ServerDied(RuntimeError):
+    """A server that was ready ended while it was needed; the message says which, how, and where its log is."""
+
+
+async def while_all_live(work: Coroutine[Any, Any, None], fleet: Fleet, log: RecordLog) -> None:
+    """Does `work`, and ends it when a server does. Raises ServerDied."""
+    measuring, death = asyncio.ensure_future(work), asyncio.ensure_future(fleet.death())
+    try:
+        await asyncio.wait({measuring, death}, return_when=asyncio.FIRST_COMPLETED)
+        if measuring.done() and any(record.error for record in log.measured.records):
+            await asyncio.wait({death}, timeout=NOTICED_SECONDS)  # a connection breaks before a process is reaped
+        if death.done():
+            raise ServerDied(death.result())
+        measuring.result()
+    finally:
+        for task in (measuring, death):
+            task.cancel()
+        await asyncio.gather(measuring, death, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Measures every condition; whatever is found is in the log as soon as it is."""
+
+    config: ComparisonConfig
+    endpoints: Sequence[Endpoint]
+    contenders: Sequence[Contender]
+    site: Site
+    progress: Progress
+    log: RecordLog
+
+    async def run(self) -> None:
+        config, stages = self.config, [self._stage(condition) for condition in self.config.conditions]
+        self.progress.say("warming up")
+        await stages[0].enter()
+        for name, failure in (await warm_up(self.contenders, config.prompts[0], stages[0].settings)).items():
+            self.log.warm_up_failed(name, failure)
+        await self._links()
+        calibrator = Calibrator(
+            self.contenders,
+            stages[0].settings,
+            self._lengths(),
+            len(config.prompts) * config.num_runs,
+            self.log.calibration,
+        )
+        self.progress.expect(self.log.measured.planned)
+        await measure_all(
+            self.contenders,
+            config.prompts,
+            config.num_runs,
+            stages,
+            self.progress.measuring,
+            self._measured,
+            calibrator.after_prompt,
+        )
+        for condition, stage in zip(config.conditions, stages, strict=True):
+            try:
+                await self._margins(condition, stage)
+            except Exception as error:  # no more than how close a call was
+                self.log.remark(f"Margins of outputs that parted were not traced under {condition.name}: {told(error)}")
+
+    def _measured(self, record: Record) -> None:
+        self.log.record(record)
+        self.progress.measured(record)
+
+    def _stage(self, condition: Condition) -> Stage:
+        config = self.config
+        settings = RequestSettings(
+            config.max_new_tokens, config.speculation_length, condition.sampling, config.timeout_s, condition.rule
+        )
+        return Stage(condition.name, settings, partial(self.site.set, condition.link))
+
+    def _lengths(self) -> tuple[int, ...]:
+        """Speculation lengths to cost: all that every speculating server takes, and none where nothing speculates."""
+        most = [e.model.max_speculation_length for e in self.endpoints if e.model.draft_name]
+        return tuple(range(1, min(most) + 1)) if most and self.config.speculation_length else ()
+
+    async def _links(self) -> None:
+        """What each link adds to what it is set to; the base's is left set."""
+        for link in reversed(dict.fromkeys(condition.link for condition in self.config.conditions)):
+            if link.settings is not None:
+                self.progress.say(f"measuring the link: {link}")
+                await self.site.set(link)
+                self.log.link(link, await self.site.overhead())
+
+    async def _margins(self, condition: Condition, stage: Stage) -> None:
+        """Where outputs parted, the autoregressive server is asked again how close its choice was."""
+        plain = [contender for contender in self.contenders if contender.name == AUTOREGRESSIVE.name]
+        if not plain or condition.rule is not Rule.AGREEMENT:  # the rejection rule keeps the law, not the tokens
+            return
+        own = [record for record in self.log.measured.records if record.condition == condition.name]
+        names = parted(own, [record for record in own if record.architecture == AUTOREGRESSIVE.name])
+        if not names:
+            return
+        await stage.enter()
+        prompts = [prompt for prompt in self.config.prompts if prompt.name in names]
+        for name, trace in (await trace_margins(plain[0], prompts, stage.settings)).items():
+            self.log.margins(condition.name, name, trace)

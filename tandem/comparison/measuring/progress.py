@@ -1,0 +1,84 @@
+"""What is going on, on stderr: a bar on a terminal, lines in a log."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from tandem.comparison.measuring.records import Record
+
+QUIET_SECONDS = 15.0
+"""In a log, how long to say nothing about a server that is still starting."""
+
+
+class Progress:
+    """Shows servers starting, then one step per measured request."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self._total = 0
+        self._done = 0
+        self._waiting: dict[str, float] = {}
+        self._last_line = time.monotonic()
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def waiting(self, server: str, seconds: float) -> None:
+        """Called again and again while a server starts."""
+        self._waiting[server] = seconds
+        text = "starting " + ", ".join(f"{name} ({s:.0f} s)" for name, s in self._waiting.items())
+        self._bar.update(self._task, description=text)
+        if time.monotonic() - self._last_line > QUIET_SECONDS:
+            self._line(text)
+
+    def ready(self, server: str, address: str, seconds: float) -> None:
+        self._waiting.pop(server, None)
+        self._line(f"{server} is ready on {address} after {seconds:.1f} s")
+
+    def say(self, text: str) -> None:
+        self._bar.update(self._task, description=escape(text))
+        self._line(text)
+
+    def expect(self, total: int) -> None:
+        """Requests to come."""
+        self._total = total
+        self._bar.update(self._task, total=total, completed=0)
+
+    def measuring(self, architecture: str, prompt: str) -> None:
+        self._bar.update(self._task, description=f"{architecture} · {escape(prompt)}")
+
+    def measured(self, record: Record) -> None:
+        self._done += 1
+        self._bar.advance(self._task)
+        what = f"{record.architecture} · {record.prompt}"
+        if record.error:
+            self._line(f"{what}: {record.error.code}: {record.error.message}")
+        elif record.measurement and not self._console.is_terminal:
+            tokens, seconds = record.measurement.output_tokens, record.measurement.end_to_end_latency_s
+            self._line(f"[{self._done}/{self._total}] {what}: {tokens} tokens in {seconds:.2f} s")
+
+    def _line(self, text: str) -> None:
+        self._last_line = time.monotonic()
+        self._console.print(escape(text), highlight=False, soft_wrap=True)

@@ -1,0 +1,111 @@
+"""One request as its client saw it. Metrics are computed from nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from tandem.speculation.types import SpeculationStats
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Where the time of a request went. `other` is end to end less the rest: tokenization, RPC handling, streaming."""
+
+    draft: float
+    verify: float
+    queue: float
+    network: float
+    prefill: float
+    other: float
+
+
+CAUSES: tuple[str, ...] = tuple(f.name for f in fields(Seconds))
+
+
+def attribute_seconds(end_to_end_s: float, stats: SpeculationStats) -> tuple[Seconds, bool]:
+    """Seconds by cause, and whether the named causes overlapped so that `other` had to be clamped at 0."""
+    named = (
+        stats.draft_seconds,
+        stats.verify_seconds,
+        stats.queue_seconds,
+        stats.network_seconds,
+        stats.prefill_seconds,
+    )
+    rest = end_to_end_s - sum(named)
+    return Seconds(*named, max(rest, 0.0)), rest < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A request that completed.
+
+    ttft_s: from sending to the first chunk that carries tokens. end_to_end_latency_s: to the completion.
+    tpot_s: (E2E - TTFT) / (n - 1), None where n < 2. inter_token_latency_s: LLMPerf's, the time to the last token / n.
+    chunk_gaps_s: between chunks; under speculation tokens arrive in bursts, one chunk per round.
+    bytes_up, bytes_down: protobuf payload, between draft and target where they are apart, else from client to server.
+    """
+
+    output_token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    number_input_tokens: int
+    output_tokens: int
+    ttft_s: float
+    tpot_s: float | None
+    inter_token_latency_s: float
+    end_to_end_latency_s: float
+    request_output_throughput_token_per_s: float | None
+    chunk_tokens: tuple[int, ...]
+    chunk_gaps_s: tuple[float, ...]
+    rounds: int
+    drafted: int
+    accepted: int
+    accepted_per_position: tuple[int, ...]
+    drafted_per_position: tuple[int, ...]
+    drafted_by: dict[str, int]
+    accepted_by: dict[str, int]
+    bytes_up: int
+    bytes_down: int
+    seconds_by_cause: Seconds
+    other_clamped: bool
+    stale_rounds: int = 0
+    stale_drafts: int = 0
+    guessed_rounds: int = 0
+    sent_by_depth: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a request did not complete."""
+
+    code: str
+    message: str
+
+
+def failure_of(error: Exception) -> Failure:
+    """A client's error says its code and message apart; any other is told by its type."""
+    code = getattr(error, "code", type(error).__name__)
+    return Failure(str(code), str(getattr(error, "message", error)))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One architecture, prompt and run under one condition: a measurement or a failure."""
+
+    architecture: str
+    prompt: str
+    workload: str
+    run: int
+    measurement: Measurement | None = None
+    error: Failure | None = None
+    condition: str = "base"
+
+
+def record_as_json(record: Record) -> dict[str, Any]:
+    """One flat object. A failed request has the same keys, null where nothing was measured."""
+    head = {name: getattr(record, name) for name in ("condition", "architecture", "prompt", "workload", "run")}
+    measured: dict[str, Any] = {f.name: None for f in fields(Measurement)}
+    if record.measurement:
+        measured = asdict(record.measurement)
+    return {**head, **measured, "error": asdict(record.error) if record.error else None}

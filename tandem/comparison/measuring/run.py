@@ -1,0 +1,264 @@
+"""The measuring loop: the same request to every architecture in turn, condition by condition, prompt by prompt.
+
+Timed at the client.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from tandem.comparison.analysis.identity import MarginTrace
+from tandem.comparison.analysis.metrics import ratio
+from tandem.comparison.measuring.records import Failure, Measurement, Record, attribute_seconds, failure_of
+from tandem.comparison.measuring.workloads import Prompt
+from tandem.speculation.types import Chunk, Completion, GenerationRequest, Rule, SamplingParams
+
+WARM_UP_TOKENS = 8
+
+
+class Generator(Protocol):
+    """What is compared: anything that generates and counts its payload bytes."""
+
+    @property
+    def bytes_up(self) -> int: ...
+
+    @property
+    def bytes_down(self) -> int: ...
+
+    def generate(
+        self, request: GenerationRequest, timeout: float | None = None
+    ) -> AsyncIterator[Chunk | Completion]: ...
+
+
+class Named(Protocol):
+    """What a record names."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """An architecture under test. `split`: draft and target are apart, and the traffic between them is what counts."""
+
+    name: str
+    generator: Generator
+    split: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSettings:
+    """What every request of a comparison has in common."""
+
+    max_new_tokens: int
+    speculation_length: int | None
+    sampling: SamplingParams
+    timeout_s: float | None = None
+    rule: Rule = Rule.AGREEMENT
+
+    def request(self, prompt: Prompt, run: int = 0) -> GenerationRequest:
+        """Every run of a sampled prompt has a seed of its own, the same for all architectures."""
+        seed = self.sampling.seed if self.sampling.greedy else (self.sampling.seed + run) % 2**64
+        return GenerationRequest(
+            text=prompt.text,
+            chat=prompt.chat,
+            sampling=replace(self.sampling, seed=seed),
+            max_new_tokens=self.max_new_tokens,
+            speculation_length=self.speculation_length,
+            rule=self.rule,
+        )
+
+
+async def _as_it_is() -> None:
+    """Nothing to set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A condition as the loop sees it: its requests, and what sets the link before them."""
+
+    name: str
+    settings: RequestSettings
+    enter: Callable[[], Awaitable[None]] = _as_it_is
+
+
+class IncompleteStream(RuntimeError):
+    """The stream of chunks broke its contract, so its timing means nothing."""
+
+    code = "INCOMPLETE_STREAM"
+
+
+async def warm_up(contenders: Sequence[Contender], prompt: Prompt, settings: RequestSettings) -> dict[str, Failure]:
+    """One short request each, so that no figure contains a first use. Returns the failures by architecture."""
+    short = replace(settings, max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens))
+    failures: dict[str, Failure] = {}
+    for contender in contenders:
+        record = await _record(contender, prompt, 0, Stage("warm-up", short))
+        if record.error:
+            failures[contender.name] = record.error
+    return failures
+
+
+async def measure_all(
+    contenders: Sequence[Contender],
+    prompts: Sequence[Prompt],
+    num_runs: int,
+    stages: Sequence[Stage],
+    on_start: Callable[[str, str], None] = lambda architecture, prompt: None,
+    on_record: Callable[[Record], None] = lambda record: None,
+    after_prompt: Callable[[Prompt], Awaitable[None]] | None = None,
+) -> list[Record]:
+    """The records in the order they came, each given to `on_record` before the next request.
+
+    Interleaved, so that a machine that slows down slows all; who goes first rotates, so that order favours none.
+
+    `after_prompt` is called with the first stage set, after every prompt of every run.
+    """
+    records: list[Record] = []
+    for turn, (run, prompt) in enumerate(itertools.product(range(num_runs), prompts)):
+        for stage in stages:
+            await stage.enter()
+            for contender in rotated(contenders, turn):
+                on_start(contender.name, prompt.name)
+                records.append(await _record(contender, prompt, run, stage))
+                on_record(records[-1])
+        if after_prompt:
+            await stages[0].enter()
+            await after_prompt(prompt)
+    return records
+
+
+def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
+    first = turn % len(contenders)
+    return [*contenders[first:], *contenders[:first]]
+
+
+def in_order(
+    records: Sequence[Record],
+    conditions: Sequence[Named],
+    architectures: Sequence[Named],
+    prompts: Sequence[Named],
+) -> list[Record]:
+    """As a report lists them: by condition, architecture, run and prompt."""
+    part, place, page = ({one.name: i for i, one in enumerate(found)} for found in (conditions, architectures, prompts))
+    return sorted(records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
+
+
+async def _record(contender: Contender, prompt: Prompt, run: int, stage: Stage) -> Record:
+    """Whatever goes wrong is recorded: one failing architecture must not take the others' figures with it."""
+    record = Record(contender.name, prompt.name, prompt.kind, run, condition=stage.name)
+    try:
+        measurement = await measure(contender, stage.settings.request(prompt, run), stage.settings.timeout_s)
+        return replace(record, measurement=measurement)
+    except Exception as error:
+        return replace(record, error=failure_of(error))
+
+
+async def measure(contender: Contender, request: GenerationRequest, timeout_s: float | None = None) -> Measurement:
+    """One request, from the moment before it is sent to its completion."""
+    generator = contender.generator
+    up, down = generator.bytes_up, generator.bytes_down
+    stream = await _timed(generator, request, timeout_s)
+    up, down = generator.bytes_up - up, generator.bytes_down - down
+    if contender.split:
+        up, down = stream.completion.stats.bytes_up, stream.completion.stats.bytes_down
+    return _measurement(stream, up, down)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """What arrived: chunks, the seconds after sending at which those with tokens did, and the end."""
+
+    chunks: tuple[Chunk, ...]
+    arrivals_s: tuple[float, ...]
+    completion: Completion
+    end_to_end_s: float
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for chunk in self.chunks for token in chunk.token_ids)
+
+
+async def _timed(generator: Generator, request: GenerationRequest, timeout_s: float | None) -> _Stream:
+    chunks: list[Chunk] = []
+    arrivals: list[float] = []
+    completion: Completion | None = None
+    sent = time.perf_counter()
+    async for event in generator.generate(request, timeout=timeout_s):
+        if isinstance(event, Completion):
+            completion = event
+            continue
+        if event.token_ids:
+            arrivals.append(time.perf_counter() - sent)
+        chunks.append(event)
+    end_to_end_s = time.perf_counter() - sent
+    if completion is None:
+        raise IncompleteStream(f"the stream ended after {len(arrivals)} chunks of tokens without a completion")
+    stream = _Stream(tuple(chunks), tuple(arrivals), completion, end_to_end_s)
+    carried = len(stream.token_ids)
+    if not carried or completion.output_tokens != carried:
+        raise IncompleteStream(f"the completion counts {completion.output_tokens} tokens, the chunks {carried}")
+    return stream
+
+
+def _measurement(stream: _Stream, bytes_up: int, bytes_down: int) -> Measurement:
+    tokens, arrivals, end_to_end_s = stream.token_ids, stream.arrivals_s, stream.end_to_end_s
+    stats = stream.completion.stats
+    seconds, clamped = attribute_seconds(end_to_end_s, stats)
+    return Measurement(
+        output_token_ids=tokens,
+        text="".join(chunk.text for chunk in stream.chunks),
+        finish_reason=stream.completion.finish_reason.name.lower(),
+        number_input_tokens=stream.completion.prompt_tokens,
+        output_tokens=len(tokens),
+        ttft_s=arrivals[0],
+        tpot_s=(end_to_end_s - arrivals[0]) / (len(tokens) - 1) if len(tokens) > 1 else None,
+        inter_token_latency_s=arrivals[-1] / len(tokens),
+        end_to_end_latency_s=end_to_end_s,
+        request_output_throughput_token_per_s=ratio(len(tokens), end_to_end_s),
+        chunk_tokens=tuple(len(chunk.token_ids) for chunk in stream.chunks if chunk.token_ids),
+        chunk_gaps_s=tuple(later - earlier for earlier, later in itertools.pairwise(arrivals)),
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        accepted_per_position=tuple(stats.accepted_per_position),
+        drafted_per_position=tuple(stats.drafted_per_position),
+        drafted_by=stats.drafted_by,
+        accepted_by=stats.accepted_by,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        seconds_by_cause=seconds,
+        other_clamped=clamped,
+        stale_rounds=stats.stale_rounds,
+        stale_drafts=stats.stale_drafts,
+        guessed_rounds=stats.guessed_rounds,
+        sent_by_depth=tuple(stats.sent_by_depth),
+    )
+
+
+async def trace_margins(
+    autoregressive: Contender, prompts: Iterable[Prompt], settings: RequestSettings
+) -> dict[str, MarginTrace]:
+    """Repeats prompts, untimed, to learn how close the target's choices were. What fails is left out.
+
+    Margins cost the server time, so the timed requests go without; the draws are seeded, so the tokens come again.
+    """
+    traces: dict[str, MarginTrace] = {}
+    for prompt in prompts:
+        request = replace(settings.request(prompt), report_margins=True)
+        chunks: list[Chunk] = []
+        try:
+            async for event in autoregressive.generator.generate(request, timeout=settings.timeout_s):
+                if isinstance(event, Chunk):
+                    chunks.append(event)
+        except Exception:
+            continue
+        traces[prompt.name] = MarginTrace(
+            tuple(token for chunk in chunks for token in chunk.token_ids),
+            tuple(margin for chunk in chunks for margin in chunk.margins),
+        )
+    return traces

@@ -1,0 +1,55 @@
+"""What is asked of every architecture: the built-in workload set, or the user's own prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.clients.prompts import read_prompts
+from tandem.comparison.measuring import prompts
+
+BUILT_IN: Mapping[str, tuple[tuple[str, bool, str], ...]] = {
+    "counting_and_lists": prompts.COUNTING_AND_LISTS,
+    "code": prompts.CODE,
+    "extraction": prompts.EXTRACTION,
+    "chat": prompts.CHAT_QUESTIONS,
+    "prose": prompts.PROSE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt. `kind` groups prompts in the report; `chat` wraps the text in the model's chat template."""
+
+    name: str
+    kind: str
+    text: str
+    chat: bool
+
+
+def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int | None = None) -> tuple[Prompt, ...]:
+    """The first `per_workload` prompts (all when None) of every kind, in the order of `kinds`."""
+    if unknown := [kind for kind in kinds if kind not in BUILT_IN]:
+        raise ValueError(f"workloads: {unknown[0]!r} is not one of {', '.join(BUILT_IN)}")
+    if repeated := [kind for kind in kinds if list(kinds).count(kind) > 1]:
+        raise ValueError(f"workloads: {repeated[0]!r} is named twice")
+    if per_workload is not None and per_workload < 1:
+        raise ValueError(f"prompts-per-workload: {per_workload} is below 1")
+    return tuple(
+        Prompt(f"{kind}/{name}", kind, text, chat)
+        for kind in kinds
+        for name, chat, text in BUILT_IN[kind][:per_workload]
+    )
+
+
+def read_prompt_file(path: Path, chat: bool = False) -> tuple[Prompt, ...]:
+    """A file's prompts, named by its lines."""
+    return tuple(Prompt(f"{path.name}:{number}", "file", text, chat) for number, text in read_prompts(path))
+
+
+def given_prompts(texts: Sequence[str], chat: bool = False) -> tuple[Prompt, ...]:
+    """Prompts from the command line."""
+    if any(not text.strip() for text in texts):
+        raise ValueError("prompt: an empty prompt cannot be continued")
+    return tuple(Prompt(f"prompt {number}", "prompt", text, chat) for number, text in enumerate(texts, 1))

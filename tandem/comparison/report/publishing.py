@@ -1,0 +1,66 @@
+"""What was measured as files, on the terminal and as an exit code; what cannot be made is said, the rest is made."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tandem.comparison.analysis.whole import analyse
+from tandem.comparison.measuring.history import append_run
+from tandem.comparison.measuring.measured import Measured
+from tandem.comparison.analysis.regression import judge
+from tandem.comparison.report.files import Comparison, comparison_as_json, write_csv, write_json
+from tandem.comparison.report.terminal import print_comparison
+from tandem.comparison.report.attempt import Attempts
+from tandem.comparison.report.write import write_report
+
+OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
+"""Beside 3, a regression (tandem/comparison/analysis/regression.py), and 128 with a signal's number: 130 by Ctrl-C, 143 by SIGTERM."""
+TABLE_WIDTH = 130
+"""Where there is no terminal to ask."""
+
+
+def publish(measured: Measured, new: bool = True) -> int:
+    """The exit code: OK, FAILED where a request or a file failed, or that of a regression.
+
+    A `new` run gets its line in the index of runs. Raises ValueError where nothing was measured.
+    """
+    comparison, attempts = analyse(measured), Attempts()
+    as_json = attempts.of("The report", lambda: comparison_as_json(comparison), None)
+    files = _files(comparison, as_json, attempts) if as_json is not None else ()
+    attempts.of("The tables", lambda: print_comparison(comparison, _console()), None)
+    if files:
+        print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
+    if any(path.suffix == ".png" for path in files):
+        print(f"plots as PNG are in {comparison.config.output_dir / 'plots'}")
+    if new and (index := attempts.of("The line in the index of runs", lambda: append_run(comparison), None)):
+        print(f"the run is a line in {index}")
+    verdict = attempts.of("The comparison with the baseline", lambda: _judged(comparison, as_json), OK)
+    for remark in attempts.remarks:
+        print(f"compare_architectures.py: error: {remark}", file=sys.stderr)
+    return FAILED if comparison.failed or attempts.remarks else verdict
+
+
+def _files(comparison: Comparison, as_json: Mapping[str, Any], attempts: Attempts) -> tuple[Path, ...]:
+    folder, formats = comparison.config.output_dir, comparison.config.formats
+    none: tuple[Path, ...] = ()
+    attempts.of("The folder", lambda: folder.mkdir(parents=True, exist_ok=True), None)
+    return (
+        *attempts.of("comparison.json", lambda: (write_json(as_json, folder),), none),
+        *attempts.of("comparison.csv", lambda: (write_csv(comparison.records, folder),), none),
+        *attempts.of(f"The report as {' and '.join(formats)}", lambda: write_report(as_json, folder, formats), none),
+    )
+
+
+def _judged(comparison: Comparison, as_json: Mapping[str, Any] | None) -> int:
+    """Beside the baseline, where one was given."""
+    before = comparison.config.baseline
+    return OK if before is None or as_json is None else judge(before, as_json)
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=TABLE_WIDTH)

@@ -1,0 +1,218 @@
+"""How plots look: one palette, markers, hatches, and labels at the lines instead of legends where they fit.
+
+matplotlib is imported inside functions: without it the rest of a report is still written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Literal
+
+from tandem.comparison.report.reading import JSON
+from tandem.comparison.report.words import name as in_words
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH = 4.8
+"""Inches. Shown at its own size on a phone, larger on a screen; 9 points stay legible on both."""
+
+INK, QUIET, RULE, BAND, PAPER = "#1d1d21", "#66666e", "#d7d7dc", "#ececf0", "#fefefe"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """An architecture's colour in every plot (told apart by the colour-blind: after Okabe and Ito) and, for print in
+    black and white, its marker and hatch."""
+
+    color: str
+    marker: str
+    hatch: str
+
+
+LOOKS = {
+    "autoregressive": Look("#5f6570", "s", ""),
+    "distributed": Look("#0b6fb3", "o", "//////"),
+    "fused": Look("#cf5a0a", "D", ""),
+    "remote_draft": Look("#0a8f6c", "^", "\\\\\\\\\\\\"),
+    "pipelined": Look("#a8558c", "v", ""),
+    "autoregressive_width_1": Look("#8b919c", "P", ""),
+}
+OTHERS = (Look("#8a6d00", "X", "xxxx"), Look("#5b53b5", "p", "||||"), Look("#3d3d44", "h", "----"))
+CAUSES = {  # dark to light where time is unavoidable; the network stands out
+    "verify": ("#4a5568", ""),
+    "draft": ("#8fa3bd", "//////"),
+    "network": ("#e0a21b", "xxxx"),
+    "prefill": ("#b9b4c7", "||||"),
+    "queue": ("#7d6b91", "------"),
+    "other": ("#dcdde2", ""),
+}
+THEMED = {
+    INK: "--ink",
+    QUIET: "--quiet",
+    RULE: "--rule",
+    BAND: "--band",
+    PAPER: "--paper",
+    **{look.color: f"--{key.replace('_', '-')}" for key, look in LOOKS.items()},
+    **{color: f"--cause-{key}" for key, (color, _) in CAUSES.items()},
+}
+"""Colours of the plots that the page sets, by the name of the page's variable: so that they follow light and dark."""
+
+SETTINGS: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # matplotlib's own: plots come out the same on every machine
+    "font.size": 9.5,
+    "text.parse_math": False,  # names are other people's: a $ in one is a $
+    "svg.fonttype": "none",
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.5,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "legend.handlelength": 1.6,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": QUIET,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "axes.facecolor": "none",
+    "figure.facecolor": PAPER,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 6.5,
+    "hatch.linewidth": 0.6,
+    "figure.constrained_layout.h_pad": 0.05,
+    "figure.constrained_layout.w_pad": 0.04,
+}
+
+Draw = Callable[[JSON], "Figure"]
+
+
+@contextmanager
+def in_style() -> Iterator[None]:
+    """These settings and no one else's, to draw and to save in: a user's matplotlibrc does not reach a report."""
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        in_force: Any = mpl.rcParams
+        defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith(("backend", "interactive"))}
+        in_force.update(defaults)
+        in_force.update(SETTINGS)
+        yield
+
+
+def styled(draw: Draw) -> Draw:
+    """Runs `draw` in style."""
+
+    @wraps(draw)
+    def drawn(comparison: JSON) -> Figure:
+        with in_style():
+            return draw(comparison)
+
+    return drawn
+
+
+def look(architecture: str, among: Sequence[str]) -> Look:
+    """`among`: all architectures of the comparison, so that an unknown one looks the same in every plot."""
+    strangers = [other for other in among if other not in LOOKS]
+    return LOOKS.get(architecture) or OTHERS[strangers.index(architecture) % len(OTHERS)]
+
+
+def new_figure(height: float, rows: int = 1, columns: int = 1, **subplots: Any) -> tuple[Figure, list[Axes]]:
+    """A figure of `height` inches and its axes, row by row."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **subplots)
+    return figure, list(axes.flat)
+
+
+def side_label(figure: Figure, text: str) -> None:
+    """A label for the y of all panels, centred whatever font shows it."""
+    figure.supylabel(text, fontsize=9.5, rotation_mode="anchor", ha="center", va="top")
+
+
+def only_grid(axes: Axes, axis: Literal["x", "y"]) -> None:
+    """Grid lines along one axis, no ticks."""
+    axes.grid(False)
+    axes.grid(True, axis=axis)
+    axes.tick_params(length=0)
+
+
+def value_label(axes: Axes, text: str, at: tuple[float, float], away: tuple[float, float] = (4, 0)) -> None:
+    """A figure beside what it belongs to, `away` points from it, readable over lines."""
+    axes.annotate(
+        text,
+        at,
+        away,
+        textcoords="offset points",
+        ha="center" if not away[0] else "left",
+        va="center" if not away[1] else "bottom",
+        fontsize=9,
+        bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
+        zorder=5,
+    )
+
+
+def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """The positions moved apart to at least `gap`, as little as need be, inside [low, high] where they fit."""
+    order = sorted(range(len(positions)), key=lambda i: positions[i])
+    placed = [positions[i] for i in order]
+    for _ in range(200):
+        moved = False
+        for i in range(len(placed) - 1):
+            short = gap - (placed[i + 1] - placed[i])
+            if short > 1e-9 * gap:
+                placed[i] -= short / 2
+                placed[i + 1] += short / 2
+                moved = True
+        overflow = max(0.0, placed[-1] - high) if placed else 0.0
+        if overflow:
+            placed[-1] = high
+        if placed and placed[0] < low:
+            placed[0], moved = low, True
+        if not moved and not overflow:
+            break
+    result = list(positions)
+    for i, position in zip(order, placed, strict=True):
+        result[i] = position
+    return result
+
+
+def label_lines(axes: Axes, ends: Sequence[tuple[float, str, str]], height_inches: float) -> None:
+    """Names at the right edge of the axes, beside the ends of their lines: (y in data, text, color)."""
+    low, high = axes.get_ylim()
+    to_share = axes.transScale.transform
+    bottom, top = to_share((1, low))[1], to_share((1, high))[1]
+    shares = [float((to_share((1, y))[1] - bottom) / (top - bottom)) for y, _, _ in ends]
+    gap = 9.5 * 1.35 / (72 * height_inches)
+    for share, place, (_, text, color) in zip(shares, spread(shares, gap, 0.0, 1.0), ends, strict=True):
+        axes.annotate(
+            text,
+            xy=(1, share),
+            xytext=(14, (place - share) * 72 * height_inches),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            va="center",
+            color=color,
+            annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 2},
+        )
+
+
+def title_of(architecture: str) -> str:
+    return in_words(architecture)

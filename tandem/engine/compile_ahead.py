@@ -1,0 +1,90 @@
+"""--role compile: every graph that a server will need, made beforehand, into a folder that servers share.
+
+It loads the models as a server does and makes the same graphs, but runs none of them. A server with the same models,
+shape flags and --compiled_dir then finds all of them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tandem.engine.loading import ModelConfig
+from tandem.checkpoints.locate import find
+from tandem.runners.torch.graph_runner import CompiledRunner
+from tandem.runners.torch.graphs import Made
+from tandem.runners.loading import load_runner
+from tandem.runners.torch.platforms import Platform, chosen
+from tandem.engine.rank_processes import end_with_rank_0, rank_processes
+from tandem.runners.startup import Startup
+from tandem.runners.torch.tensor_parallel import Link
+
+PARTS = ("target", "draft", "fused")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileConfig:
+    """What to compile: `parts` of PARTS; none named: all that the models allow. `command` starts another rank."""
+
+    models: ModelConfig
+    parts: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if part not in PARTS:
+                raise ValueError(f"compile_for: {part!r} is not one of {', '.join(PARTS)}")
+        if self.models.backend != "torch":
+            raise ValueError(f"backend: {self.models.backend} has no graphs to compile; torch has")
+
+    def wanted(self) -> tuple[str, ...]:
+        """In the order of PARTS. Raises ValueError where a draft model is missing."""
+        if self.models.draft_model is None:
+            if set(self.parts) - {"target"}:
+                raise ValueError("draft_model: name the draft that is to be compiled")
+            return ("target",)
+        return tuple(part for part in PARTS if part in self.parts or not self.parts)
+
+
+def run_compile(config: CompileConfig) -> int:
+    """Prints a line for each part. Raises ValueErrors of one line."""
+    models = config.models
+    platform, wanted = chosen(models.execution.device), config.wanted()
+    execution = models.execution
+    if execution.compile == "auto":
+        execution = replace(execution, compile=platform.backend)
+    if execution.compile not in ("inductor", "neuron"):
+        raise ValueError(f"compile: {execution.compile} makes no graphs; leave it out, or say {platform.backend}")
+    models = replace(models, execution=execution)
+    if models.ranks.follows:
+        end_with_rank_0()
+    with rank_processes(models.ranks, config.command) as others:
+        link = Link.join(platform, models.ranks) if models.ranks.degree > 1 else None
+        for line in _made(models, platform, wanted):
+            if not models.ranks.follows:
+                print(line, flush=True)
+        if link is not None:
+            link.part()
+        others.serve(lambda: None)
+    return 0
+
+
+def _made(models: ModelConfig, platform: Platform, wanted: tuple[str, ...]) -> Iterator[str]:
+    startup = Startup()
+    runners = {}
+    for part, model in (("target", models.model), ("draft", models.draft_model)):
+        if part in wanted or "fused" in wanted:
+            runner = load_runner(find(model), models.execution, models.shape, part == "target", startup=startup)
+            assert isinstance(runner, CompiledRunner)
+            made = runner.compile(startup)
+            yield _line(f"{part} {runner.identity.model_name}", runner.model.graph_names, made)
+            runners[part] = runner
+    if "fused" in wanted:
+        graph, made = runners["target"].compile_fused(runners["draft"], startup)
+        yield _line("fused", [f"fused-{batch}x{k}" for batch, k in graph.shapes], made)
+    platform.synchronize()
+    yield f"{platform.kept(models.execution.compiled)}: ready after {startup.total():.1f} s ({startup.line()})"
+
+
+def _line(what: str, names: list[str], made: Made) -> str:
+    return f"{what}: {made.line()}; {', '.join(names)}"

@@ -1,0 +1,137 @@
+"""Draft and verification as one step: the local implementation of speculation's Rounds. The draft may fail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tandem.engine.batcher import DeviceLost, Timed
+from tandem.engine.sequences import DraftSequence, Engine, KVSequence
+from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, fused
+from tandem.speculation.fallible import DrafterHealth
+from tandem.speculation.lookup_policy import TrustedLookup
+from tandem.speculation.types import Draft, DraftLimit, Proposer, Rule, SamplingParams, SpeculationStats, Verdict
+
+
+class FusedPair:
+    """Target and draft engines whose sequences share slot numbers and steps; `health` is what is known of the draft."""
+
+    def __init__(self, target: Engine, draft: Engine, health: DrafterHealth | None = None) -> None:
+        self.target, self.draft = target, draft
+        self.health = health or DrafterHealth("of this process")
+        self.step = fused(target.runner, draft.runner)
+
+
+class FusedRounds:
+    """Draft and verification as one step of the device thread, for one request.
+
+    With a `lookup`, a round that it can answer verifies the copy and leaves the draft model alone. `limit`: how much of
+    what is asked for the model may propose. A draft model that fails leaves rounds undrafted, counted in `stats`; it is
+    tried again after a while.
+    """
+
+    def __init__(
+        self,
+        pair: FusedPair,
+        margins: bool = False,
+        lookup: TrustedLookup | None = None,
+        rule: Rule = Rule.AGREEMENT,
+        limit: DraftLimit | None = None,
+        stats: SpeculationStats | None = None,
+    ) -> None:
+        self._pair, self._margins, self._lookup, self._rule = pair, margins, lookup, rule
+        self._limit = limit or DraftLimit()
+        self._stats = stats if stats is not None else SpeculationStats()
+        self._target: KVSequence | None = None
+        self._draft: DraftSequence | None = None
+        self._sampling = SamplingParams()
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._pair.target.admit(sampling)
+        self._sampling = sampling
+        slot = await self._pair.target.slots.acquire()
+        self._target = KVSequence(self._pair.target, slot)
+        known = self._pair.target.runner.limits.vocab_size
+        self._draft = DraftSequence(self._pair.draft, slot, self._rule, known)
+        if self._lookup:
+            await self._lookup.open(prompt, sampling)
+        await self._target.fill(prompt[:-1])
+        if self._pair.health.up:
+            try:
+                await self._draft.fill(prompt[:-2])
+            except (DeviceLost, RowFailed) as error:
+                self._pair.health.failed(error)
+
+    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+        """A row that fails is tried once more on a slot made new, undrafted (see TargetSequence.verify)."""
+        try:
+            return await self._round(tokens, k)
+        except RowFailed:
+            assert self._target and self._draft
+            self._target.held.clear()
+            self._draft.held.clear()
+            await self._target.fill(tokens[:-1])
+            return await self._round(tokens, 0)
+
+    async def _round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+        assert self._target and self._draft, "open comes first"
+        copied = (await self._lookup.propose(tokens, k)).token_ids if self._lookup and k else ()
+        k = self._limit.of_model(k)
+        asked = await self._asked(self._draft, tokens, k) if k and not copied else None
+        last = tuple(tokens[-1:])
+        plain = ProposeRow(self._target.slot, len(tokens) - 1, last, k if copied else 0, self._sampling, self._rule)
+        row = FusedRow(asked or plain, self._margins, copied)
+        done = await self._pair.target.run(self._pair.step, row)
+        result: FusedResult = done.value
+        if asked:
+            self._answered(self._draft, tokens, result)
+        if k and not copied and (asked is None or result.draft_failed):
+            self._stats.undrafted_rounds += 1
+            self._pair.health.undrafted += 1
+        return self._as_round(result, done, Proposer.NGRAM if copied else Proposer.MODEL)
+
+    async def _asked(self, draft: DraftSequence, tokens: Sequence[int], k: int) -> ProposeRow | None:
+        """What to ask of the draft model; None while it fails, but for a trial now and then."""
+        health = self._pair.health
+        if not health.up and not health.backoff.due():
+            return None
+        trial = not health.up
+        try:
+            return await draft.row(tokens, k, self._sampling)
+        except (DeviceLost, RowFailed) as error:
+            health.failed(error, trial)
+            return None
+
+    def _answered(self, draft: DraftSequence, tokens: Sequence[int], result: FusedResult) -> None:
+        if result.draft_failed:
+            self._pair.health.failed(RuntimeError(result.draft_failed), trial=not self._pair.health.up)
+            return
+        self._pair.health.succeeded()
+        draft.proposed(tokens, result.proposal.token_ids)
+        if self._lookup:
+            self._lookup.modelled(tokens, result.proposal.token_ids)
+
+    @staticmethod
+    def _as_round(result: FusedResult, done: Timed[FusedResult], proposer: Proposer) -> tuple[Draft, Verdict]:
+        proposed = result.proposal
+        waited = done.queue_seconds + result.draft_seconds - proposed.seconds  # for the drafts of other rows
+        return (
+            Draft(
+                proposed.token_ids,
+                0.0,
+                proposed.seconds,
+                (proposer,) * len(proposed.token_ids),
+                proposed.distributions,
+                done.rows,
+            ),
+            replace(result.verdict, queue_seconds=waited, compute_seconds=done.compute_seconds - result.draft_seconds),
+        )
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        if self._lookup:
+            self._lookup.learn(tokens)
+
+    async def close(self) -> None:
+        if self._target:
+            self._pair.target.slots.release(self._target.slot)
+            self._target = self._draft = None

@@ -1,0 +1,146 @@
+"""What answers requests, put together: the target alone, with a drafter of any kind, or fused with its draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
+from tandem.engine.sequences import LocalVerifier, ModelDrafter
+from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.generator import Generator
+from tandem.runners.nxdi.fused import FusedDraft
+from tandem.checkpoints.tokenizers import same_tokens
+from tandem.speculation.drafters import Drafter, Guesser, NgramDrafter
+from tandem.speculation.fallible import DrafterHealth
+from tandem.speculation.hybrid import HybridDrafter
+from tandem.speculation.length import FIRST
+from tandem.speculation.loop import DraftThenVerify, Rounds
+from tandem.speculation.types import DraftLimit, GenerationRequest, ModelInfo, Rule, SpeculationStats
+
+
+def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
+    """GetModelInfo's answer for a loaded target."""
+    identity, limits, shapes = loaded.runner.identity, loaded.runner.limits, loaded.runner.shapes
+    ends = {*identity.end_of_sequence_ids, *loaded.tokenizer.end_of_sequence_ids}
+    return ModelInfo(
+        model_name=identity.model_name,
+        weights_revision=identity.weights_revision,
+        tokenizer_sha256=loaded.tokenizer.sha256,
+        vocab_size=limits.vocab_size,
+        max_sequence_length=limits.max_length,
+        max_speculation_length=limits.max_draft,
+        kv_slots=limits.slots,
+        dtype=identity.dtype,
+        device=identity.device,
+        backend=identity.backend,
+        draft_name=draft,
+        default_speculation_length=default_length(default_k, limits.max_draft),
+        adaptive_speculation_length=default_k is None,
+        plain_width=shapes.width(1),
+        bit_exact=shapes.bit_exact,
+        end_of_sequence_ids=tuple(sorted(ends)),
+    )
+
+
+def default_length(default_k: int | None, most: int) -> int:
+    """Where lengths adapt: the one that the first round of a process takes."""
+    return min(FIRST if default_k is None else default_k, most)
+
+
+def plain_generator(loaded: Loaded) -> Generator:
+    """The target alone: plain decoding."""
+
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
+        return DraftThenVerify(LocalVerifier(loaded.engine, request.report_margins))
+
+    return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
+
+
+def drafted_generator(
+    target: Loaded,
+    default_k: int | None,
+    name: str,
+    drafter: Callable[[GenerationRequest, SpeculationStats, DraftLimit], Drafter],
+) -> Generator:
+    """The target, and whatever `drafter` makes for a request, called `name`. A length of 0 asks it for nothing."""
+    info = target_info(target, default_k, name)
+
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
+        asked = request.speculation_length
+        k = info.default_speculation_length if asked is None else asked
+        verifier = LocalVerifier(target.engine, request.report_margins, request.rule)
+        return DraftThenVerify(verifier, drafter(request, stats, limit) if k else None)
+
+    return Generator(info, target.tokenizer, rounds)
+
+
+def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
+    if draft is None:
+        return "ngram"
+    name = draft.runner.identity.model_name
+    return name if choice.kind == "model" else f"ngram+{name}"
+
+
+def fused_generator(
+    target: Loaded,
+    draft: Loaded | None,
+    default_k: int | None,
+    choice: DraftChoice,
+    health: DrafterHealth | None = None,
+) -> Generator:
+    """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
+    if draft is not None:
+        same_tokens(draft.tokenizer, target.tokenizer.sha256)
+        if isinstance(draft.runner, FusedDraft):
+            choice = replace(choice, kind="model")  # its graph verifies nothing but its own drafts
+    # One for all: rows share steps that are the same, and what is known about the draft.
+    pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
+
+    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
+        if pair is not None and draft is not None:
+            lookup = choice.lookup(draft.trust)
+            return FusedRounds(pair, request.report_margins, lookup, request.rule, limit, stats)
+        return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
+
+    return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
+
+
+def drafter_health(draft: Loaded | None) -> DrafterHealth:
+    """What a process knows about its own draft model."""
+    return DrafterHealth(f"model {draft.runner.identity.model_name} of this process" if draft else "of this process")
+
+
+def make_drafter(
+    draft: Loaded | None,
+    target_vocab_size: int,
+    choice: DraftChoice,
+    rule: Rule = Rule.AGREEMENT,
+    slot_seconds: float | None = None,
+    limit: DraftLimit | None = None,
+    fails_softly: Callable[[Guesser], Guesser] | None = None,
+) -> Guesser:
+    """A drafter for one request, its model within `limit`.
+
+    Its `open` raises NoFreeSlot where all slots are taken for `slot_seconds`; None: it waits. `fails_softly` wraps the
+    model, which alone can fail.
+    """
+    if draft is None:
+        return NgramDrafter()
+    model: Guesser = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, limit)
+    model = fails_softly(model) if fails_softly else model
+    lookup = choice.lookup(draft.trust)
+    return model if lookup is None else HybridDrafter(lookup, model)
+
+
+def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) -> ModelInfo:
+    """What a DraftWorker says: the target's facts, limited by the draft's."""
+    longest = min(target.max_sequence_length, draft.runner.limits.max_length if draft else target.max_sequence_length)
+    return replace(
+        target,
+        draft_name=draft_name(draft, config.draft),
+        default_speculation_length=default_length(config.default_k, target.max_speculation_length),
+        adaptive_speculation_length=config.default_k is None,
+        max_sequence_length=longest,
+        kv_slots=config.shape.slots,
+    )

@@ -1,0 +1,262 @@
+"""Runners shared by many requests: a sequence in a slot is a verifier or a drafter.
+
+These are the local implementations of speculation's Verifier and Drafter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, Timed
+from tandem.runners.protocol import (
+    TAIL,
+    PrefillRow,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    VerifyRow,
+    verify_sized,
+)
+from tandem.engine.slots import SlotPool
+from tandem.speculation.types import (
+    Draft,
+    DraftLimit,
+    InvalidField,
+    Proposer,
+    Rule,
+    SamplingParams,
+    SparseDistribution,
+    Verdict,
+)
+
+
+class Engine:
+    """A runner, its slots and the batcher of its device thread.
+
+    Where a whole step of a `vital` engine fails, it is lost, with every sequence of it, and says nothing else from then
+    on: what its device holds is not to be trusted. One that only drafts may be tried again. A step that hangs may come
+    back: nothing is lost until whoever watches steps (tandem/engine/step_watch.py) gives it up.
+    """
+
+    def __init__(self, runner: Runner, batcher: Batcher, vital: bool = True) -> None:
+        self.runner, self.batcher, self.vital = runner, batcher, vital
+        self.slots = SlotPool(runner.limits.slots)
+        batcher.serves(self.slots)
+        self.verify = functools.partial(verify_sized, runner)
+        self.lost = asyncio.Event()
+        self._cause = ""
+
+    async def run(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
+        """`row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
+        if self.lost.is_set():
+            raise DeviceLost(self._cause)
+        try:
+            return await self.batcher.run(step, row, 1 if prefill else self.runner.limits.slots, prefill)
+        except StepHung:
+            raise
+        except DeviceLost as error:
+            if self.vital:
+                self.lose(error)
+            raise
+
+    def lose(self, error: DeviceLost) -> None:
+        """Nothing of it is used from now on; who waits for a slot gets `error`."""
+        if not self.lost.is_set():
+            self._cause = str(error)
+            self.lost.set()
+            self.slots.close(error)
+
+    def admit(self, sampling: SamplingParams) -> None:
+        """Raises InvalidField for a request that this runner cannot sample for."""
+        identity = self.runner.identity
+        if identity.greedy_only and not sampling.greedy:
+            raise InvalidField(
+                "temperature",
+                f"{sampling.temperature}: this server's {identity.backend} model keeps its logits on the device, so it "
+                "decodes greedily only: temperature 0",
+            )
+
+
+class KVSequence:
+    """One sequence's cache in one slot: knows which tokens' keys and values it holds."""
+
+    def __init__(self, engine: Engine, slot: int) -> None:
+        self.engine, self.slot = engine, slot
+        self.held: list[int] = []
+        self.queue_seconds = 0.0
+        self.compute_seconds = 0.0
+
+    def keep(self, tokens: Sequence[int], start: int = 0) -> int:
+        """Forgets what does not agree with `tokens`; positions below `start` are known to. Returns the length kept."""
+        length = min(start, len(self.held), len(tokens))
+        while length < min(len(self.held), len(tokens)) and self.held[length] == tokens[length]:
+            length += 1
+        del self.held[length:]
+        return length
+
+    async def step(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
+        """As Engine.run. After a step that hung nobody knows what the slot holds: it counts as empty."""
+        try:
+            return await self.engine.run(step, row, prefill)
+        except StepHung:
+            self.held.clear()
+            raise
+
+    async def fill(self, tokens: Sequence[int]) -> None:
+        """Processes, chunk by chunk, what of `tokens` is not held yet. Others' steps run between chunks."""
+        chunk = self.engine.runner.limits.chunk
+        while (start := len(self.held)) < len(tokens):
+            part = tuple(tokens[start : start + chunk])
+            done = await self.step(self.engine.runner.prefill, PrefillRow(self.slot, start, part), prefill=True)
+            self.queue_seconds += done.queue_seconds
+            self.compute_seconds += done.compute_seconds
+            self.held += part
+
+
+class TargetSequence(KVSequence):
+    """A sequence of the target: prefilled, then verified round by round."""
+
+    async def verify(
+        self,
+        tokens: Sequence[int],
+        draft: Sequence[int],
+        sampling: SamplingParams,
+        margins: bool = False,
+        rule: Rule = Rule.AGREEMENT,
+        distributions: Sequence[SparseDistribution] = (),
+    ) -> Verdict:
+        """One pass over [last of tokens, draft...]; what was accepted stays held.
+
+        A row that fails is tried once more on a slot made new: an earlier sequence may have left what made it fail.
+        """
+        position = len(tokens) - 1
+        row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins, rule, tuple(distributions))
+        self.keep(tokens[:position], start=max(0, position - 1))
+        try:
+            done = await self._filled_run(tokens[:position], row)
+        except RowFailed:
+            done = await self._filled_run(tokens[:position], row)
+        verdict = done.value
+        self.held += [tokens[-1], *draft[: verdict.accepted]]
+        return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
+
+    async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> Timed[Verdict]:
+        """Raises RowFailed, and holds nothing then."""
+        await self.fill(prefix)
+        try:
+            return await self.step(self.engine.verify, row)
+        except RowFailed:
+            self.held.clear()
+            raise
+
+
+class LocalVerifier:
+    """The target beside us, for one request; waits for a slot if all are taken."""
+
+    def __init__(self, engine: Engine, margins: bool = False, rule: Rule = Rule.AGREEMENT) -> None:
+        self._engine, self._margins, self._rule = engine, margins, rule
+        self._sequence: TargetSequence | None = None
+        self._sampling = SamplingParams()
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._engine.admit(sampling)
+        self._sampling = sampling
+        self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire())
+        await self._sequence.fill(prompt[:-1])
+
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+    ) -> Verdict:
+        assert self._sequence is not None, "open comes first"
+        return await self._sequence.verify(tokens, draft, self._sampling, self._margins, self._rule, distributions)
+
+    async def close(self) -> None:
+        if self._sequence:
+            self._engine.slots.release(self._sequence.slot)
+            self._sequence = None
+
+
+class DraftSequence(KVSequence):
+    """A sequence of the draft model, which proposes by `rule` of the `known` first token ids."""
+
+    def __init__(self, engine: Engine, slot: int, rule: Rule, known: int) -> None:
+        super().__init__(engine, slot)
+        self._rule, self._known = rule, known
+
+    async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow:
+        """What to ask of the next step, once the cache holds all of `tokens` but a short tail."""
+        behind = len(tokens) - self.keep(tokens)
+        if behind > TAIL:
+            await self.fill(tokens[:-2])
+            behind = 2
+        tail = tuple(tokens[-max(2, behind) :])
+        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._known)
+
+    def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
+        """Notes what a step fed: the last draft token was drawn, not fed."""
+        self.held = [*tokens, *draft[:-1]]
+
+
+class ModelDrafter:
+    """A draft model, for one request. Tokens the target does not have end the draft, or are not drawn at all.
+
+    `open` waits for a slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no bound). `limit`: how
+    much of what is asked for a model may propose.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        target_vocab_size: int,
+        rule: Rule = Rule.AGREEMENT,
+        slot_seconds: float | None = None,
+        limit: DraftLimit | None = None,
+    ) -> None:
+        self._engine, self._target_vocab_size = engine, target_vocab_size
+        self._rule, self._slot_seconds, self._limit = rule, slot_seconds, limit or DraftLimit()
+        self._sequence: DraftSequence | None = None
+        self._sampling = SamplingParams()
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._sampling = sampling
+        slot = await self._engine.slots.acquire(self._slot_seconds)
+        self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size)
+        await self._sequence.fill(prompt[:-2])
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        return await self._propose(tokens, k, self._rule)
+
+    async def guess(self, tokens: Sequence[int]) -> Draft:
+        return await self._propose(tokens, 1, Rule.AGREEMENT)
+
+    async def _propose(self, tokens: Sequence[int], k: int, rule: Rule) -> Draft:
+        """May be cancelled: what the cache is known to hold is noted once a step is done, and later steps come after it
+        on the device's thread."""
+        sequence = self._sequence
+        assert sequence is not None, "open comes first"
+        limits = self._engine.runner.limits
+        k = min(self._limit.of_model(k), limits.max_length - len(tokens))
+        if k <= 0:
+            return Draft()
+        waited, worked = sequence.queue_seconds, sequence.compute_seconds
+        row = replace(await sequence.row(tokens, k, self._sampling), rule=rule)
+        done = await sequence.step(self._engine.runner.propose, row)
+        sequence.proposed(tokens, done.value.token_ids)
+        known = done.value.known(self._target_vocab_size)
+        return Draft(
+            known.token_ids,
+            sequence.queue_seconds - waited + done.queue_seconds,
+            sequence.compute_seconds - worked + done.compute_seconds,
+            (Proposer.MODEL,) * len(known.token_ids),
+            known.distributions,
+            done.rows,
+        )
+
+    async def close(self) -> None:
+        if self._sequence:
+            self._engine.slots.release(self._sequence.slot)
+            self._sequence = None

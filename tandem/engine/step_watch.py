@@ -1,0 +1,151 @@
+"""Watches the steps of a device: one that does not come back fails its rows and, in the end, the engine.
+
+The watch is one timer of the event loop that looks, about once a second, at which step is running; a step itself pays
+for one comparison. A step that runs beyond its bound is abandoned: its rows and all others get StepHung at once, so
+that callers go on elsewhere. If it comes back within as long again, the device is used again; if it does not, or fails,
+the engine is lost, and the process ends to be started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from tandem.engine.batcher import Batcher, DeviceLost
+from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
+
+log = logging.getLogger("tandem.models")
+
+FIRST_SECONDS = 300.0
+"""For the first step of a kind: an accelerator may still have to compile or load something for it."""
+LEAST_SECONDS = 30.0
+"""A prefill of a whole chunk takes many times as long as one of a token."""
+TIMES_LONGEST = 20.0
+FADES = 0.999
+"""What is left, after each further step, of the time of the longest."""
+LOOKS_EVERY = 1.0
+
+
+class StepBound:
+    """How long a step may take, in seconds: fixed, or learned from the steps of its kind (the type of its rows).
+
+    Learned: 20 times the longest recent step, and at least 30 s; 300 s for the first. Raises ValueError.
+    """
+
+    def __init__(self, fixed: float | None = None) -> None:
+        if fixed is not None and not 0 < fixed < float("inf"):
+            raise ValueError(f"step_seconds: {fixed} is neither above 0, nor auto, nor 0 for no bound")
+        self._fixed = fixed
+        self._longest: dict[type, float] = {}
+        self.looks_every = LOOKS_EVERY if fixed is None else min(LOOKS_EVERY, fixed / 4)
+
+    def learn(self, kind: type, seconds: float) -> None:
+        """A step of this kind took so long."""
+        longest = self._longest.get(kind, 0.0) * FADES
+        self._longest[kind] = seconds if seconds > longest else longest
+
+    def seconds(self, kind: type) -> float:
+        """The bound of the next step of this kind."""
+        if self._fixed is not None:
+            return self._fixed
+        longest = self._longest.get(kind)
+        return FIRST_SECONDS if longest is None else max(LEAST_SECONDS, TIMES_LONGEST * longest)
+
+
+def named_seconds(given: str) -> float | None:
+    """What --step_seconds says: a number, or None for auto. Raises ValueError."""
+    try:
+        return None if given == "auto" else float(given)
+    except ValueError:
+        raise ValueError(f"step_seconds: {given!r} is neither a number nor auto") from None
+
+
+class StepWatch:
+    """Of one device thread. `lose` is called once, where a step does not come back or fails after it hung.
+
+    `changed` is told False when a step hangs and True when it came back in time. `clock`: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        bound: StepBound,
+        lose: Callable[[DeviceLost], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._batcher, self._bound, self._lose, self._clock = batcher, bound, lose, clock
+        self._number, self._ran, self._limit, self._looked = -1, 0.0, 0.0, clock()
+        self._hangs = self._lost = False
+        self.changed: Callable[[bool], None] = lambda fine: None
+        batcher.learn, batcher.came_back = bound.learn, self._came_back
+
+    async def forever(self) -> None:
+        """Looks again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(self._bound.looks_every)
+            self.look()
+
+    def look(self) -> None:
+        """Whether the step that runs has run for too long.
+
+        Time in which the loop did not run either does not count: the whole process stood still, not a step.
+        """
+        now = self._clock()
+        passed, self._looked = min(now - self._looked, 2 * self._bound.looks_every), now
+        number, rows = self._batcher.running
+        if not rows or number != self._number:
+            self._number, self._ran = (number if rows else -1), 0.0
+            return
+        self._ran += passed
+        if not self._hangs:
+            self._limit = self._bound.seconds(type(rows[0]))
+            if self._ran >= self._limit:
+                self._abandon(rows)
+        elif not self._lost and self._ran >= 2 * self._limit:
+            self._give_up(DeviceLost(f"a step did not come back within {self._ran:.1f} s"))
+
+    def _abandon(self, rows: list[object]) -> None:
+        self._hangs = True
+        log.error(
+            "a step hangs: %s has run for %.1f s, its bound is %.1f s (--step_seconds); "
+            "callers are sent away, and the process ends unless it comes back within as long again",
+            described(rows),
+            self._ran,
+            self._limit,
+        )
+        self._batcher.abandon(f"a step of the device has run for {self._ran:.1f} s and has not come back")
+        self.changed(False)
+
+    def _came_back(self, failed: DeviceLost | None) -> None:
+        if failed is not None:
+            return self._give_up(failed)
+        log.warning("the step that hung came back after %.1f s: serving again", self._ran)
+        self._hangs = False
+        self.changed(True)
+
+    def _give_up(self, error: DeviceLost) -> None:
+        self._lost = True
+        log.error("the step that hung is given up: %s", error)
+        self._lose(error)
+
+
+def described(rows: list[object]) -> str:
+    """What a step is, for the log: kind, rows, tokens of its widest row."""
+    kind = type(rows[0]).__name__.removesuffix("Row").lower()
+    return f"a {kind} step of {len(rows)} {'row' if len(rows) == 1 else 'rows'}, width {max(map(_width, rows))}"
+
+
+def _width(row: object) -> int:
+    match row:
+        case PrefillRow():
+            return len(row.tokens)
+        case VerifyRow():
+            return 1 + len(row.draft)
+        case ProposeRow():
+            return len(row.tail) + row.k
+        case FusedRow():
+            return _width(row.propose)
+        case _:
+            return 1

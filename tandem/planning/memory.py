@@ -1,0 +1,143 @@
+"""What one core must hold for a load: weights, KV, buffers, graphs; and the largest load that it can.
+
+Weights and KV are counted. Buffers, graphs and the runtime's share are estimates by the formulas and constants here;
+no device was at hand to measure them. `ASSUMPTIONS` says so wherever a plan is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tandem.planning.shapes import Shape
+from tandem.planning.sharding import Route, Weights, core_heads, kv_bytes_per_token, weight_bytes
+
+GUARD = 128
+"""Positions that NxD Inference adds to every line for the writes of idle rows (apply_seq_ids_mask)."""
+GRAPH_BYTES = 64 * 2**20
+USABLE = 23.5 / 25.77
+LOGIT_BYTES = 4
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+ASSUMPTIONS = (
+    "This is a plan from config.json files, not a measurement. Weights and KV are counted; the rest is estimated.",
+    "Buffers: activations of one layer at the widest step (four hidden vectors, two of the MLP's, queries, keys, values"
+    " a token), attention scores in float32 where no flash kernel is assumed (all steps but NxD Inference's prefill),"
+    " and float32 logits of the widest step, gathered.",
+    f"Graphs: {GRAPH_BYTES // 2**20} MiB a graph on every core. Assumed.",
+    f"Usable memory: {USABLE:.0%} of a core's share, from one field report (Trn2: out of memory at 23.5 of 25.77 GB).",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a server is asked to hold: rows, tokens a row, draft tokens a round, and the shapes compiled.
+
+    context_buckets, decode_buckets: NxD Inference's. row_buckets, draft_buckets, and `chunk` tokens of a prefill step:
+    Tandem's own steps'.
+    """
+
+    batch: int
+    length: int
+    drafts: int
+    context_buckets: tuple[int, ...] = ()
+    decode_buckets: tuple[int, ...] = ()
+    row_buckets: tuple[int, ...] = ()
+    draft_buckets: tuple[int, ...] = ()
+    chunk: int = 64
+
+    def resized(self, batch: int, length: int) -> Load:
+        """The same server for other sizes: its largest buckets follow."""
+        if not self.context_buckets:
+            return replace(self, batch=batch, length=length)
+        prompt = self.context_buckets[-1]
+        prompt = length if prompt == self.length else min(prompt, length)
+        return replace(self, batch=batch, length=length, context_buckets=(*self.context_buckets[:-1], prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model on the cores of one process."""
+
+    shape: Shape
+    degree: int
+    weights: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """Bytes on one core, and how many there are."""
+
+    weights: int
+    kv: int
+    buffers: int
+    graphs: int
+    capacity: int
+
+    @property
+    def usable(self) -> int:
+        return int(self.capacity * USABLE)
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.buffers + self.graphs
+
+    @property
+    def fits(self) -> bool:
+        return self.total <= self.usable
+
+
+def core_of(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int) -> Core:
+    """One core that holds its shares of these models."""
+    return Core(
+        weights=sum(weight_bytes(p.shape, p.degree, route, p.weights) for p in parts),
+        kv=sum(kv_bytes(p, load, route) for p in parts),
+        buffers=max(buffer_bytes(p, load, route) for p in parts),  # the models of a process take turns
+        graphs=graphs * GRAPH_BYTES,
+        capacity=capacity,
+    )
+
+
+def kv_bytes(part: Part, load: Load, route: Route) -> int:
+    """Tandem's cache has a spare row for padding rows, and room for the widest step behind the last position."""
+    if route is Route.NXDI:
+        positions = load.batch * (load.length + GUARD)
+    else:
+        positions = (load.batch + 1) * (load.length + max(load.chunk, load.drafts + 1))
+    return positions * kv_bytes_per_token(part.shape, part.degree, route, part.weights.bytes_each)
+
+
+def buffer_bytes(part: Part, load: Load, route: Route) -> int:
+    """The larger of a prefill step and a verification, see ASSUMPTIONS."""
+    shape, each = part.shape, part.weights.bytes_each
+    q, kv = core_heads(shape, part.degree, route)
+    per_token = (4 * shape.hidden + 2 * -(-shape.intermediate // part.degree) + (q + 2 * kv) * shape.head_dim) * each
+    width = load.drafts + 1
+    scores = LOGIT_BYTES * q * load.length
+    prefill = load.context_buckets[-1] * per_token if route is Route.NXDI else load.chunk * (per_token + scores)
+    logits = LOGIT_BYTES * shape.vocabulary
+    return max(prefill + logits, load.batch * width * (per_token + scores + logits))
+
+
+def longest_for(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int, batch: int) -> int:
+    """The longest sequence that fits with so many rows, in steps of 128; 0 where none does."""
+    low, high = 0, min(p.shape.longest for p in parts) // 128
+    while low < high:
+        middle = (low + high + 1) // 2
+        if core_of(parts, load.resized(batch, 128 * middle), route, graphs, capacity).fits:
+            low = middle
+        else:
+            high = middle - 1
+    return 128 * low
+
+
+def largest_batch(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int) -> int:
+    """The most rows of the load's length; 0 where not even one fits."""
+    low, high = 0, 4096
+    while low < high:
+        middle = (low + high + 1) // 2
+        if core_of(parts, load.resized(middle, load.length), route, graphs, capacity).fits:
+            low = middle
+        else:
+            high = middle - 1
+    return low

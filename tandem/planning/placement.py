@@ -1,0 +1,204 @@
+"""Where draft and target go: fused and distributed on the same number of cores, so that a comparison is fair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tandem.planning.graphs import graphs_of
+from tandem.planning.instances import Instance
+from tandem.planning.memory import BATCHES, Core, Load, Part, core_of, largest_batch, longest_for
+from tandem.planning.shapes import Shape
+from tandem.planning.sharding import Degree, Route, Weights, degrees, padding_remark
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The models, how they are stored, and where."""
+
+    instance: Instance
+    lnc: int
+    route: Route
+    load: Load
+    target: Shape
+    target_weights: Weights
+    draft: Shape | None = None
+    draft_weights: Weights | None = None
+
+    @property
+    def capacity(self) -> int:
+        return self.instance.core_bytes(self.lnc)
+
+    def allowed(self, shape: Shape, cores: int) -> list[Degree]:
+        found = degrees(shape, self.instance.chip, cores, self.route)
+        return [degree for degree in found if not degree.refused]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One server: its cores, what one of them holds, its graphs, and the largest loads.
+
+    `loads`: (rows, longest sequence) pairs. `most_rows`: at the length asked for.
+    """
+
+    role: str
+    cores: int
+    degrees: tuple[int, ...]
+    core: Core
+    graphs: int
+    most_rows: int
+    loads: tuple[tuple[int, int], ...]
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One architecture on `cores` cores. Without processes it does not fit, and `why` says why."""
+
+    architecture: str
+    cores: int
+    processes: tuple[Process, ...]
+    why: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.processes)
+
+    @property
+    def idle(self) -> int:
+        return self.cores - sum(process.cores for process in self.processes) if self.processes else 0
+
+
+def process_of(pair: Pair, role: str, degree: int) -> Process:
+    """A server of that role on `degree` cores, whether it fits or not."""
+    parts, remarks = parts_of(pair, role, degree)
+    graphs = graphs_of(role, pair.load, pair.route)
+    where = (pair.route, graphs, pair.capacity)
+    core = core_of(parts, pair.load, *where)
+    loads = [(batch, longest_for(parts, pair.load, *where, batch)) for batch in BATCHES] if core.fits else []
+    return Process(
+        role=role,
+        cores=degree,
+        degrees=tuple(part.degree for part in parts),
+        core=core,
+        graphs=graphs,
+        most_rows=largest_batch(parts, pair.load, *where) if core.fits else 0,
+        loads=tuple((batch, longest) for batch, longest in loads if longest),
+        remarks=tuple(remark for remark in remarks if remark),
+    )
+
+
+def parts_of(pair: Pair, role: str, degree: int) -> tuple[list[Part], list[str]]:
+    """A fused draft: NxD Inference divides it as the target, Tandem's own runner repeats it on every core."""
+    target = Part(pair.target, degree, pair.target_weights)
+    if role == "target":
+        return [target], []
+    assert pair.draft is not None and pair.draft_weights is not None
+    if role == "draft":
+        return [Part(pair.draft, degree, pair.draft_weights)], []
+    if pair.route is Route.NXDI:
+        return [target, Part(pair.draft, degree, pair.draft_weights)], [padding_remark(pair.draft, degree)]
+    remark = "the draft is repeated on every core" if degree > 1 else ""
+    return [target, Part(pair.draft, 1, pair.draft_weights)], [remark]
+
+
+def fused(pair: Pair, cores: int, degree: int | None = None) -> Placement:
+    """The widest allowed degree, or the one asked for."""
+    options = [d.degree for d in pair.allowed(pair.target, cores) if degree in (None, d.degree)]
+    if not options:
+        return Placement("fused", cores, (), f"no allowed degree for {pair.target.name} on {cores} cores")
+    process = process_of(pair, "fused", options[-1])
+    return Placement("fused", cores, (process,)) if process.core.fits else _full("fused", cores, process)
+
+
+def distributed(pair: Pair, cores: int, degree: int | None = None) -> Placement:
+    """The target as wide as fits beside a draft, on cores of their own; the draft as narrow as fits."""
+    assert pair.draft is not None
+    last: Process | None = None
+    for option in reversed(pair.allowed(pair.target, cores - 1)):
+        if degree is not None and option.degree > degree:
+            continue
+        last = process_of(pair, "target", option.degree)
+        if not last.core.fits:
+            break  # narrower ones hold more
+        for narrow in pair.allowed(pair.draft, cores - option.degree):
+            draft = process_of(pair, "draft", narrow.degree)
+            if draft.core.fits:
+                return Placement("distributed", cores, (last, draft))
+    if last is None:
+        return Placement("distributed", cores, (), f"{_cores(cores)} cannot be shared by two processes")
+    if last.core.fits:
+        return Placement("distributed", cores, (), f"{pair.draft.name} does not fit on what is left")
+    return _full("distributed", cores, last)
+
+
+def _full(architecture: str, cores: int, process: Process) -> Placement:
+    core = process.core
+    why = (
+        f"{process.role} at degree {process.cores} needs {core.total / 1e9:.1f} GB a core"
+        f" ({core.weights / 1e9:.1f} GB of it weights); {core.usable / 1e9:.1f} GB are usable"
+    )
+    return Placement(architecture, cores, (), why)
+
+
+def compared(pair: Pair, cores: int | None, degree: int | None) -> tuple[Placement, ...]:
+    """Both on `cores` cores; without a number, on the fewest that hold both, else on the fewest that hold fused.
+
+    Without a draft: the target alone, on the fewest.
+    """
+    every = pair.instance.cores(pair.lnc)
+    if pair.draft is None:
+        return (_alone(pair, cores or degree or every, degree, smallest=cores is None and degree is None),)
+    if cores is not None or degree is not None:
+        chosen = cores or degree or every
+        return fused(pair, chosen, degree), distributed(pair, chosen, degree)
+    sizes = [size for size in pair.instance.chip.degrees if size <= every]
+    tried = [(fused(pair, size), distributed(pair, size)) for size in sizes]
+    both = (pairs for pairs in tried if all(placement.fits for placement in pairs))
+    one = (pairs for pairs in tried if pairs[0].fits)
+    return next(both, None) or next(one, None) or tried[-1]
+
+
+def _alone(pair: Pair, cores: int, degree: int | None, smallest: bool) -> Placement:
+    options = [d.degree for d in pair.allowed(pair.target, cores) if degree in (None, d.degree)]
+    found = [process_of(pair, "target", option) for option in options]
+    fitting = [process for process in found if process.core.fits]
+    if fitting:
+        chosen = fitting[0] if smallest else fitting[-1]
+        return Placement("autoregressive", chosen.cores if smallest else cores, (chosen,))
+    if found:
+        return _full("autoregressive", cores, found[-1])
+    return Placement("autoregressive", cores, (), f"no allowed degree for {pair.target.name} on {cores} cores")
+
+
+def advice(pair: Pair, placements: tuple[Placement, ...]) -> Iterator[str]:
+    """For what does not fit: the fewest cores of this instance that would do, or what else."""
+    every = pair.instance.cores(pair.lnc)
+    for placement in placements:
+        if placement.fits:
+            continue
+        yield f"{placement.architecture}: {placement.why}."
+        if placement.architecture == "distributed" and pair.draft is not None:
+            yield _more_cores(pair, placement.cores, every)
+        elif not any(process_of(pair, "target", d.degree).core.fits for d in pair.allowed(pair.target, every)):
+            yield f"{pair.target.name} does not fit on a {pair.instance.name} at any allowed degree on this route."
+
+
+def _more_cores(pair: Pair, cores: int, every: int) -> str:
+    for option in pair.allowed(pair.target, every):
+        target = process_of(pair, "target", option.degree)
+        if target.core.fits:
+            if cores < option.degree + 1 <= every:
+                return (
+                    f"distributed: fits on {option.degree + 1} cores, the target at degree {option.degree};"
+                    f" --core_count {option.degree + 1} gives fused as many."
+                )
+            return (
+                f"distributed: the target takes {_cores(option.degree)} by itself, so the draft needs cores elsewhere,"
+                " on another instance or a host's CPU; say so beside such a comparison, fused uses fewer."
+            )
+    return "distributed: the target fits at no allowed degree of this instance."
+
+
+def _cores(count: int) -> str:
+    return "one core" if count == 1 else f"{count} cores"

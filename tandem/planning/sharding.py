@@ -1,0 +1,120 @@
+"""How a model is divided over cores on each route: heads, weights and KV of one core; which degrees are allowed.
+
+NxD Inference pads query heads and repeats KV heads until every core has some (its gqa.py and the GQA section of the
+features guide). TorchNeuron here is transformers' own plan under DTensor: linear layers and the output matrix are
+divided, the embedding is not, and nothing is padded or repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from tandem.planning.instances import Chip
+from tandem.planning.shapes import Converted, Linear, Shape
+
+SCALE_BYTES = 4
+SEEN_GROUPS = (1, 4, 8, 16, 32, 64)
+
+
+class Route(Enum):
+    """What runs the model on the device."""
+
+    TORCHNEURON = "TorchNeuron"
+    NXDI = "NxD Inference"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How weights are stored: bytes of one, and which matrices take one byte and a scale per output instead."""
+
+    bytes_each: int
+    eight_bit: Converted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Degree:
+    """A tensor-parallel degree. `refused`: why it cannot be; `remark`: what it costs or what is not known."""
+
+    degree: int
+    refused: str = ""
+    remark: str = ""
+
+
+def core_heads(shape: Shape, degree: int, route: Route) -> tuple[int, int]:
+    """Query and KV heads of one core."""
+    q = -(-shape.heads // degree)
+    if route is Route.TORCHNEURON or shape.kv_heads % degree == 0:
+        return q, max(1, shape.kv_heads // degree)
+    if shape.heads == shape.kv_heads or degree % shape.kv_heads:
+        return q, q  # CONVERT_TO_MHA
+    return q, 1  # REPLICATE_TO_TP_DEGREE
+
+
+def weight_bytes(shape: Shape, degree: int, route: Route, weights: Weights) -> int:
+    """Bytes of weights on one core."""
+    q, kv = core_heads(shape, degree, route)
+    units = {"q": q * shape.head_dim, "kv": kv * shape.head_dim, "columns": -(-shape.intermediate // degree)}
+    total = 0
+    for linear in shape.linears():
+        for layer in range(shape.layers):
+            eight = weights.eight_bit is not None and weights.eight_bit.covers(f"model.layers.{layer}.{linear.name}")
+            total += _linear_bytes(shape, linear, units[linear.split], weights.bytes_each, eight)
+    return total + (shape.norm_parameters + _table_weights(shape, degree, route)) * weights.bytes_each
+
+
+def _linear_bytes(shape: Shape, linear: Linear, unit: int, bytes_each: int, eight: bool) -> int:
+    """Of one layer's matrix: one side is the hidden size, the other this core's share."""
+    outputs = unit if linear.inputs == shape.hidden and linear.name != "self_attn.o_proj" else shape.hidden
+    bias = outputs * bytes_each if linear.bias else 0
+    matrix = unit * shape.hidden
+    return bias + (matrix + outputs * SCALE_BYTES if eight else matrix * bytes_each)
+
+
+def _table_weights(shape: Shape, degree: int, route: Route) -> int:
+    """Embedding and output matrix. NxD Inference divides both, and unties tied ones."""
+    table = shape.vocabulary * shape.hidden
+    part = -(-shape.vocabulary // degree) * shape.hidden
+    if route is Route.NXDI:
+        return 2 * part
+    return table if shape.tied else table + part
+
+
+def kv_bytes_per_token(shape: Shape, degree: int, route: Route, bytes_each: int) -> int:
+    """Keys and values of one position on one core."""
+    return 2 * shape.layers * core_heads(shape, degree, route)[1] * shape.head_dim * bytes_each
+
+
+def degrees(shape: Shape, chip: Chip, cores: int, route: Route) -> tuple[Degree, ...]:
+    """Every degree that the runtime knows on that many cores, with the reason against it."""
+    return tuple(_judged(shape, degree, route) for degree in chip.degrees if degree <= cores)
+
+
+def _judged(shape: Shape, degree: int, route: Route) -> Degree:
+    refused = "; ".join(_against(shape, degree, route))
+    if refused:
+        return Degree(degree, refused)
+    if route is Route.TORCHNEURON:
+        seen = degree in SEEN_GROUPS
+        return Degree(degree, remark="" if seen else "collectives of this size: not seen to work")
+    _, kv = core_heads(shape, degree, route)
+    copies = kv * degree // shape.kv_heads
+    return Degree(degree, remark=f"every KV head is kept {copies} times" if copies > 1 else "")
+
+
+def _against(shape: Shape, degree: int, route: Route) -> Iterator[str]:
+    if shape.heads % degree:
+        yield f"{shape.heads} heads are not divisible by {degree}"
+    if route is Route.TORCHNEURON:
+        if shape.kv_heads % degree:
+            yield f"{shape.kv_heads} KV heads are not divisible by {degree}"
+        if shape.intermediate % degree:
+            yield f"intermediate_size {shape.intermediate} is not divisible by {degree}"
+
+
+def padding_remark(shape: Shape, degree: int) -> str:
+    """What NxD Inference does with a draft that has fewer heads than its target has cores."""
+    if shape.heads % degree == 0:
+        return ""
+    return f"{shape.name}'s {shape.heads} heads are padded to {-(-shape.heads // degree) * degree}"

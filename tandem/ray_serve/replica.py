@@ -1,0 +1,213 @@
+"""A server role as a replica of Ray Serve: the same servicers, without a port of their own."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf import empty_pb2
+
+from tandem.cli import main
+from tandem.rpc.logs import set_up
+from tandem.cli.configuration import role_config
+from tandem.ray_serve.ingress import SECONDS_LEFT
+from tandem.services.launch import Host, run_draft_worker, run_fused, run_target
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.server import Hosted, ServeConfig
+
+log = logging.getLogger("tandem.ray")
+
+_NOTHING = empty_pb2.Empty()  # goes with a failure; nobody reads it
+
+
+class Replica:
+    """One replica of a role, made from main.py's flags. Its methods are those of its service."""
+
+    async def __init__(self, flags: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
+        args = main.parser().parse_args(flags)
+        set_up(args.log_format, args.debug)
+        self._stopping = asyncio.Event()
+        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+        self._interceptors: list[grpc.aio.ServerInterceptor] = []
+        ready = asyncio.Event()
+        self._running = asyncio.create_task(_run(args, partial(self._host, ready)), name="role")
+        waiting = asyncio.create_task(ready.wait())
+        await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        await self.check_health()
+
+    async def check_health(self) -> None:
+        """Called by Serve every few seconds, too. Raises what ended the role; Serve then starts another replica."""
+        if self._running.done():
+            lost = self._running.result()
+            raise RuntimeError("the model's device is lost" if lost else "the role has ended")
+
+    async def handler(self, method: str, context: ReplicaContext) -> grpc.RpcMethodHandler:
+        """A method of the service behind the interceptors that a server of ours has."""
+
+        async def found(details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+            return self._handlers[method]
+
+        intercepted: Callable[[Any], Awaitable[grpc.RpcMethodHandler]] = found
+        for interceptor in reversed(self._interceptors):
+            intercepted = partial(interceptor.intercept_service, intercepted)
+        service = f"tandem.v1.{type(self).__name__}"
+        return await intercepted(_Details(f"/{service}/{method}", context.invocation_metadata()))
+
+    async def __del__(self) -> None:
+        """Called by Serve once no request runs: sessions without one get the drain's time, then models are freed."""
+        self._stopping.set()
+        await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _host(
+        self,
+        ready: asyncio.Event,
+        config: ServeConfig,
+        lifecycle: Lifecycle,
+        build: Callable[[], Awaitable[Hosted]],
+        outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> int:
+        """In place of tandem.services.server.serve: no port, no signals."""
+        hosted = await build()
+        tasks = hosted.start()
+        hosted.register(_Methods(self._handlers))
+        self._interceptors += [*outermost, *config.security.interceptors()]
+        log.info("%s is ready after %.1f s", hosted.service, config.startup.total())
+        hosted.ready()
+        ready.set()
+        ends = [asyncio.create_task(event.wait()) for event in (self._stopping, hosted.lost)]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await lifecycle.drain(config.drain_seconds, lambda: 0 if hosted.lost.is_set() else hosted.busy())
+        for task in (*tasks, *ends):
+            task.cancel()
+        await asyncio.gather(*tasks, *ends, return_exceptions=True)
+        if hosted.close:
+            await hosted.close()
+        return int(hosted.lost.is_set())
+
+
+class ReplicaContext:
+    """A call's context as services know it, over the one that Serve carries from its proxy to a replica and back."""
+
+    def __init__(self, carried: Any) -> None:
+        self._carried, self._began = carried, time.monotonic()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._carried, name)
+
+    async def abort_with_status(self, status: Any) -> None:
+        """Serve would drop the details of an exception, so the call returns, with a message that has nothing in it."""
+        self._carried.set_code(status.code)
+        self._carried.set_details(status.details)
+        self.set_trailing_metadata(status.trailing_metadata)
+        raise grpc.aio.AbortError()
+
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, Any]]) -> None:
+        """Serve's takes a list only."""
+        self._carried.set_trailing_metadata(list(metadata))
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the call's deadline, less those it took to get here."""
+        for key, value in self._carried.invocation_metadata():
+            if key == SECONDS_LEFT:
+                return max(0.0, float(value) - (time.monotonic() - self._began))
+        return None
+
+
+class _Details(NamedTuple):
+    """What an interceptor is told of a call (grpc.HandlerCallDetails)."""
+
+    method: str
+    invocation_metadata: Any
+
+
+class _Methods:
+    """A server, as far as a service that registers itself can tell. Collects its handlers by method name."""
+
+    def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
+        self._handlers = handlers
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        """The same handlers as below, for servers that know only these."""
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
+        self._handlers.update(handlers)
+
+
+def _run(args: argparse.Namespace, host: Host) -> Coroutine[Any, Any, int]:
+    if args.role == "target":
+        return run_target(role_config(args, args.model or args.target_model), host)
+    if args.role == "fused_target":
+        return run_fused(role_config(args, args.target_model or args.model), host)
+    args.draft_model = args.draft_model or (None if args.draft == "ngram" else args.model)
+    return run_draft_worker(role_config(args, args.target_model or args.model), host)
+
+
+def _unary(method: str) -> Callable[..., Awaitable[Any]]:
+    async def call(self: Replica, request: Any, grpc_context: Any) -> Any:
+        context = ReplicaContext(grpc_context)
+        try:
+            return await (await self.handler(method, context)).unary_unary(request, context)
+        except grpc.aio.AbortError:
+            return _NOTHING
+
+    return call
+
+
+def _stream(method: str) -> Callable[..., AsyncGenerator[Any, None]]:
+    """`request` is a message, or the stream of them (Serve's gRPCInputStream)."""
+
+    async def call(self: Replica, request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
+        context = ReplicaContext(grpc_context)
+        handler = await self.handler(method, context)
+        try:
+            async with contextlib.aclosing(
+                (handler.unary_stream or handler.stream_stream)(request, context)
+            ) as replies:
+                async for reply in replies:
+                    yield reply
+        except grpc.aio.AbortError:
+            yield _NOTHING
+
+    return call
+
+
+class TargetVerifier(Replica):
+    """--role target."""
+
+    GetModelInfo = _unary("GetModelInfo")
+    OpenSession = _unary("OpenSession")
+    Verify = _unary("Verify")
+    CloseSession = _unary("CloseSession")
+    Generate = _stream("Generate")
+    VerifyStream = _stream("VerifyStream")
+
+
+class FusedSpeculativeServer(Replica):
+    """--role fused_target."""
+
+    GetModelInfo = _unary("GetModelInfo")
+    Generate = _stream("Generate")
+
+
+class DraftWorker(Replica):
+    """--role draft_worker."""
+
+    GetModelInfo = _unary("GetModelInfo")
+    Propose = _unary("Propose")
+    EndProposals = _unary("EndProposals")
+    Generate = _stream("Generate")
+
+
+REPLICAS: dict[str, type[Replica]] = {
+    "target": TargetVerifier,
+    "fused_target": FusedSpeculativeServer,
+    "draft_worker": DraftWorker,
+}

@@ -1,0 +1,121 @@
+"""The single place for channel options, and for which stub belongs to which service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from tandem.rpc.credentials import Credentials, Token, pem_of
+from tandem.v1 import (
+    draft_worker_pb2,
+    draft_worker_pb2_grpc,
+    fused_speculative_server_pb2,
+    fused_speculative_server_pb2_grpc,
+    target_verifier_pb2,
+    target_verifier_pb2_grpc,
+)
+
+TARGET, FUSED, DRAFT = "TargetVerifier", "FusedSpeculativeServer", "DraftWorker"
+
+MESSAGES: dict[str, Any] = {
+    TARGET: target_verifier_pb2,
+    FUSED: fused_speculative_server_pb2,
+    DRAFT: draft_worker_pb2,
+}
+_STUBS: dict[str, Any] = {
+    TARGET: target_verifier_pb2_grpc.TargetVerifierStub,
+    FUSED: fused_speculative_server_pb2_grpc.FusedSpeculativeServerStub,
+    DRAFT: draft_worker_pb2_grpc.DraftWorkerStub,
+}
+
+# Only UNAVAILABLE is retried, only on calls that are idempotent: every Propose with the same tokens gives the same
+# proposal. OpenSession and Verify are idempotent too, and are not retried here: whoever lost a session opens it again,
+# at another verifier where there is one, and asking a server that is gone twice more only delays that. Calls that end
+# sessions are retried by tandem/rpc/closing.py.
+_IDEMPOTENT = {DRAFT: ("Propose",)}
+_SERVICE_CONFIG = {
+    "methodConfig": [
+        {
+            "name": [
+                {"service": f"tandem.v1.{service}", "method": method}
+                for service, methods in _IDEMPOTENT.items()
+                for method in methods
+            ],
+            "retryPolicy": {
+                "maxAttempts": 3,
+                "initialBackoff": "0.02s",
+                "maxBackoff": "0.5s",
+                "backoffMultiplier": 3,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+_OPTIONS = (
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A server that was restarted is found again within seconds; by default a channel may wait for two minutes.
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+# A proxy that the environment names (http_proxy, grpc_proxy) would read whatever is sent in clear text, tokens too, and
+# to it a "localhost" is its own machine. Through TLS it sees nothing.
+_NO_PROXY = (("grpc.enable_http_proxy", 0),)
+
+
+def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
+    """A channel to host:port, in clear text unless the credentials say otherwise. Raises ValueError."""
+    shown = credentials or Credentials()
+    shown.check(address)
+    token = shown.token()
+    if shown.ca is None:
+        channel = grpc.aio.insecure_channel(address, options=(*_OPTIONS, *_NO_PROXY))
+    else:
+        name = (("grpc.ssl_target_name_override", shown.server_name),) if shown.server_name else ()
+        tls = grpc.ssl_channel_credentials(pem_of(shown.ca), pem_of(shown.key), pem_of(shown.cert))
+        channel = grpc.aio.secure_channel(address, tls, options=(*_OPTIONS, *name))
+    return channel if token is None else _Authorized(channel, token)
+
+
+class _Authorized:
+    """A channel whose calls carry a token. Not by gRPC's call credentials: those need TLS, on loopback too."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: Token) -> None:
+        self._channel, self._token = channel, token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    async def __aenter__(self) -> _Authorized:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    def unary_unary(self, *method: Any, **coders: Any) -> Callable[..., Any]:
+        return self._authorized(self._channel.unary_unary(*method, **coders))
+
+    def unary_stream(self, *method: Any, **coders: Any) -> Callable[..., Any]:
+        return self._authorized(self._channel.unary_stream(*method, **coders))
+
+    def stream_stream(self, *method: Any, **coders: Any) -> Callable[..., Any]:
+        return self._authorized(self._channel.stream_stream(*method, **coders))
+
+    def _authorized(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def with_token(*request: Any, metadata: Any = None, **options: Any) -> Any:
+            shown = ("authorization", f"Bearer {self._token.current()}")
+            return call(*request, metadata=(*(metadata or ()), shown), **options)
+
+        return with_token
+
+
+def stub(channel: grpc.aio.Channel, service: str) -> Any:
+    """The stub of one of the three services."""
+    return _STUBS[service](channel)

@@ -1,0 +1,66 @@
+"""Closes remote sessions in the background: retries a failed close, also after the request that it is of has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tandem.rpc.errors import TandemError
+
+# What another attempt may mend. Ending a session is idempotent: one that arrives twice does no harm.
+_AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL")
+
+SETTLE_SECONDS = 1.0
+"""How long a client that is being closed waits for its calls that end sessions."""
+
+
+class Closes:
+    """A client's calls that end sessions, its own until they were answered.
+
+    Each is tried up to `attempts` times, with waits that double from `first` seconds; after that the session's lease
+    frees what it holds.
+    """
+
+    def __init__(self, attempts: int = 6, first: float = 0.1) -> None:
+        self._attempts, self._first = attempts, first
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """Number of closes in progress."""
+        return len(self._running)
+
+    def begin(self, call: Callable[[], Awaitable[object]]) -> asyncio.Future[None]:
+        """Begins `call`, which raises TandemError where it fails. The future is done once the first attempt ended."""
+        tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._until_answered(call, tried), name="close session")
+        self._running.add(task)  # the event loop itself keeps no task alive
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: _set(tried))
+        return tried
+
+    async def _until_answered(self, call: Callable[[], Awaitable[object]], tried: asyncio.Future[None]) -> None:
+        for attempt in range(self._attempts):
+            try:
+                await call()
+                return
+            except TandemError as error:
+                if error.code not in _AGAIN:
+                    return
+            _set(tried)
+            if attempt + 1 < self._attempts:
+                await asyncio.sleep(self._first * 2.0**attempt)
+
+    async def settle(self, seconds: float = SETTLE_SECONDS) -> None:
+        """Waits for all of them, at most so long; what is left then is given up."""
+        running = list(self._running)
+        if not running:
+            return
+        await asyncio.wait(running, timeout=seconds)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _set(tried: asyncio.Future[None]) -> None:
+    if not tried.done():
+        tried.set_result(None)

@@ -1,0 +1,145 @@
+"""What a caller shows and whom it trusts: certificates and a bearer token, from files."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.rpc.secret_files import check_readable, lines_of, signature, warn_if_others_read
+
+log = logging.getLogger("tandem.security")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """With `ca`, calls are encrypted and the server must show a certificate that one of these signed.
+
+    `cert` and `key` are the caller's own (mTLS); `server_name` is the name to expect in the server's certificate, where
+    it is not the host's. The token accompanies every call: the line of `token_file`, read again when it changes, or the
+    environment variable `token_env`. In clear text it goes to this machine only, unless `insecure`. Raises ValueError.
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+    token_file: str | None = None
+    token_env: str | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            one, other = ("cert", "key") if self.key is None else ("key", "cert")
+            raise ValueError(f"tls_client_{one}: given without tls_client_{other}")
+        for flag, value in (("tls_client_cert", self.cert), ("tls_server_name", self.server_name)):
+            if value is not None and self.ca is None:
+                raise ValueError(f"{flag}: given without tls_ca")
+        if self.token_file is not None and self.token_env is not None:
+            raise ValueError("token_file: give either token_file or token_env")
+        self._check_files()
+
+    def _check_files(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if self.ca is not None:
+            check_readable("tls_ca", self.ca)
+            try:
+                context.load_verify_locations(self.ca)
+            except ssl.SSLError:
+                raise ValueError(f"tls_ca: {self.ca} holds no PEM certificate") from None
+        if self.cert is not None and self.key is not None:
+            check_readable("tls_client_cert", self.cert)
+            check_readable("tls_client_key", self.key)
+            try:
+                context.load_cert_chain(self.cert, self.key, password="")
+            except (ssl.SSLError, ValueError):
+                raise ValueError(f"tls_client_key: {self.key} is not the key of {self.cert}") from None
+            warn_if_others_read("tls_client_key", self.key)
+        self.token()
+
+    def token(self) -> Token | None:
+        """What accompanies the calls of a channel. Raises ValueError."""
+        if self.token_file is not None:
+            return TokenFile(self.token_file)
+        if self.token_env is not None:
+            return Token(_checked("token_env", self.token_env, os.environ.get(self.token_env, "").strip()))
+        return None
+
+    def flags(self) -> list[str]:
+        """The flags of main.py that say the same, for a process that calls whom this one calls."""
+        named = {
+            "--tls_ca": self.ca,
+            "--tls_client_cert": self.cert,
+            "--tls_client_key": self.key,
+            "--tls_server_name": self.server_name,
+            "--token_file": self.token_file,
+            "--token_env": self.token_env,
+        }
+        given = [part for flag, value in named.items() if value is not None for part in (flag, value)]
+        return [*given, "--insecure"] if self.insecure else given
+
+    def check(self, address: str) -> None:
+        """Whether a token may go there, to each of several addresses. Raises ValueError."""
+        away = [one for one in address.split(",") if not on_this_machine(one.rpartition(":")[0])]
+        if away and self.ca is None and not self.insecure and (self.token_file or self.token_env):
+            flag = "token_file" if self.token_file else "token_env"
+            raise ValueError(f"{flag}: would go to {address} in clear text; give --tls_ca, or say --insecure")
+
+
+class Token:
+    """A bearer token that stays."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def current(self) -> str:
+        return self._token
+
+
+class TokenFile(Token):
+    """The only line of a file, read again when it changes. Where that fails, the last one counts."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__(_read(file))
+        self._file, self._signature = file, signature(file)
+        warn_if_others_read("token_file", file)
+
+    def current(self) -> str:
+        try:
+            now = signature(self._file)
+            if now != self._signature:
+                self._token, self._signature = _read(self._file), now
+        except (OSError, ValueError) as error:
+            log.debug("the token's file cannot be read, the old token stays: %s", error)
+        return self._token
+
+
+def _read(file: str) -> str:
+    lines = lines_of("token_file", file)
+    if len(lines) != 1:
+        raise ValueError(f"token_file: {file} has {len(lines)} lines; it holds one token")
+    return _checked("token_file", file, lines[0][1])
+
+
+def _checked(flag: str, where: str, token: str) -> str:
+    if not token:
+        raise ValueError(f"{flag}: {where} holds no token")
+    if len(token.split()) != 1 or not token.isascii() or not token.isprintable():
+        raise ValueError(f"{flag}: {where} holds more than one token, or what no token consists of")
+    return token
+
+
+def on_this_machine(host: str) -> bool:
+    """Whether what is sent to `host` stays on this machine: localhost, or an address of the loopback."""
+    host = host.strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def pem_of(file: str | None) -> bytes | None:
+    return None if file is None else Path(file).read_bytes()

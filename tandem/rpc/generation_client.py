@@ -1,0 +1,120 @@
+"""The generation client: one class, any of the three services."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from tandem.rpc import wire
+from tandem.rpc.channel import MESSAGES, open_channel, stub
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
+from tandem.speculation.types import Chunk, Completion, GenerationRequest, InvalidField, ModelInfo
+
+
+class GenerationClient:
+    """Asks one server for continuations. Many requests may run at once on one client.
+
+    `bytes_up` and `bytes_down` count protobuf payload over the client's life.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
+        self._channel, self._service = channel, service
+        self._stub, self._messages = stub(channel, service), MESSAGES[service]
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    @classmethod
+    def connect(cls, address: str, service: str, credentials: Credentials | None = None) -> GenerationClient:
+        """A client of `service` (TargetVerifier, FusedSpeculativeServer or DraftWorker) at host:port."""
+        return cls(open_channel(address, credentials), service)
+
+    async def __aenter__(self) -> GenerationClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def model_info(self, timeout: float = 10.0) -> ModelInfo:
+        """What the server runs. Waits up to `timeout` seconds for it to answer. Raises TandemError."""
+        request = getattr(self._messages, f"{self._service}GetModelInfoRequest")()
+        try:
+            reply = await self._stub.GetModelInfo(request, timeout=timeout, wait_for_ready=True)
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        return wire.info_from_wire(reply.model)
+
+    async def generate(
+        self,
+        request: GenerationRequest,
+        timeout: float | None = None,
+        patience: float = 0.0,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[Chunk | Completion, None]:
+        """Chunks as they are committed, then the completion. Leaving early cancels the request.
+
+        A server that is full and says when to try again is asked again for `patience` seconds. Raises TandemError, with
+        the tokens that came before it. `request_id` (default: that of the request this is done for, or a new one) is in
+        the servers' log lines.
+        """
+        message = getattr(self._messages, f"{self._service}GenerateRequest")(
+            generation=wire.generation_to_wire(request)
+        )
+        began = time.monotonic()
+        produced: list[int] = []
+        while True:
+            left = None if timeout is None else timeout - (time.monotonic() - began)
+            try:
+                async with contextlib.aclosing(self._stream(message, left, request_id)) as events:
+                    async for event in events:
+                        produced += event.token_ids if isinstance(event, Chunk) else ()
+                        yield event
+                return
+            except TandemError as error:
+                error.produced = tuple(produced) or error.produced
+                wait, waited = error.retry_seconds, time.monotonic() - began
+                full = error.code == "RESOURCE_EXHAUSTED" and wait is not None and not produced
+                if wait is None or not full or waited + wait > min(patience, timeout or patience):
+                    raise
+                await asyncio.sleep(wait)
+
+    async def _stream(
+        self, message: Any, timeout: float | None, request_id: str | None
+    ) -> AsyncGenerator[Chunk | Completion, None]:
+        self.bytes_up += message.ByteSize()
+        about = _request(self._service, request_id)
+        call = self._stub.Generate(message, timeout=timeout, metadata=outgoing(about))
+        failed = ""
+        try:
+            async for reply in call:
+                self.bytes_down += reply.ByteSize()
+                if reply.WhichOneof("event") == "completion":
+                    yield wire.completion_from_wire(reply.completion)
+                else:
+                    yield wire.chunk_from_wire(reply.chunk)
+        except grpc.RpcError as error:
+            refused = from_rpc(error)
+            failed, refused.request_id = refused.code, about.id
+            raise refused from None
+        finally:
+            call.cancel()
+            if about.span:
+                about.span.end(failed)
+
+
+def _request(service: str, given: str | None) -> Request:
+    """The id that was given, or that of the request this is a part of; and a span within its span."""
+    if given is not None and not valid_id(given):
+        raise InvalidField("request_id", f"{given!r} is not 1 to {MAX_REQUEST_ID} visible ASCII characters")
+    request, parent = current(), current_span()
+    span = parent.child("generate", {"rpc.service": service}, "client") if parent else None
+    return Request(given or (request.id if request else new_id()), span)

@@ -1,0 +1,83 @@
+"""Log lines, as text or as JSON, each with the id of the request that it is about. Neither prompts nor tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+from tandem.rpc.printable import printable
+from tandem.rpc.request_context import current
+
+FORMATS = ("text", "json")
+_GRPC = "grpc._cython.cygrpc"
+_CALLER_LEFT = "ExecuteBatchError raised in core"
+"""How grpc.aio's error begins, with a traceback, where a reply was being sent to a caller who left in that moment."""
+
+
+def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
+    """Writes what this process logs to stderr. Lines of a `rank` above 0 say which it is. Raises ValueError."""
+    if log_format not in FORMATS:
+        raise ValueError(f"log_format: {log_format!r} is not one of {', '.join(FORMATS)}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(rank) if log_format == "json" else TextFormatter(rank))
+    logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler])
+    logging.getLogger(_GRPC).addFilter(without_callers_who_left)
+
+
+def without_callers_who_left(record: logging.LogRecord) -> bool:
+    """Whether the gRPC library's record is worth a line: nothing is wrong where a caller leaves, whenever it does."""
+    return not str(record.msg).startswith(_CALLER_LEFT)
+
+
+class TextFormatter(logging.Formatter):
+    """time level logger: [rank] message [request id]"""
+
+    def __init__(self, rank: int = 0) -> None:
+        label = f"[rank {rank}] " if rank else ""
+        super().__init__(f"%(asctime)s %(levelname)s %(name)s: {label}%(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """One line, whatever the message quotes: no caller writes lines of its own, nor into a terminal."""
+        request_id = _request_id(record)
+        line = printable(super().formatMessage(record), None)
+        return f"{line} [{printable(request_id, None)}]" if request_id else line
+
+    def formatException(self, ei: Any) -> str:
+        """Its lines are indented, so that none of them looks like an entry."""
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"    {printable(line, None)}" for line in lines)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line. `fields` of a record (logging's `extra`) become members of it."""
+
+    def __init__(self, rank: int = 0) -> None:
+        super().__init__()
+        self._rank = rank
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if self._rank:
+            line["rank"] = self._rank
+        request_id = _request_id(record)
+        if request_id:
+            line["request_id"] = request_id
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _request_id(record: logging.LogRecord) -> str | None:
+    """The record's own, where it says one; else that of the request it was logged in. Formatted where it was logged."""
+    said: str | None = getattr(record, "request_id", None)
+    request = current()
+    return said or (request.id if request else None)

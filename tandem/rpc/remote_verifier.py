@@ -1,0 +1,236 @@
+"""The target a network away: speculation's Verifier over OpenSession, Verify and CloseSession.
+
+A session that is lost (its connection, its server, its lease) is opened again with all that is committed, at whichever
+verifier answers: the tokens are the same, and none is asked for twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+import grpc
+
+from tandem.rpc import wire
+from tandem.rpc.answer_times import Waits
+from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.endpoint_pool import CHECK_SECONDS, LOST, Patience
+from tandem.rpc.race import Race
+from tandem.rpc.request_context import outgoing
+from tandem.rpc.liveness import answered, watch
+from tandem.rpc.verifier_client import Peer, VerifierClient
+from tandem.speculation.pipeline import ATTEMPTS, Answer
+from tandem.speculation.types import Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
+from tandem.v1 import target_verifier_pb2 as pb
+
+log = logging.getLogger("tandem.verifier")
+
+_RETRY_SECONDS = 0.2  # where a server refuses for lack of slots without saying for how long
+
+
+class RemoteVerifier:
+    """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`.
+
+    `deadline` (monotonic seconds) is the request's: no call, and no trying again, goes on beyond it.
+    """
+
+    def __init__(
+        self,
+        client: VerifierClient,
+        stats: SpeculationStats,
+        margins: bool = False,
+        rule: Rule = Rule.AGREEMENT,
+        deadline: float | None = None,
+    ) -> None:
+        self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
+        self.peer = client.peer
+        self.patience = Patience(client.persistence, deadline, admission=client.deadlines.admission)
+        self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.patience, client.times)
+        self._next = self.peer.address  # whom to ask next, if a session has to be opened
+        self._places: dict[Peer, str] = {}  # where it may be open, and under which id
+        self._prompt_length = 0
+        self._sampling = SamplingParams()
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._prompt_length, self._sampling = len(prompt), sampling
+        await self._open(prompt)
+
+    async def _open(self, prefix: Sequence[int]) -> None:
+        """Opens the session with all that is committed, at the verifier that answers first. Raises TandemError."""
+        self._next = self.client.roster.current
+        self.patience.opening()
+        race = Race[Peer, pb.OpenSessionResponse](
+            lambda peer: self._open_at(peer, prefix, race.asked),
+            self._following,
+            lambda peer, error: self._pause_after(peer, error, prefix),
+            lambda: self.waits.opening(len(prefix)),
+        )
+        self.peer, reply = await race.first()
+        self.client.roster.answered(self.peer.address)
+        for other in [peer for peer in self._places if peer is not self.peer]:
+            self._end_at(other, self._places.pop(other))
+        self._check_rule(reply.rule)
+
+    def _following(self, asked: Collection[Peer]) -> Peer | None:
+        address = self.client.roster.following(self._next, [peer.address for peer in asked])
+        return None if address is None else self.client.peers[address]
+
+    async def _open_at(self, peer: Peer, prefix: Sequence[int], others: Sequence[Peer]) -> pb.OpenSessionResponse:
+        """Opens it at `peer`, while `others` have not answered. Raises TandemError."""
+        if others:
+            slow = ", ".join(other.address for other in others)
+            log.info("%s takes long to open a session: asking %s too", slow, peer.address)
+        alone = self.client.alone(peer)
+        await self.client.check(peer, self.patience.limited(CHECK_SECONDS if alone else self.waits.silence()))
+        request = self._opening(self._places.setdefault(peer, uuid.uuid4().hex), prefix)
+        sent = time.monotonic()
+        call = self._call(peer, "OpenSession", request, self.patience.limited(self.client.deadlines.open))
+        reply: pb.OpenSessionResponse = await self._watched(peer, "OpenSession", call)
+        self.client.times.opened(reply.committed_length - reply.reused_length, time.monotonic() - sent)
+        return reply
+
+    async def _watched(
+        self, peer: Peer, what: str, call: Coroutine[Any, Any, Any], stall: Callable[[], float] | None = None
+    ) -> Any:
+        """The reply to a call, unless the verifier hangs and another could be asked. Raises TandemError."""
+        if self.client.alone(peer):
+            return await call
+        sent = time.monotonic()
+        watching = partial(watch, what, peer.health, lambda: time.monotonic() - sent, self.waits.silence, stall)
+        return await answered(call, self.waits.silence() / 2, watching)
+
+    def _opening(self, session_id: str, prefix: Sequence[int]) -> pb.OpenSessionRequest:
+        expected = self.client.expected
+        return pb.OpenSessionRequest(
+            session_id=session_id,
+            prefix=prefix,
+            prompt_length=self._prompt_length,
+            sampling=wire.sampling_to_wire(self._sampling),
+            rule=wire.rule_to_wire(self._rule),
+            tokenizer_sha256=self.client.tokenizer_sha256,
+            weights_revision=expected.weights_revision if expected else "",
+            dtype=expected.dtype if expected else "",
+            vocab_size=expected.vocab_size if expected else 0,
+        )
+
+    def _pause_after(self, peer: Peer, error: TandemError, prefix: Sequence[int]) -> float:
+        """What to do about an OpenSession that failed: who is asked next, and after how many seconds. Or raises."""
+        roster = self.client.roster
+        if error.code == "RESOURCE_EXHAUSTED":
+            wait = self.patience.full(error.retry_seconds or _RETRY_SECONDS)
+            if wait is None:
+                raise error
+            self._next = roster.after(peer.address)
+            return wait
+        if error.code == "FAILED_PRECONDITION" and roster.refuse(peer.address, error.message):
+            self._next = roster.current
+            return 0.0
+        wait = self._lost(peer, error, prefix)
+        self._next = roster.current
+        return wait
+
+    def _lost(self, peer: Peer, error: TandemError, tokens: Sequence[int]) -> float:
+        """Seconds to wait before the session is opened again. Raises the error where that is of no use any more."""
+        error.produced = tuple(tokens[self._prompt_length :])
+        if error.code not in LOST:
+            raise error
+        if not self.patience.over:
+            peer.suspect = True
+            if error.code != "NOT_FOUND":
+                self.client.roster.failed(peer.address, str(error))
+        wait = self.patience.wait()
+        if wait is None:
+            tried = f"{self.patience.attempts} attempts in {self.patience.seconds:.1f} s at {self.client.roster}"
+            raise TandemError(
+                error.code, f"{error.message} (given up after {tried})", reason=error.reason, produced=error.produced
+            )
+        return wait
+
+    def _check_rule(self, replied: int) -> None:
+        """A server from before the rules were told apart says nothing, and means agreement."""
+        if replied != wire.rule_to_wire(self._rule) and (replied or self._rule is not Rule.AGREEMENT):
+            raise TandemError(
+                "FAILED_PRECONDITION",
+                f"rule: the TargetVerifier at {self.peer.address} does not verify by {self._rule.value}, which was "
+                f"asked for; it says {wire.rule_name(replied)}",
+            )
+
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+    ) -> Verdict:
+        stale = 0
+        while True:
+            try:
+                answer = await self.ask(self.request(len(tokens), tokens[-1], draft, distributions))
+            except TandemError as error:
+                await self.reopen(tokens, error)
+                continue
+            self._stats.network_seconds += answer.network_seconds
+            if answer.verdict is not None:
+                self.patience.progress()
+                return answer.verdict
+            stale += 1
+            held = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
+            if stale == ATTEMPTS:
+                raise TandemError("ABORTED", held, produced=tuple(tokens[self._prompt_length :]))
+            await self.refresh(tokens)
+
+    def request(
+        self,
+        base_length: int,
+        last_token: int,
+        draft: Sequence[int],
+        distributions: Sequence[SparseDistribution] = (),
+    ) -> pb.VerifyRequest:
+        """A round of this session."""
+        return pb.VerifyRequest(
+            session_id=self._places.get(self.peer, ""),
+            base_length=base_length,
+            last_token=last_token,
+            draft_tokens=draft,
+            report_margins=self._margins,
+            distributions=wire.distributions_to_wire(distributions),
+        )
+
+    async def ask(self, request: pb.VerifyRequest) -> Answer:
+        """One round by a call of its own. Raises TandemError."""
+        sent = time.perf_counter()
+        call = self._call(self.peer, "Verify", request, self.patience.limited(self.client.deadlines.verify))
+        reply = await self._watched(self.peer, "a round", call, self.waits.round)
+        seconds = time.perf_counter() - sent
+        self.client.times.answered(seconds)
+        return wire.answer_from_wire(reply, seconds)
+
+    async def reopen(self, tokens: Sequence[int], cause: TandemError) -> None:
+        """After `cause`: opens the session again with all that is committed. Raises TandemError, perhaps the cause."""
+        await asyncio.sleep(self._lost(self.peer, cause, tokens))
+        await self._open(tokens)
+
+    async def refresh(self, tokens: Sequence[int]) -> None:
+        """Likewise where it is there, and holds other tokens than `tokens`."""
+        await self._open(tokens)
+
+    async def close(self) -> None:
+        """Frees the slot. The client goes on with it where this is cancelled or the call fails; then the lease does."""
+        places, self._places = self._places, {}
+        if places:
+            await asyncio.wait([self._end_at(*place) for place in places.items()])
+
+    def _end_at(self, peer: Peer, session_id: str) -> asyncio.Future[None]:
+        """Begins to close the session at `peer`, where it may be open under an id that nobody uses again."""
+        request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
+        return self.client.closes.begin(lambda: self._call(peer, "CloseSession", request, seconds))
+
+    async def _call(self, peer: Peer, method: str, request: Any, timeout: float) -> Any:
+        self._stats.bytes_up += request.ByteSize()
+        try:
+            reply = await getattr(peer.stub, method)(request, timeout=timeout, metadata=outgoing())
+        except grpc.RpcError as error:
+            raise from_rpc(error) from None
+        self._stats.bytes_down += reply.ByteSize()
+        return reply

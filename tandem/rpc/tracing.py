@@ -1,0 +1,118 @@
+"""Spans of this process, sent as OTLP.
+
+OpenTelemetry (the extra `tracing`) is loaded only where somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tandem.rpc.request_context import Attributes, Metadata
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
+
+log = logging.getLogger("tandem.tracing")
+
+_ASKED_BY = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_MISSING = "opentelemetry is not installed; pip install 'tandem-speculative[tracing]'"
+
+
+def open_tracing(endpoint: str | None, name: str) -> Tracing | None:
+    """Traces to `endpoint` (http://HOST:PORT of an OTLP/gRPC collector), or to where OTEL_* variables say; None: nobody
+    asked. `name` is the service's where OTEL_SERVICE_NAME is not set. Raises ValueError."""
+    if endpoint is None and not any(os.environ.get(variable) for variable in _ASKED_BY):
+        return None
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ValueError(f"otlp_endpoint: {endpoint!r} is not http://HOST:PORT or https://HOST:PORT")
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        if endpoint is not None:
+            raise ValueError(f"otlp_endpoint: {_MISSING}") from None
+        log.warning("no traces, though OTEL_* variables ask for them: %s", _MISSING)
+        return None
+    return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), name)
+
+
+class Tracing:
+    """Makes spans; `processor` (OpenTelemetry's) takes those that ended."""
+
+    def __init__(self, processor: SpanProcessor, name: str) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        named = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": name}
+        self._provider = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("tandem")
+        self.propagator = TraceContextTextMapPropagator()
+
+    def start(
+        self, name: str, attributes: Attributes, kind: str = "internal", metadata: Mapping[str, str] | None = None
+    ) -> TracedSpan:
+        """A span without a parent, or with the one that `metadata` of a call names."""
+        from opentelemetry.context import Context
+
+        parent = self.propagator.extract(dict(metadata or {}), Context())
+        return TracedSpan(self, self._span(name, attributes, kind, parent, None))
+
+    def within(self, span: Any, name: str, attributes: Attributes, kind: str, started: float | None) -> TracedSpan:
+        from opentelemetry.context import Context
+        from opentelemetry.trace import set_span_in_context
+
+        return TracedSpan(self, self._span(name, attributes, kind, set_span_in_context(span, Context()), started))
+
+    def _span(self, name: str, attributes: Attributes, kind: str, parent: Any, started: float | None) -> Any:
+        from opentelemetry.trace import SpanKind
+
+        began = time.time() if started is None else started
+        return self._tracer.start_span(
+            name, parent, SpanKind[kind.upper()], dict(attributes), start_time=_nanoseconds(began)
+        )
+
+    def close(self) -> None:
+        """Sends what has ended."""
+        self._provider.shutdown()
+
+
+class TracedSpan:
+    """tandem/rpc/request_context.py's Span."""
+
+    def __init__(self, tracing: Tracing, span: Any) -> None:
+        self._tracing, self._span = tracing, span
+
+    def child(
+        self, name: str, attributes: Attributes, kind: str = "internal", started: float | None = None
+    ) -> TracedSpan:
+        return self._tracing.within(self._span, name, attributes, kind, started)
+
+    def note(self, attributes: Attributes) -> None:
+        self._span.set_attributes(dict(attributes))
+
+    def end(self, error: str = "", at: float | None = None) -> None:
+        if error:
+            from opentelemetry.trace import StatusCode
+
+            self._span.set_status(StatusCode.ERROR, error)
+        self._span.end(_nanoseconds(time.time() if at is None else at))
+
+    def headers(self) -> Metadata:
+        from opentelemetry.context import Context
+        from opentelemetry.trace import set_span_in_context
+
+        carrier: dict[str, str] = {}
+        self._tracing.propagator.inject(carrier, set_span_in_context(self._span, Context()))
+        return tuple(carrier.items())
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

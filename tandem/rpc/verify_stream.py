@@ -1,0 +1,231 @@
+"""The target a network away with several rounds in flight: speculation's FlightVerifier over VerifyStream.
+
+A stream that breaks, or whose verifier hangs while there is another, loses what is in flight, nothing else: the session
+is opened again with what was committed, there or at another verifier. Where the server is an older one that knows no
+VerifyStream, every round is a Verify of its own, one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from tandem.rpc import wire
+from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.endpoint_pool import LOST
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.request_context import outgoing
+from tandem.rpc.liveness import watch
+from tandem.rpc.verifier_client import VerifierClient
+from tandem.speculation.pipeline import MOST_IN_FLIGHT, Answer, RoundsLost
+from tandem.speculation.types import Draft, Rule, SamplingParams, SpeculationStats
+from tandem.v1 import target_verifier_pb2 as pb
+
+log = logging.getLogger("tandem.verifier")
+
+ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
+"""What grpc.aio says of a call that ended while something was being written; its status is not to be had any more."""
+
+
+class StreamedVerifier:
+    """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`."""
+
+    def __init__(
+        self,
+        client: VerifierClient,
+        stats: SpeculationStats,
+        margins: bool = False,
+        rule: Rule = Rule.AGREEMENT,
+        deadline: float | None = None,
+    ) -> None:
+        self._stats = stats
+        self._session = RemoteVerifier(client, stats, margins, rule, deadline)
+        self._stream: _Stream | None = None
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    @property
+    def most_in_flight(self) -> int:
+        """One until a stream was answered: where there is none, a second round would hide that the server says so."""
+        return MOST_IN_FLIGHT if self._session.peer.streams else 1
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        await self._session.open(prompt, sampling)
+
+    def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
+        request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
+        if self._session.peer.streams is False:
+            return self._keep(asyncio.create_task(self._ask(request), name="verify"))
+        if self._stream is None:
+            self._stream = _Stream(self._session, self._stats)
+        return self._stream.send(request)
+
+    async def _ask(self, request: pb.VerifyRequest) -> Answer:
+        try:
+            answer = await self._session.ask(request)
+        except TandemError as error:
+            raise (RoundsLost(error) if error.code in LOST else error) from None
+        if answer.verdict is not None:
+            self._session.patience.progress()
+        return answer
+
+    def _keep(self, call: asyncio.Task[Answer]) -> asyncio.Task[Answer]:
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(_looked_at)
+        return call
+
+    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
+        """Opens the session again, unless only the stream was refused. Raises TandemError."""
+        refused = self._stream is not None and self._stream.refused
+        await self._leave()
+        peer = self._session.peer
+        if refused:
+            if peer.streams is not False:
+                log.warning("%s knows no VerifyStream: one round at a time", peer.address)
+            peer.streams = False
+        elif isinstance(cause, TandemError):
+            await self._session.reopen(tokens, cause)
+        else:
+            await self._session.refresh(tokens)
+
+    async def close(self) -> None:
+        try:
+            await self._leave()
+        finally:
+            await self._session.close()
+
+    async def _leave(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream:
+            await stream.close()
+        for call in self._calls:
+            call.cancel()
+
+
+@dataclass(slots=True)
+class _Unanswered:
+    answer: asyncio.Future[Answer]
+    sent: float
+    too_late: asyncio.TimerHandle
+
+
+class _Stream:
+    """One VerifyStream call: requests go out as they come, answers come in the same order.
+
+    `refused`: the server has no such method.
+    """
+
+    def __init__(self, session: RemoteVerifier, stats: SpeculationStats) -> None:
+        self._waits, self._times = session.waits, session.client.times
+        self._peer, self._patience, self._stats = session.peer, session.patience, stats
+        self._seconds = session.client.deadlines.verify
+        self._call: Any = self._peer.stub.VerifyStream(metadata=outgoing())
+        self._outgoing: asyncio.Queue[pb.VerifyRequest | None] = asyncio.Queue()
+        self._unanswered: deque[_Unanswered] = deque()
+        self._ended: Exception | None = None
+        self.refused = False
+        self._heard = 0.0  # when the last answer came
+        self._tasks = [asyncio.create_task(each, name="verify stream") for each in (self._write(), self._read())]
+        self._watching: asyncio.Task[None] | None = None
+        if not session.client.alone(self._peer):
+            self._watching = asyncio.create_task(self._watch(), name="verify stream")
+
+    def send(self, request: pb.VerifyRequest) -> asyncio.Future[Answer]:
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+        answer.add_done_callback(_looked_at)
+        if self._ended:
+            answer.set_exception(self._ended)
+            return answer
+        self._stats.bytes_up += request.ByteSize()
+        too_late = loop.call_later(self._patience.limited(self._seconds), _fail, answer, self._no_answer)
+        self._unanswered.append(_Unanswered(answer, time.perf_counter(), too_late))
+        self._outgoing.put_nowait(request)
+        return answer
+
+    def _no_answer(self) -> Exception:
+        return RoundsLost(TandemError("DEADLINE_EXCEEDED", f"a round was not answered within {self._seconds:g} s"))
+
+    async def _write(self) -> None:
+        """What breaks the stream is said where answers are read."""
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            while (request := await self._outgoing.get()) is not None:
+                await self._call.write(request)
+
+    async def _read(self) -> None:
+        try:
+            async for reply in self._call:
+                if self._ended is None:  # else its round was given up, and is asked for again
+                    self._take(reply)
+            error: Exception = RoundsLost(TandemError("UNAVAILABLE", "the stream of rounds ended"))
+        except grpc.RpcError as broken:
+            error = self._as_error(from_rpc(broken))
+        self._end(error)
+
+    async def _watch(self) -> None:
+        """Gives the rounds in flight up where the verifier hangs: another could be asked."""
+        error = await watch("a round", self._peer.health, self._quiet, self._waits.silence, self._waits.round)
+        self._end(RoundsLost(error))
+
+    def _quiet(self) -> float:
+        """Seconds since a round in flight could have been answered."""
+        if not self._unanswered:
+            return 0.0
+        return time.perf_counter() - max(self._unanswered[0].sent, self._heard)
+
+    def _as_error(self, error: TandemError) -> Exception:
+        self.refused = error.code == "UNIMPLEMENTED"
+        if (error.code, error.message) == ENDED_MEANWHILE:
+            return RoundsLost(TandemError("UNAVAILABLE", "the stream of rounds broke"))
+        return RoundsLost(error) if self.refused or error.code in LOST else error
+
+    def _take(self, reply: pb.VerifyResponse) -> None:
+        self._peer.streams = True
+        if not reply.stale:
+            self._patience.progress()
+        self._stats.bytes_down += reply.ByteSize()
+        asked = self._unanswered.popleft()
+        asked.too_late.cancel()
+        self._heard = time.perf_counter()
+        self._times.answered(self._heard - asked.sent)
+        if not asked.answer.done():
+            asked.answer.set_result(wire.answer_from_wire(reply, self._heard - asked.sent))
+
+    def _end(self, error: Exception) -> None:
+        self._ended = self._ended or error
+        while self._unanswered:
+            asked = self._unanswered.popleft()
+            asked.too_late.cancel()
+            _fail(asked.answer, lambda: error)
+
+    async def close(self) -> None:
+        """Ends the call; what was not answered never will be.
+
+        Writing and reading end with the call and are not cancelled: of an operation whose task is, grpc.aio never frees
+        what it has allocated (96 bytes each).
+        """
+        if self._watching:
+            self._watching.cancel()
+        self._call.cancel()
+        self._outgoing.put_nowait(None)
+        self._end(RoundsLost(TandemError("CANCELLED", "the stream of rounds was closed")))
+        await asyncio.wait(self._tasks)
+
+
+def _fail(answer: asyncio.Future[Answer], error: Callable[[], Exception]) -> None:
+    if not answer.done():
+        answer.set_exception(error())
+
+
+def _looked_at(answer: asyncio.Future[Answer]) -> None:
+    """A round that nobody waits for any more may fail unseen."""
+    if not answer.cancelled():
+        answer.exception()

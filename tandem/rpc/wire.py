@@ -1,0 +1,238 @@
+"""Domain data to protobuf and back: the only file that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+from tandem.rpc.printable import printable
+from tandem.speculation.pipeline import Answer
+from tandem.speculation.types import (
+    Chunk,
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    InvalidField,
+    ModelInfo,
+    Rule,
+    SamplingParams,
+    SparseDistribution,
+    SpeculationStats,
+    Verdict,
+)
+from tandem.v1 import generation_pb2 as pb
+from tandem.v1 import target_verifier_pb2 as verifier_pb
+
+_RULES = {
+    Rule.AGREEMENT: pb.VERIFICATION_RULE_AGREEMENT,
+    Rule.REJECTION: pb.VERIFICATION_RULE_REJECTION,
+}
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
+
+
+def sampling_to_wire(sampling: SamplingParams, unsaid: Set[str] = frozenset()) -> pb.Sampling:
+    return pb.Sampling(**{name: getattr(sampling, name) for name in _SAMPLING if name not in unsaid})
+
+
+def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
+    """Absent fields take the defaults. Raises InvalidField."""
+    return SamplingParams(**{name: getattr(message, name) for name in _SAMPLING if message.HasField(name)})
+
+
+def rule_to_wire(rule: Rule) -> pb.VerificationRule:
+    return _RULES[rule]
+
+
+def rule_from_wire(value: int) -> Rule:
+    """Unspecified is the default, agreement. Raises InvalidField."""
+    if value == pb.VERIFICATION_RULE_UNSPECIFIED:
+        return Rule.AGREEMENT
+    for rule, known in _RULES.items():
+        if value == known:
+            return rule
+    raise InvalidField("rule", f"{value} is not a known verification rule")
+
+
+def rule_name(value: int) -> str:
+    """What to call a rule in a message, known or not."""
+    names = {int(known): rule.value for rule, known in _RULES.items()}
+    return names.get(value, str(value) if value else "nothing")
+
+
+MOST_SUPPORT = 1024
+"""Tokens of one distribution, at most. Ours have 32 (tandem/speculation/rejection.py)."""
+
+
+def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[pb.SparseDistribution]:
+    return [pb.SparseDistribution(token_ids=each.token_ids, weights=each.weights) for each in distributions]
+
+
+def distributions_from_wire(
+    messages: Sequence[pb.SparseDistribution], draft: Sequence[int]
+) -> tuple[SparseDistribution, ...]:
+    """What each token of `draft` was drawn from, or nothing at all. Raises InvalidField naming the field."""
+    if messages and len(messages) != len(draft):
+        raise InvalidField(
+            "distributions", f"{len(messages)} for {len(draft)} draft tokens: give one for each, or none at all"
+        )
+    distributions = []
+    for i, (message, token) in enumerate(zip(messages, draft, strict=False)):
+        for name in ("token_ids", "weights"):
+            if (given := len(getattr(message, name))) > MOST_SUPPORT:
+                raise InvalidField(f"distributions[{i}].{name}", f"{given} are above the limit of {MOST_SUPPORT}")
+        try:
+            distributions.append(SparseDistribution(tuple(message.token_ids), tuple(message.weights)))
+        except InvalidField as error:
+            raise InvalidField(f"distributions[{i}].{error.field}", error.reason) from None
+        if token not in message.token_ids:
+            raise InvalidField("draft_tokens", f"token {token} at {i} is not in the support of distributions[{i}]")
+    return tuple(distributions)
+
+
+def answer_from_wire(reply: verifier_pb.VerifyResponse, seconds: float) -> Answer:
+    """To a round that was under way for `seconds`."""
+    verdict = Verdict(
+        tuple(reply.token_ids),
+        reply.accepted,
+        reply.queue_seconds,
+        reply.compute_seconds,
+        tuple(reply.margins),
+        max(1, reply.step_rows),
+        reply.step_width,
+        reply.step_tokens,
+    )
+    network_seconds = max(0.0, seconds - reply.server_seconds)
+    return Answer(None if reply.stale else verdict, reply.committed_length, network_seconds)
+
+
+def generation_to_wire(request: GenerationRequest) -> pb.Generation:
+    message = pb.Generation(
+        chat=request.chat,
+        sampling=sampling_to_wire(request.sampling, request.unsaid),
+        max_new_tokens=request.max_new_tokens,
+        speculation_length=request.speculation_length,
+        stop_token_ids=request.stop_token_ids,
+        stop_strings=request.stop_strings,
+        ignore_end_of_sequence=request.ignore_end_of_sequence,
+        report_margins=request.report_margins,
+        max_total_tokens=request.max_total_tokens,
+        rule=rule_to_wire(request.rule),
+    )
+    if request.token_ids is not None:
+        message.token_ids.ids.extend(request.token_ids)
+        message.token_ids.SetInParent()
+    else:
+        message.text = request.text or ""
+    return message
+
+
+def generation_from_wire(message: pb.Generation) -> GenerationRequest:
+    """Raises InvalidField naming the field."""
+    kind = message.WhichOneof("prompt")
+    if kind is None:
+        raise InvalidField("prompt", "missing: give text or token_ids")
+    optional = ("max_new_tokens", "speculation_length", "max_total_tokens")
+    return GenerationRequest(
+        text=message.text if kind == "text" else None,
+        token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
+        chat=message.chat,
+        sampling=sampling_from_wire(message.sampling),
+        stop_token_ids=tuple(message.stop_token_ids),
+        stop_strings=tuple(message.stop_strings),
+        ignore_end_of_sequence=message.ignore_end_of_sequence,
+        report_margins=message.report_margins,
+        rule=rule_from_wire(message.rule),
+        unsaid=frozenset(name for name in _SAMPLING if not message.sampling.HasField(name)),
+        **{name: getattr(message, name) for name in optional if message.HasField(name)},
+    )
+
+
+def chunk_to_wire(chunk: Chunk) -> pb.GenerateChunk:
+    return pb.GenerateChunk(token_ids=chunk.token_ids, text=chunk.text, margins=chunk.margins)
+
+
+def chunk_from_wire(message: pb.GenerateChunk) -> Chunk:
+    return Chunk(tuple(message.token_ids), message.text, tuple(message.margins))
+
+
+def completion_to_wire(completion: Completion) -> pb.GenerateCompletion:
+    return pb.GenerateCompletion(
+        finish_reason=pb.FinishReason.Name(completion.finish_reason.value),
+        prompt_tokens=completion.prompt_tokens,
+        output_tokens=completion.output_tokens,
+        stats=_stats_to_wire(completion.stats),
+    )
+
+
+def completion_from_wire(message: pb.GenerateCompletion) -> Completion:
+    return Completion(
+        finish_reason=FinishReason(message.finish_reason),
+        prompt_tokens=message.prompt_tokens,
+        output_tokens=message.output_tokens,
+        stats=_stats_from_wire(message.stats),
+    )
+
+
+_COUNTS = (
+    "rounds",
+    "drafted",
+    "accepted",
+    "bytes_up",
+    "bytes_down",
+    "stale_rounds",
+    "stale_drafts",
+    "guessed_rounds",
+    "undrafted_rounds",
+)
+_SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
+_LISTS = ("accepted_per_position", "drafted_per_position", "sent_by_depth")
+_BY_PROPOSER = ("drafted_by", "accepted_by")
+_DERIVED = ("wasted_drafts", "rounds_by_length")
+
+
+def _stats_to_wire(stats: SpeculationStats) -> pb.SpeculationStats:
+    values = {name: getattr(stats, name) for name in (*_COUNTS, *_SECONDS, *_LISTS, *_BY_PROPOSER, *_DERIVED)}
+    return pb.SpeculationStats(**values)
+
+
+def _stats_from_wire(message: pb.SpeculationStats) -> SpeculationStats:
+    values: dict[str, Any] = {name: getattr(message, name) for name in (*_COUNTS, *_SECONDS)}
+    values |= {name: list(getattr(message, name)) for name in _LISTS}
+    values |= {name: dict(getattr(message, name)) for name in _BY_PROPOSER}
+    return SpeculationStats(**values)
+
+
+_INFO = (
+    "model_name",
+    "weights_revision",
+    "tokenizer_sha256",
+    "vocab_size",
+    "max_sequence_length",
+    "max_speculation_length",
+    "kv_slots",
+    "dtype",
+    "device",
+    "backend",
+    "draft_name",
+    "default_speculation_length",
+    "adaptive_speculation_length",
+    "plain_width",
+    "bit_exact",
+    "startup_seconds",
+)
+
+
+def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
+    values = {name: getattr(info, name) for name in _INFO}
+    return pb.ModelInfo(**values, end_of_sequence_ids=info.end_of_sequence_ids)
+
+
+def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
+    """Its strings go to logs and terminals."""
+    said: dict[str, Any] = {name: getattr(message, name) for name in _INFO}
+    values: dict[str, Any] = {
+        name: printable(value) if isinstance(value, str) else value for name, value in said.items()
+    }
+    return ModelInfo(**values, end_of_sequence_ids=tuple(message.end_of_sequence_ids))

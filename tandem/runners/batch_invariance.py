@@ -1,0 +1,190 @@
+"""Same row, same bits: checked on this device, with these weights and threads, before a server says it is ready.
+
+Tandem's promise is that a token's logits are bit-identical whether it was decoded alone or verified in a window, in any
+row, beside any neighbours, and after its prefix was rebuilt by prefill. Kernels choose their order of summation by
+shape, not by data, so a shape that gives the same bits on one sequence for every column, row and 30 layers of sums
+gives them on all. Where some shape differs (cuBLAS, float16), only one remains in use: the widest window at the full
+batch over the whole cache; and the result says whether even that one agrees with prefill. Not `exact`: all shapes
+remain, and the result says that their bits differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tandem.runners.protocol import Limits, StepShapes
+
+DEEPEST = 1024  # positions to which longer caches are filled for the check
+
+
+class ShapedModel(Protocol):
+    """What is checked: a model that feeds rows of one width to slots, as TorchModel.forward says."""
+
+    device: str
+    vocab_size: int
+
+    def forward(
+        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
+    ) -> Tensor: ...
+
+    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor: ...
+
+
+def certify(
+    model: ShapedModel,
+    limits: Limits,
+    widths: tuple[int, ...],
+    batches: tuple[int, ...],
+    lengths: tuple[int, ...] = (),
+    chunks: tuple[int, ...] = (),
+    exact: bool = True,
+) -> StepShapes:
+    """Runs one sequence through the shapes. Returns those that agree, or else the one that all steps must take."""
+    probe = _Probe(model, limits, widths[-1])
+    reference = probe.stepwise(widths[-1], batches[-1])
+    agreeing = [(width, batch) for batch in batches for width in widths if probe.agrees(reference, width, batch)]
+    rebuilt = probe.rebuilt(limits.chunk, reference, widths[-1], batches[-1])
+    windows = [(width, batch) for batch in batches for width in widths]
+    end, only, prefill = min(limits.max_length, DEEPEST), (widths[-1], batches[-1]), (limits.chunk, 1)
+    if not rebuilt or len(agreeing) < len(windows) or not probe.same_at(end, None, [*windows, prefill]):
+        if not exact:
+            return StepShapes(widths, batches, False, lengths, tuple(sorted({*chunks, limits.chunk})), lengths)
+        alone = rebuilt and only in agreeing and probe.same_at(end, None, [only, prefill])
+        return StepShapes((only[0],), (only[1],), alone, chunks=(limits.chunk,))
+    good_chunks = [c for c in chunks if c < limits.chunk and probe.rebuilt(c, reference, *only)]
+    prefills = [(c, 1) for c in (*good_chunks, limits.chunk)]
+    probe.fill(max(lengths, default=0))
+    deepest_first = sorted(lengths, reverse=True)  # windows at one's end leave the shorter ones' prefix alone
+    good_lengths = [n for n in deepest_first if probe.agree_at(n, n, windows)]
+    prefill_lengths = [n for n in deepest_first if probe.agree_at(n, n, prefills)]
+    return StepShapes(
+        widths,
+        batches,
+        True,
+        tuple(sorted(good_lengths)),
+        (*sorted(good_chunks), limits.chunk),
+        tuple(sorted(prefill_lengths)),
+    )
+
+
+def certify_graphs(model: ShapedModel, limits: Limits, width: int, batches: tuple[int, ...], exact: bool) -> StepShapes:
+    """The same for graphs: one width, one chunk, the whole cache, and rows in `batches`."""
+    probe = _Probe(model, limits, width)
+    reference, chunks = probe.stepwise(width, batches[-1]), (limits.chunk,)
+    rebuilt = probe.rebuilt(limits.chunk, reference, width, batches[-1]) and probe.refilled(
+        min(limits.max_length, DEEPEST), width, batches[-1]
+    )
+    agreeing = [batch for batch in batches if probe.agrees(reference, width, batch)]
+    end, windows = min(limits.max_length, DEEPEST), [(width, batch) for batch in batches]
+    alike = rebuilt and len(agreeing) == len(batches) and probe.same_at(end, None, windows)
+    if alike or not exact:
+        return StepShapes((width,), batches, alike, chunks=chunks)
+    return StepShapes((width,), batches[-1:], rebuilt and batches[-1] in agreeing, chunks=chunks)
+
+
+class FusedSteps(Protocol):
+    """A pair's fused steps: tandem/runners/torch/fused_graph.py."""
+
+    @property
+    def target(self) -> ShapedModel: ...
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, int]]: ...
+
+    def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]: ...
+
+
+def certify_fused(fused: FusedSteps, limits: Limits, shapes: StepShapes) -> bool:
+    """Whether every fused step gives the logits of a verification of the tokens that it drafted."""
+    width, batch = shapes.widths[-1], shapes.batches[-1]
+    probe = _Probe(fused.target, limits, width)
+    for rows, k in fused.shapes:
+        logits, drafts = fused.probe(int(probe.tokens[probe.start]), probe.start, rows, k)
+        verified = [probe.drafted(probe.start, row, width, batch) for row in drafts]
+        if not all(torch.equal(a[: k + 1], b[: k + 1]) for a, b in zip(logits, verified, strict=True)):
+            return False
+    return True
+
+
+class _Probe:
+    """A fixed pseudo-random sequence fed in different shapes."""
+
+    def __init__(self, model: ShapedModel, limits: Limits, widest: int) -> None:
+        self.model, self.limits = model, limits
+        self.count = min(widest + 1, limits.max_length // 2)
+        self.start = min(limits.chunk, limits.max_length - self.count)
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(0, model.vocab_size, (limits.max_length + widest,), generator=generator)
+        self.noise = torch.randint(0, model.vocab_size, (max(widest, limits.chunk),), generator=generator)
+        for slot in range(limits.slots):
+            self._prefill(slot, 0, self.start, limits.chunk)
+
+    def stepwise(self, width: int, batch: int) -> Tensor:
+        """Logits [count, vocabulary] of plain decoding at one shape: each token in turn in column 0, of row 0."""
+        return torch.stack([self._window(self.start + i, 1, width, batch)[0, 0] for i in range(self.count)])
+
+    def agrees(self, reference: Tensor, width: int, batch: int) -> bool:
+        """Whether a window over the tokens gives the reference's bits in every column of every row."""
+        used = min(width, self.count)
+        logits = self._window(self.start, used, width, batch)
+        return all(torch.equal(row[:used], reference[:used]) for row in logits)
+
+    def rebuilt(self, chunk: int, reference: Tensor, width: int, batch: int) -> bool:
+        """Whether the last token has the reference's bits when everything before it came in chunks of this size."""
+        last = self.start + self.count - 1
+        self._prefill(self.limits.slots - 1, 0, last, chunk)
+        return torch.equal(self._window(last, 1, width, batch)[0, 0], reference[-1])
+
+    def same_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
+        """`agree_at`, after a prefill up to there."""
+        self.fill(end)
+        return self.agree_at(end, length, shapes)
+
+    def fill(self, end: int) -> None:
+        self._prefill(self.limits.slots - 1, 0, end, self.limits.chunk)
+
+    def agree_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
+        """Whether windows of all (width, batch) that end at position `end` agree while reading `length` positions.
+
+        They are compared with the widest of them reading the whole cache.
+        """
+        widest = max(width for width, _ in shapes)
+        whole = self._window(end - widest, widest, widest, 1)[0]
+        return all(
+            torch.equal(self._window(end - width, width, width, batch, length)[0], whole[widest - width :])
+            for width, batch in shapes
+        )
+
+    def refilled(self, end: int, width: int, batch: int) -> bool:
+        """Whether a window before position `end` has the same bits where a chunk was decoded, not prefilled."""
+        slot, decoded = self.limits.slots - 1, max(0, end - width - self.limits.chunk)
+        self._prefill(slot, 0, end - width, self.limits.chunk)
+        prefilled = self._window(end - width, width, width, batch)[0]
+        for at in range(decoded, end - width, width):
+            self._window(at, width, width, batch)
+        return torch.equal(self._window(end - width, width, width, batch)[0], prefilled)
+
+    def drafted(self, position: int, drafts: list[int], width: int, batch: int) -> Tensor:
+        """Logits [width, vocabulary] of a window of the token at `position` and these drafts."""
+        window = torch.cat([self.tokens[position : position + 1], torch.tensor(drafts, dtype=torch.int64)])
+        padded = torch.cat([window, window[-1:].expand(width - len(window))])[:width]
+        rows = padded.repeat(batch, 1).to(self.model.device)
+        slots = list(range(self.limits.slots))[::-1][:batch]
+        return self.model.forward(slots, rows, self.model.tensor([position] * batch))[0]
+
+    def _window(self, start: int, used: int, width: int, batch: int, length: int | None = None) -> Tensor:
+        """Feeds tokens[start : start + used] padded to `width` in `batch` rows, last slot first."""
+        padded = torch.cat([self.tokens[start : start + used], self.noise[: width - used]])
+        rows = padded.repeat(batch, 1).to(self.model.device)
+        slots = list(range(self.limits.slots))[::-1][:batch]
+        return self.model.forward(slots, rows, self.model.tensor([start] * batch), length)
+
+    def _prefill(self, slot: int, start: int, end: int, chunk: int) -> None:
+        for at in range(start, end, chunk):
+            part = self.tokens[at : min(at + chunk, end)]
+            padded = torch.cat([part, self.noise[: chunk - len(part)]])
+            self.model.forward([slot], padded[None].to(self.model.device), self.model.tensor([at]), head=False)

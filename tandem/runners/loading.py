@@ -1,0 +1,259 @@
+"""From a checkpoint to a runner: dtype, device and threads chosen, weights loaded, errors put in one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.runners.torch.buckets import AskedBuckets
+from tandem.checkpoints.locate import (
+    Checkpoint,
+    CheckpointError,
+    check_sizes,
+    first_line,
+    frequent_tokens,
+    weights_revision,
+)
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.runners.native import NotHere
+from tandem.runners.torch.platforms import DEVICES, Platform, chosen, platform_of, ways
+from tandem.runners.protocol import TAIL, Identity, Limits, Runner
+from tandem.runners.startup import Startup
+from tandem.runners.torch.tensor_parallel import sharding
+
+Only = Sequence[int] | None  # the tokens that a draft model's head knows
+log = logging.getLogger("tandem.models")
+COMPILE = ("auto", "native", "inductor", "neuron", "off")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+CHUNK = 64
+SMALL = 50_000_000  # parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How models run. `threads` None leaves torch's own choice.
+
+    `compile` is where a step's code comes from: "native" is our C++ (CPU), "inductor" and "neuron" make graphs of
+    torch's modules, "off" runs these as they are; "auto" is native where it can be had (the fastest,
+    benchmarks/README.md), graphs on CUDA and Trainium, else off. `exact`: where kernels differ in their last bits, only
+    one shape is used; else all are, and GetModelInfo says bit_exact false. `compiled`: the folder that compiled code is
+    kept in. `cores`: which of the device's this process uses, such as "0-3". `tp_degree`: processes that share the
+    target.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int | None = None
+    compile: str = "auto"
+    exact: bool = True
+    compiled: str | None = None
+    cores: str | None = None
+    tp_degree: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.device not in DEVICES:
+            raise ValueError(f"device: {self.device!r} is not one of {', '.join(DEVICES)}")
+        if self.compile not in COMPILE:
+            raise ValueError(f"compile: {self.compile!r} is not one of {', '.join(COMPILE)}")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads: {self.threads} is below 1")
+        if self.tp_degree < 1:
+            raise ValueError(f"tp_degree: {self.tp_degree} is below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a server offers: KV slots, tokens per sequence, draft tokens per round.
+
+    `chunk`: tokens of a prefill step, `asked`: buckets to make graphs for.
+    """
+
+    slots: int = 4
+    max_length: int = 512
+    max_draft: int = 5
+    chunk: int = CHUNK
+    asked: AskedBuckets = field(default_factory=AskedBuckets)
+
+
+def load_runner(
+    checkpoint: Checkpoint,
+    execution: Execution,
+    shape: Shape,
+    verifies: bool = True,
+    alone: bool = False,
+    startup: Startup | None = None,
+) -> Runner:
+    """Loads a torch runner. Call it on the device thread. Raises CheckpointError or ValueError, one line each.
+
+    `alone`: a small model then takes one thread on the CPU. Products this small are no faster on two; and a second
+    thread spins after each, which takes a core away from a target on the same machine.
+    """
+    startup = startup or Startup()
+    with startup.stage("importing"):
+        import torch
+
+        import tandem.runners.torch.model  # noqa: F401  (what takes long in "loading" otherwise)
+
+    if execution.threads:
+        torch.set_num_threads(execution.threads)
+    transformers_logging()
+    platform, ranks = chosen(execution.device), execution.tp_degree if verifies else 1
+    order = ways(execution.compile, platform, ranks)
+    _check_graphs(order, execution, shape)
+    platform.prepare(execution.compiled, execution.cores)
+    log.info("%s is loaded on %s", checkpoint.name, platform.describe())
+    dtype = choose_dtype(execution.dtype, platform.name)
+    checkpoint = unpacked(checkpoint)
+    check_sizes(checkpoint)
+    with startup.stage("loading"):
+        module = _module(checkpoint, dtype, platform, ranks)
+    small = sum(p.numel() for p in module.parameters()) < SMALL
+    if alone and small and platform.packs and execution.threads is None:
+        torch.set_num_threads(1)
+    chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
+    limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
+    build = Build(module, checkpoint, platform, limits, shape.asked, execution, verifies, ranks)
+    with startup.stage("packing"):
+        try:
+            for how in order:
+                try:
+                    return _RUNNERS[how](build)
+                except NotHere as error:
+                    if execution.compile != "auto":
+                        raise NativeRefused(f"compile: native steps cannot be had: {error}") from None
+                    log.info("%s runs without native steps: %s", checkpoint.name, error)
+        except NativeRefused:
+            raise
+        except ValueError as error:
+            raise CheckpointError(f"{checkpoint.folder}: {error}") from None
+    raise AssertionError("the last way always works")
+
+
+def _check_graphs(order: Sequence[str], execution: Execution, shape: Shape) -> None:
+    """What is asked of graphs is refused where there are none. Raises ValueError."""
+    asked = {
+        "batch_buckets": shape.asked.batches,
+        "draft_buckets": shape.asked.drafts,
+        "compiled_dir": execution.compiled,
+    }
+    for name, value in asked.items():
+        if value and not {"inductor", "neuron"} & set(order):
+            raise ValueError(f"{name}: is for graphs, and --compile {execution.compile} makes none here")
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What a runner is made of."""
+
+    module: Any
+    checkpoint: Checkpoint
+    platform: Platform
+    limits: Limits
+    asked: AskedBuckets
+    execution: Execution
+    verifies: bool
+    ranks: int
+
+    @property
+    def only(self) -> Only:
+        return None if self.verifies else frequent_tokens(self.checkpoint)
+
+    @property
+    def widest(self) -> int:
+        """Tokens of the widest step."""
+        return max(self.limits.max_draft + 1, self.limits.chunk, TAIL)
+
+    def identity(self, backend: str) -> Identity:
+        return Identity(
+            model_name=self.checkpoint.name,
+            weights_revision=weights_revision(self.checkpoint),
+            dtype=str(self.module.dtype).removeprefix("torch."),
+            device=self.platform.name,
+            backend=backend,
+            end_of_sequence_ids=end_ids(self.module),
+        )
+
+
+def _module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) -> Any:
+    from tandem.runners.torch.model import load_module
+
+    try:
+        return load_module(checkpoint.source, dtype, platform.device, sharding(checkpoint.source, ranks))
+    except CheckpointError:
+        raise
+    except Exception as error:  # loaders of four formats raise whatever their parsers do
+        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
+
+
+class NativeRefused(ValueError):
+    """Native steps were asked for and cannot be had."""
+
+
+def _native(build: Build) -> Runner:
+    import torch
+
+    from tandem.runners.native.load import load_native
+
+    small = sum(p.numel() for p in build.module.parameters()) < SMALL
+    threads = 1 if small else build.execution.threads or torch.get_num_threads()
+    return load_native(build.module, threads, build.limits, build.identity("native"), build.verifies, build.only)
+
+
+def _off(build: Build) -> Runner:
+    from tandem.runners.torch.model import TorchModel
+    from tandem.runners.torch.runner import TorchRunner
+
+    limits, device = build.limits, build.platform.device
+    model = TorchModel(
+        build.module, limits.slots, limits.max_length, build.widest, device, build.only, ranks=build.ranks
+    )
+    return TorchRunner(model, limits, build.identity("torch"), build.verifies, build.execution.exact)
+
+
+def _graphs(build: Build) -> Runner:
+    from tandem.runners.torch.graph_model import CompiledModel
+    from tandem.runners.torch.graph_runner import CompiledRunner
+    from tandem.runners.torch.graph_compilers import makers
+
+    limits, platform, identity = build.limits, build.platform, build.identity("torch")
+    model = CompiledModel(
+        build.module, limits.slots, limits.max_length, build.widest, platform.device, build.only, ranks=build.ranks
+    )
+    make = makers(platform, identity, limits, build.only, build.execution.compiled)
+    return CompiledRunner(model, limits, identity, make, build.verifies, build.execution.exact, build.asked)
+
+
+_RUNNERS = {"native": _native, "off": _off, "inductor": _graphs, "neuron": _graphs}
+
+
+def transformers_logging() -> None:
+    """Progress bars and advice of transformers do not belong into a server's log."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def choose_device(name: str) -> str:
+    """The name of the device to use. Raises ValueError."""
+    return chosen(name).name
+
+
+def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]
+    """auto is bfloat16 where the device multiplies it natively, else float32."""
+    import torch
+
+    if name != "auto":
+        return getattr(torch, name)
+    return torch.bfloat16 if platform_of(device).has_bfloat16() else torch.float32
+
+
+def end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+    eos = getattr(module.generation_config, "eos_token_id", None)
+    if eos is None:
+        eos = module.config.eos_token_id
+    return () if eos is None else tuple(eos) if isinstance(eos, list | tuple) else (int(eos),)

@@ -1,0 +1,207 @@
+"""A transformers module of the Llama family, its weights packed for the C++ step."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from ctypes import c_float
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tandem.runners.native.library import LAYER_FIELDS, Batch, Ints, LayerWeights, ModelShape, ints, pointer
+
+FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+class NotNative(ValueError):
+    """The model is outside what the C++ step computes; the message says what."""
+
+
+class Threads:
+    """A pool of threads that the models of one device thread share."""
+
+    def __init__(self, library: Any, count: int) -> None:
+        self.library, self.count = library, count
+        self.handle = library.tandem_pool(count)
+        if not self.handle:
+            raise NotNative(f"threads: {count} cannot be started")
+        weakref.finalize(self, library.tandem_pool_free, self.handle)
+
+
+class NativeModel:
+    """Rows of tokens at positions of slots in; best tokens, or float32 logits [.., vocabulary], out.
+
+    Same calls as TorchModel where both have them. The module's weights are copied; the embedding is shared.
+    `most_tokens` is how many tokens one step may feed in all.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        threads: Threads,
+        slots: int,
+        length: int,
+        most_tokens: int,
+        only: Sequence[int] | None = None,
+    ) -> None:
+        check(module)
+        config, self.dtype = module.config, next(module.parameters()).dtype
+        self.device, self.vocab_size, self.threads = "cpu", int(config.vocab_size), threads
+        self.only: NDArray[np.int32] | None = None if only is None else np.array(only, dtype=np.int32)
+        self.stands_for: Ints | None = None if only is None else ints(only)
+        self.most_tokens = most_tokens
+        self.library = threads.library
+        self.outputs = module.get_output_embeddings().weight.shape[0] if only is None else len(only)
+        cosines, sines = _rotary(module, length, _head_dim(config))
+        self._kept = module.get_input_embeddings().weight.detach(), cosines, sines
+        shape = _shape(config, self.outputs, slots, length, most_tokens, threads.count)
+        self.handle = self.library.tandem_model(
+            threads.handle,
+            DTYPES[self.dtype],
+            ctypes.byref(shape),
+            self._kept[0].data_ptr(),
+            pointer(cosines, c_float),
+            pointer(sines, c_float),
+        )
+        if not self.handle:
+            raise NotNative("memory: the KV slots do not fit")
+        weakref.finalize(self, self.library.tandem_model_free, self.handle)
+        self._pack(module)
+
+    def _pack(self, module: Any) -> None:
+        """Copies the weights; of the head, the rows of the tokens that it is to know."""
+        head = module.get_output_embeddings()
+        for index, layer in enumerate(module.base_model.layers):
+            self._done(self.library.tandem_set_layer(self.handle, index, ctypes.byref(_weights(layer))))
+        weight, bias = head.weight.detach(), head.bias
+        if self.only is not None:
+            which = torch.from_numpy(self.only).long()
+            weight, bias = weight[which].contiguous(), None if bias is None else bias[which].contiguous()
+        norm = module.base_model.norm.weight
+        addresses = norm.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr()
+        self._done(self.library.tandem_set_head(self.handle, *addresses))
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of weights that one step reads."""
+        return int(self.library.tandem_bytes(self.handle))
+
+    def feed(
+        self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]], wants: int = 2
+    ) -> NDArray[np.float32] | None:
+        """Feeds rows of any lengths. Logits [.., outputs] of all tokens (`wants` 2), row ends (1) or none (0)."""
+        batch = Batch(slots, starts, tokens)
+        count = (0, len(tokens), int(batch.begins[-1]))[wants]
+        if int(batch.begins[-1]) > self.most_tokens:
+            raise ValueError(f"a step of {int(batch.begins[-1])} tokens is above {self.most_tokens}")
+        logits = np.empty((count, self.outputs), dtype=np.float32) if count else None
+        self.library.tandem_feed(self.handle, ctypes.byref(batch.rows), wants, pointer(logits, c_float))
+        return logits
+
+    def forward(
+        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
+    ) -> Tensor:
+        """Logits [rows, width, vocabulary] of rows of one width. Attention reads what it needs, whatever `length`."""
+        rows, width = tokens.shape
+        logits = self.feed(slots, starts.tolist(), tokens.tolist(), 2 if head else 0)
+        return torch.empty(0) if logits is None else torch.from_numpy(logits).view(rows, width, -1)
+
+    def widened(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits [.., vocabulary] of all tokens; those the head does not know are impossible."""
+        if self.only is None:
+            return logits
+        full = np.full((*logits.shape[:-1], self.vocab_size), -np.inf, dtype=np.float32)
+        full[..., self.only] = logits
+        return full
+
+    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64)
+
+    def _done(self, failed: int) -> None:
+        if failed:
+            raise NotNative("memory: the packed weights do not fit")
+
+
+def check(module: Any) -> None:
+    """Raises NotNative unless the C++ step computes what this module computes."""
+    config, dtype = module.config, next(module.parameters()).dtype
+    if config.model_type not in FAMILY:
+        raise NotNative(f"models of type {config.model_type} (there are {', '.join(FAMILY)})")
+    if dtype not in DTYPES:
+        raise NotNative(f"weights in {str(dtype).removeprefix('torch.')} (there are float32 and bfloat16)")
+    if config.hidden_act != "silu":
+        raise NotNative(f"activation {config.hidden_act}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type", "default")
+    if kind not in STATIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotNative(f"rotary embedding of type {kind}")
+    for name, value, multiple in (
+        ("hidden_size", config.hidden_size, 16),
+        ("head_dim", _head_dim(config), 16),
+        ("intermediate_size", config.intermediate_size, 2),
+    ):
+        if value % multiple:
+            raise NotNative(f"{name} {value} (only multiples of {multiple})")
+
+
+def _shape(config: Any, outputs: int, slots: int, length: int, most_tokens: int, threads: int) -> ModelShape:
+    dim = _head_dim(config)
+    return ModelShape(
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.num_attention_heads,
+        _kv_heads(config),
+        dim,
+        config.intermediate_size,
+        outputs,
+        slots,
+        length,
+        most_tokens,
+        threads,
+        config.rms_norm_eps,
+        dim**-0.5,
+    )
+
+
+def _kv_heads(config: Any) -> int:
+    return int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+
+
+def _head_dim(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+@torch.inference_mode()
+def _rotary(module: Any, length: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Cosines and sines [length, dim / 2], rounded as the module rounds them."""
+    like = module.get_input_embeddings().weight[:1, :1]
+    cosines, sines = module.base_model.rotary_emb(like, torch.arange(length)[None])
+    half = [table[0, :, : dim // 2].float().contiguous().numpy() for table in (cosines, sines)]
+    return half[0], half[1]
+
+
+def _weights(layer: Any) -> LayerWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    linears = {
+        **{name: getattr(attention, f"{name}_proj") for name in "qkvo"},
+        **{name: getattr(mlp, f"{name}_proj") for name in ("gate", "up", "down")},
+    }
+    tensors: dict[str, Any] = {
+        "attention_norm": layer.input_layernorm.weight,
+        "mlp_norm": layer.post_attention_layernorm.weight,
+        "q_norm": getattr(getattr(attention, "q_norm", None), "weight", None),
+        "k_norm": getattr(getattr(attention, "k_norm", None), "weight", None),
+    }
+    for name, linear in linears.items():
+        tensors[name], tensors[f"{name}_bias"] = linear.weight, linear.bias
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_contiguous():
+            raise NotNative(f"{name} is not contiguous")
+    return LayerWeights(*(None if tensors[n] is None else tensors[n].data_ptr() for n in LAYER_FIELDS))

@@ -1,0 +1,195 @@
+"""The steps on a NativeModel: ragged rows, no padding, no buckets. Greedy rounds never come back to Python between."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import time
+from collections.abc import Sequence
+from ctypes import c_double
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.runners.batch_invariance import certify
+from tandem.runners.native.library import Batch, Ints, ints, zeros
+from tandem.runners.native.model import NativeModel
+from tandem.runners.protocol import (
+    TAIL,
+    FusedResult,
+    FusedRow,
+    FusedStep,
+    Identity,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    StepShapes,
+    VerifyRow,
+    fused_step,
+    sized,
+    sound,
+)
+from tandem.runners.startup import Startup
+from tandem.speculation.rules import guess, judge
+from tandem.speculation.types import SparseDistribution, Verdict
+
+Logits = NDArray[np.float32]
+_UNSOUND = "target logits: no finite largest logit"
+
+
+class NativeRunner:
+    """Runs one model. `verifies` is false for a model that only drafts: its bits need no check."""
+
+    def __init__(self, model: NativeModel, limits: Limits, identity: Identity, verifies: bool = True) -> None:
+        self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
+        widest = limits.max_draft + 1 if verifies else TAIL
+        self.shapes = StepShapes(
+            tuple(range(1, widest + 1)),
+            tuple(range(1, limits.slots + 1)),
+            False,
+            chunks=tuple(range(1, limits.chunk + 1)),
+            ragged=True,
+        )
+
+    def warm_up(self, startup: Startup | None = None) -> None:
+        if not self._verifies:
+            return
+        with (startup or Startup()).stage("certifying"):
+            self.shapes = certify_ragged(self.model, self.limits, self.shapes)
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        self.model.feed([r.slot for r in rows], [r.start for r in rows], [r.tokens for r in rows], 0)
+        return [None] * len(rows)
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        if all(row.sampling.greedy and not row.margins for row in rows):
+            return self._verify_greedily(rows)
+        return [
+            sound(functools.partial(_judged, row, own)) for row, own in zip(rows, self.verify_logits(rows), strict=True)
+        ]
+
+    def verify_logits(self, rows: Sequence[VerifyRow]) -> list[Logits]:
+        """The target's logits of each row [1 + drafted, vocabulary]: column i is the prediction after draft[:i]."""
+        tokens = [(row.last_token, *row.draft) for row in rows]
+        logits = self.model.feed([row.slot for row in rows], [row.position for row in rows], tokens)
+        assert logits is not None
+        return np.split(logits, np.cumsum([len(own) for own in tokens])[:-1])
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        """k chained draws for each row; a row leaves the steps when it has them."""
+        started = time.perf_counter()
+        greedy = all(row.sampling.greedy for row in rows)
+        drafts = self._propose_greedily(rows) if greedy else self._propose_drawn(rows)
+        seconds = time.perf_counter() - started
+        return [Proposal(tokens, seconds, sent) for tokens, sent in drafts]
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        """Draft and verification of greedy rows as one call of the library, where the draft is native too."""
+        return functools.partial(self._fused, draft) if isinstance(draft, NativeRunner) else None
+
+    def _fused(self, draft: NativeRunner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+        if not all(row.propose.sampling.greedy and not row.margins for row in rows):
+            return fused_step(self, draft, rows)
+        tails = _tails([row.propose for row in rows])
+        stride = max(1, *(max(row.propose.k, len(row.given)) for row in rows))
+        counts = ints([len(row.given) or row.propose.k for row in rows])
+        drafts, said, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
+        for r, row in enumerate(rows):
+            drafts[r * stride : r * stride + len(row.given)] = list(row.given)
+        seconds = c_double()
+        self.model.library.tandem_fused(
+            draft.model.handle,
+            self.model.handle,
+            ctypes.byref(tails.rows),
+            counts,
+            ints([bool(row.given) for row in rows]),
+            draft.model.stands_for,
+            self.limits.vocab_size,
+            stride,
+            drafts,
+            said,
+            accepted,
+            ctypes.byref(seconds),
+        )
+        widths = [1 + count for count in counts]
+        results: list[FusedResult | RowFailed] = []
+        for r, row in enumerate(rows):
+            drafted = tuple(drafts[r * stride : r * stride + counts[r]])
+            proposal = Proposal(drafted, 0.0 if row.given else seconds.value)
+            verdict = _verdict(said, r * (stride + 1), accepted[r])
+            results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
+        return [sized(result, self.shapes, widths, seconds.value) for result in results]
+
+    def _verify_greedily(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        batch = Batch(
+            [row.slot for row in rows],
+            [row.position for row in rows],
+            [(row.last_token, *row.draft) for row in rows],
+        )
+        said, accepted = zeros(len(batch.tokens)), zeros(len(rows))
+        self.model.library.tandem_verify(self.model.handle, ctypes.byref(batch.rows), said, accepted)
+        return [_verdict(said, begin, n) for begin, n in zip(batch.begins, accepted, strict=False)]
+
+    def _propose_greedily(self, rows: Sequence[ProposeRow]) -> list[_Draft]:
+        tails, counts = _tails(rows), ints([row.k for row in rows])
+        stride = max(1, *(row.k for row in rows))
+        drafts = zeros(len(rows) * stride)
+        self.model.library.tandem_propose(
+            self.model.handle,
+            ctypes.byref(tails.rows),
+            counts,
+            self.model.stands_for,
+            stride,
+            drafts,
+        )
+        return [(tuple(drafts[r * stride : r * stride + count]), ()) for r, count in enumerate(counts)]
+
+    def _propose_drawn(self, rows: Sequence[ProposeRow]) -> list[_Draft]:
+        drafts: list[tuple[list[int], list[SparseDistribution]]] = [([], []) for _ in rows]
+        active = [r for r, row in enumerate(rows) if row.k]
+        while active:
+            rounds = [(rows[r], drafts[r][0]) for r in active]
+            logits = self.model.feed(
+                [row.slot for row, _ in rounds],
+                [row.position + (len(tokens) or 1 - len(row.tail)) for row, tokens in rounds],
+                [tokens[-1:] or row.tail for row, tokens in rounds],
+                1,
+            )
+            assert logits is not None
+            for r, own in zip(active, self.model.widened(logits), strict=True):
+                row, (tokens, sent) = rows[r], drafts[r]
+                token, drawn_from = guess(own, row.sampling, row.rule, row.position + 1 + len(tokens), row.known)
+                tokens.append(token)
+                sent += [drawn_from] if drawn_from else []
+            active = [r for r in active if len(drafts[r][0]) < rows[r].k]
+        return [(tuple(tokens), tuple(sent)) for tokens, sent in drafts]
+
+
+_Draft = tuple[tuple[int, ...], tuple[SparseDistribution, ...]]
+
+
+def _tails(rows: Sequence[ProposeRow]) -> Batch:
+    return Batch([r.slot for r in rows], [r.position + 1 - len(r.tail) for r in rows], [r.tail for r in rows])
+
+
+def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
+    """Of a row whose part of `said` begins there."""
+    return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
+
+
+def _judged(row: VerifyRow, logits: Logits) -> Verdict:
+    return judge(
+        row.draft, row.distributions, logits.__getitem__, row.sampling, row.rule, row.position + 1, row.margins
+    )
+
+
+def certify_ragged(model: NativeModel, limits: Limits, shapes: StepShapes) -> StepShapes:
+    """Checks on this machine what the code promises by construction. Few shapes stand for all: none is padded."""
+    widths = tuple(sorted({1, 2, limits.max_draft + 1}))
+    batches = tuple(sorted({1, limits.slots}))
+    found = certify(model, limits, widths, batches, chunks=(max(1, limits.chunk // 4), limits.chunk))
+    return replace(shapes, bit_exact=found.bit_exact)

@@ -1,0 +1,75 @@
+"""Compiled folders: one per configuration, weights and SDK, found again by a hash of all that.
+
+`tandem.json` in a folder says in clear text what it was compiled from; it is written last, so a folder without it is
+what an interrupted compilation left behind. Compiling takes minutes a bucket; a folder can be copied to other machines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.checkpoints.trusted_cache import NOTE, cache_root, flaw, locked, seal
+
+log = logging.getLogger("tandem.models")
+MANIFEST = "tandem.json"
+MODEL, CONFIG = "model.pt", "neuron_config.json"  # what NxDI's compile() writes (application_base.py)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A folder and what it must have been made from."""
+
+    folder: Path
+    made_from: Mapping[str, Any]
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is complete and made from just that."""
+        try:
+            noted = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        if noted != json.loads(json.dumps(dict(self.made_from))):
+            return False
+        wrong = flaw(self.folder / NOTE)
+        if wrong:
+            log.warning("a compiled folder is not used: %s", wrong)
+        return wrong is None and (self.folder / MODEL).is_file() and (self.folder / CONFIG).is_file()
+
+
+def compiled(root: str | None, name: str, made_from: Mapping[str, Any]) -> Compiled:
+    """The folder for `made_from` under `root`, None being the user's cache."""
+    parent = Path(root).expanduser() if root else cache_root() / "nxdi"
+    text = json.dumps(dict(made_from), sort_keys=True)
+    return Compiled(parent / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}", made_from)
+
+
+def ensure(wanted: Compiled, compile_into: Callable[[Path], None]) -> bool:
+    """Compiles unless it is there; whether it did. Two processes that want the same compile it once."""
+    if wanted.ready:
+        return False
+    wanted.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with locked(wanted.folder.with_suffix(".lock")):
+        if wanted.ready:
+            return False
+        partial = wanted.folder.with_name(f"{wanted.folder.name}.partial-{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700, parents=True)
+        try:
+            compile_into(partial)
+            text = json.dumps(dict(wanted.made_from), indent=2, sort_keys=True)
+            (partial / MANIFEST).write_text(text + "\n", encoding="utf-8")
+            seal(partial / NOTE, [file for file in partial.rglob("*") if file.is_file()])
+            shutil.rmtree(wanted.folder, ignore_errors=True)
+            partial.rename(wanted.folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return True

@@ -1,0 +1,214 @@
+"""What is compiled for a role: NeuronConfig's fields from our flags and the user's own, and the shapes that follow."""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.runners.nxdi.refusals import refuse_broken
+from tandem.runners.nxdi.settings import OURS, NxdiSettings
+
+TILE = 128  # KV caches of fused models are stored in tiles of so many positions where the length allows it
+
+
+class Kind(enum.Enum):
+    """A model that is fed one token a step; one that is fed a window; draft and target in one graph."""
+
+    PLAIN = "plain"
+    WINDOW = "window"
+    FUSED = "fused"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What our flags ask of a build. `max_draft` draft tokens a round; `dtype` None is the checkpoint's own."""
+
+    kind: Kind
+    slots: int
+    max_length: int
+    max_draft: int
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The compiled shapes. Positions and tokens are counted per row.
+
+    A step is fed `width` tokens and writes `span` positions. For a mask of L positions NxDI picks the first bucket
+    above L + `reserved`, or the largest when equal (model_wrapper.py). `reads`: the largest L + reserved of every
+    smaller decode bucket. `chunks`: the longest prompt of every context encoding bucket.
+    """
+
+    lines: int
+    capacity: int
+    width: int
+    span: int
+    reserved: int
+    reads: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """NeuronConfig's keyword arguments for one compiled folder, the draft's where it is fused, and the shapes.
+
+    `tokens_only`: logits never leave the device, so only greedy requests can be answered.
+    """
+
+    kind: Kind
+    neuron: Mapping[str, Any]
+    draft: Mapping[str, Any] | None
+    layout: Layout
+    max_length: int
+    tokens_only: bool
+    eagle: bool = False
+
+
+def plan_build(wish: Wish, settings: NxdiSettings) -> Build:
+    """Raises ValueError where flags contradict each other or NxDI would break."""
+    fields = _fields(wish, settings)
+    refuse_broken(fields)
+    layout = _layout(wish, fields)
+    draft = None
+    if wish.kind is Kind.FUSED:
+        draft = _draft_fields(fields, settings)
+    elif settings.draft_neuron_config or settings.eagle:
+        raise ValueError(
+            f"{'eagle' if settings.eagle else 'draft_neuron_config'}: only --role fused_target has a draft in its graph"
+        )
+    usable = layout.capacity - (layout.span if wish.kind is Kind.FUSED else 0)
+    tokens_only = fields.get("on_device_sampling_config") is not None and not fields.get("output_logits")
+    return Build(wish.kind, fields, draft, layout, min(wish.max_length, usable), tokens_only, settings.eagle)
+
+
+def _fields(wish: Wish, settings: NxdiSettings) -> dict[str, Any]:
+    given: dict[str, Any] = json.loads(json.dumps(dict(settings.neuron_config)))  # NeuronConfig sorts lists in place
+    span = wish.max_draft + 1
+    if wish.kind is Kind.FUSED and wish.max_draft < 1:
+        raise ValueError(f"speculation_length: {wish.max_draft} leaves a fused model nothing to draft")
+    ours: dict[str, Any] = {
+        "batch_size": wish.slots,
+        "max_batch_size": wish.slots,
+        "tkg_batch_size": wish.slots,
+        "spec_batch_size": wish.slots,
+        "kv_cache_batch_size": wish.slots,
+        "ctx_batch_size": 1,
+        "is_continuous_batching": wish.slots > 1,
+        "speculation_length": 0 if wish.kind is Kind.PLAIN else span,
+        "enable_fused_speculation": wish.kind is Kind.FUSED,
+        "enable_eagle_speculation": settings.eagle,
+        "is_eagle_draft": False,
+        "tp_degree": settings.tp_degree,
+    }
+    if wish.dtype:
+        ours["torch_dtype"] = wish.dtype
+    for name, flag in OURS.items():
+        if name in given and given[name] != ours.get(name):
+            raise ValueError(
+                f"neuron_config: {name} is {given[name]!r}, but --{flag} makes it {ours.get(name, 'not given')}"
+            )
+    fields = given | ours
+    fields.setdefault("padding_side", "right")
+    _lengths(fields, wish, span)
+    if wish.kind is Kind.FUSED:
+        fields.setdefault("on_device_sampling_config", {"do_sample": False})
+    _kv_quantization(fields)
+    return fields
+
+
+def _lengths(fields: dict[str, Any], wish: Wish, span: int) -> None:
+    """seq_len and its companions. A fused step cannot slide back at the end: it needs room for its own drafts."""
+    decode, context = fields.get("token_generation_buckets"), fields.get("context_encoding_buckets")
+    wanted = wish.max_length
+    if wish.kind is Kind.FUSED:
+        wanted += span
+        wanted += -wanted % TILE if wanted > TILE else 0
+    fields.setdefault("seq_len", max(decode) if decode else wanted)
+    length = fields["seq_len"]
+    fields.setdefault("max_length", length)
+    fields.setdefault("n_positions", length)
+    if not fields["max_length"] == fields["n_positions"] == length:
+        raise ValueError(f"neuron_config: seq_len {length}, max_length and n_positions must be one number")
+    fields.setdefault("max_context_length", max(context) if context else length)
+    if fields["max_context_length"] > length:
+        raise ValueError(f"neuron_config: max_context_length {fields['max_context_length']} is above seq_len {length}")
+    if length <= span + 1 or fields["max_context_length"] < 2:
+        raise ValueError(f"sequence_length: {length} has no room for steps of {span} tokens")
+    if decode or context:
+        if fields.get("enable_bucketing") is False:
+            raise ValueError("neuron_config: buckets are only read with enable_bucketing")
+        fields["enable_bucketing"] = True
+    for name, end in (("token_generation_buckets", "seq_len"), ("context_encoding_buckets", "max_context_length")):
+        if fields.get(name) and max(fields[name]) != fields[end]:
+            raise ValueError(f"neuron_config: the largest of {name} is {max(fields[name])}, {end} is {fields[end]}")
+
+
+def _kv_quantization(fields: dict[str, Any]) -> None:
+    """kv_cache_quant alone is a compiler flag: the cache is quantized by kv_quant_config. NxDI's own demo sets both."""
+    if fields.get("kv_cache_quant"):
+        fields.setdefault("kv_quant_config", {})
+    elif fields.get("kv_quant_config") is not None:
+        fields["kv_cache_quant"] = True
+
+
+def _draft_fields(fields: Mapping[str, Any], settings: NxdiSettings) -> dict[str, Any]:
+    """The draft's: the target's with its own over them. Its flags for speculation are set on the object, by sdk.py."""
+    own = dict(settings.draft_neuron_config)
+    lists = ("batch_size", "seq_len", "max_length", "max_context_length", "speculation_length")
+    for name in lists:
+        if name in own and own[name] != fields[name]:
+            raise ValueError(f"draft_neuron_config: {name} is the target's, {fields[name]}, in a fused model")
+    degree = own.get("tp_degree", fields["tp_degree"])
+    if degree < 1 or fields["tp_degree"] % degree:
+        raise ValueError(f"draft_neuron_config: tp_degree {degree} does not divide the target's {fields['tp_degree']}")
+    draft = {**fields, **own}
+    if "draft_model_modules_to_not_convert" in fields:
+        draft["modules_to_not_convert"] = fields["draft_model_modules_to_not_convert"]
+    elif fields.get("quantized") and "quantized" not in own:
+        raise ValueError(
+            "quantized: a fused draft's weights are read as they are; name draft_model_modules_to_not_convert, "
+            "or give draft_neuron_config with quantized false"
+        )
+    if not draft.get("quantized"):
+        draft.pop("quantized_checkpoints_path", None)
+    if own.get("torch_dtype", fields.get("torch_dtype")) != fields.get("torch_dtype") and (
+        fields.get("cast_type") != "as-declared"
+    ):
+        raise ValueError('draft_neuron_config: another torch_dtype than the target\'s needs cast_type "as-declared"')
+    return draft
+
+
+def _layout(wish: Wish, fields: Mapping[str, Any]) -> Layout:
+    capacity, span = fields["seq_len"], 1 if wish.kind is Kind.PLAIN else fields["speculation_length"]
+    decode = sorted(fields.get("token_generation_buckets") or automatic_buckets(fields, capacity))
+    context = sorted(fields.get("context_encoding_buckets") or automatic_buckets(fields, fields["max_context_length"]))
+    if wish.kind is not Kind.PLAIN and span in context:
+        raise ValueError(
+            f"speculation_length: a context bucket of just {span} tokens is traced as a verification (model_base.py)"
+        )
+    return Layout(
+        lines=wish.slots,
+        capacity=capacity,
+        width=span if wish.kind is Kind.WINDOW else 1,
+        span=span,
+        reserved=0 if wish.kind is Kind.PLAIN else span,
+        reads=tuple(bucket - 1 for bucket in decode[:-1] if bucket > 2 * span),
+        chunks=(*(bucket - 1 for bucket in context[:-1] if bucket > 2), context[-1]),
+    )
+
+
+def automatic_buckets(fields: Mapping[str, Any], longest: int) -> list[int]:
+    """Those that NxDI makes where none are given (modules/autobucketing.py): powers of two from 128."""
+    if not fields.get("enable_bucketing") or longest == TILE:
+        return [longest]
+    powers = range(TILE.bit_length() - 1, round_log2(longest))
+    return [*(2**i for i in powers), longest]
+
+
+def round_log2(number: int) -> int:
+    import math
+
+    return round(math.log2(number))

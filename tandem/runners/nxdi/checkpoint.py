@@ -1,0 +1,67 @@
+"""What a checkpoint's own files say, read without a model library: kind of model, vocabulary, ends, length."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.checkpoints.locate import Checkpoint, CheckpointError
+
+# Text models of NxDI 0.9 (utils/constants.py MODEL_TYPES) that keep every position; gemma3 and gpt_oss roll caches.
+FAMILIES = ("dbrx", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Of a checkpoint folder. `digest` is that of config.json; `end_ids` end a sequence."""
+
+    folder: str
+    model_type: str
+    vocab_size: int
+    dtype: str
+    end_ids: tuple[int, ...]
+    digest: str
+
+
+def facts(checkpoint: Checkpoint, max_length: int) -> Facts:
+    """Raises CheckpointError or ValueError where NxDI could not run it for `max_length` tokens."""
+    folder = Path(checkpoint.folder)
+    if checkpoint.gguf is not None:
+        raise CheckpointError(f"{folder / checkpoint.gguf}: nxdi reads Hugging Face folders (safetensors), not GGUF")
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{checkpoint.folder}: nxdi shards weights from a local folder; download the model and name its folder"
+        )
+    text = (folder / "config.json").read_bytes()
+    config = json.loads(text)
+    kind = str(config.get("model_type"))
+    if kind not in FAMILIES:
+        raise CheckpointError(f"{folder}: NxD Inference has no text model {kind!r}; it has {', '.join(FAMILIES)}")
+    inner = config.get("text_config") or config
+    _check_length(inner, max_length)
+    dtype = inner.get("dtype") or inner.get("torch_dtype") or "bfloat16"
+    vocab_size = int(inner["vocab_size"])
+    digest = hashlib.sha256(text).hexdigest()[:16]
+    return Facts(str(folder), kind, vocab_size, str(dtype), _end_ids(folder, inner), digest)
+
+
+def _check_length(config: dict[str, Any], max_length: int) -> None:
+    positions = config.get("max_position_embeddings")
+    if positions and max_length > positions:
+        raise ValueError(f"sequence_length: {max_length} is above the model's {positions} positions")
+    window = config.get("sliding_window")
+    if window and config.get("use_sliding_window", True) and window < max_length:
+        raise ValueError(
+            f"sequence_length: {max_length} is above the model's sliding window of {window}: NxDI keeps such a cache "
+            "rolled up, and a rejected draft could not be taken back"
+        )
+
+
+def _end_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    file = folder / "generation_config.json"
+    generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    return () if ends is None else tuple(ends) if isinstance(ends, list) else (int(ends),)

@@ -1,0 +1,119 @@
+"""Draft and target in one NxDI graph (FusedSpecNeuronConfig), as the pair of runners that a fused server drives.
+
+The graph drafts K-1 tokens greedily, verifies them with the target and returns what is accepted. Whoever asks for fewer
+gets the head of it: the target's own greedy tokens either way. Rejected draft tokens never leave the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tandem.runners.nxdi.lines import Broken, Window
+from tandem.runners.nxdi.runner import Answer, Array, NxdiRunner
+from tandem.runners.protocol import (
+    FusedResult,
+    FusedRow,
+    FusedStep,
+    Identity,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    StepShapes,
+    VerifyRow,
+    sized,
+)
+from tandem.runners.startup import Startup
+from tandem.speculation.types import Verdict
+
+UNKNOWN = -1  # a draft token that was rejected on the device: nobody outside has seen it
+
+
+class FusedRunner(NxdiRunner):
+    """The pair as seen by the target's sequences: prefills both, verifies nothing that it did not draft itself."""
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        if isinstance(draft, FusedDraft) and draft.pair is self:
+            return self.rounds
+        return None
+
+    def rounds(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+        """One round of every row in one call."""
+        results: dict[int, FusedResult | RowFailed] = {}
+        fed: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for r, row in enumerate(rows):
+            p = row.propose
+            try:
+                self.lines.check(p.slot, p.position, 1)
+            except Broken as error:
+                results[r] = RowFailed(str(error))
+                continue
+            if not p.sampling.greedy:
+                results[r] = RowFailed(f"temperature: {p.sampling.temperature}: a fused NxDI model decodes greedily")
+            elif p.position == 0:
+                (said,) = self.feed_first(p.slot, p.tail[-1])
+                results[r] = FusedResult(Proposal(()), Verdict((int(said),), 0))
+            else:
+                fed[p.slot] = (p.position, p.tail[-1:])
+        if fed:
+            answer, _ = self.call(fed)
+            for r, row in enumerate(rows):
+                if r not in results:
+                    results[r] = self._result(row, answer)
+        return [sized(results[r], self.shapes, [self.layout.span] * len(rows), 0.0) for r in range(len(rows))]
+
+    def feed_first(self, line: int, token: int) -> Array:
+        return self._after_first(line, token)
+
+    def predicted(self, answer: Answer, line: int, window: Window) -> Array:
+        """What follows the fed token: the first that was accepted."""
+        assert answer.tokens is not None
+        return np.asarray(answer.tokens[line, :1])
+
+    def _result(self, row: FusedRow, answer: Answer) -> FusedResult:
+        p, most = row.propose, self.layout.span - 1
+        assert answer.tokens is not None and answer.counts is not None
+        said = tuple(int(t) for t in answer.tokens[p.slot, : int(answer.counts[p.slot])])
+        self.lines.note(p.slot, p.position, (p.tail[-1], *said[:-1]))
+        if row.given:
+            draft = row.given
+            accepted = next((i for i, (d, t) in enumerate(zip(draft, said, strict=False)) if d != t), len(said))
+            accepted = min(accepted, len(said) - 1, len(draft))
+        else:
+            accepted = min(len(said) - 1, p.k)
+            draft = (*said[:accepted], *[UNKNOWN] * (min(p.k, most) - accepted))
+        return FusedResult(Proposal(tuple(draft)), Verdict(said[: accepted + 1], accepted))
+
+
+class FusedDraft:
+    """The draft of such a pair: its cache is filled by the pair's own calls."""
+
+    def __init__(self, pair: FusedRunner, identity: Identity) -> None:
+        self.pair, self.identity = pair, identity
+
+    @property
+    def limits(self) -> Limits:
+        return self.pair.limits
+
+    @property
+    def shapes(self) -> StepShapes:
+        return self.pair.shapes
+
+    def warm_up(self, startup: Startup | None = None) -> None:
+        """Nothing of its own to warm."""
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        return [None] * len(rows)
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        return [RowFailed("the draft of a fused graph verifies nothing")] * len(rows)
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        return [RowFailed("the draft of a fused graph proposes only inside it")] * len(rows)
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        return None

@@ -1,0 +1,247 @@
+"""The steps on an NxDI model that is fed tokens: a target fed a window of K, or a draft fed one token at a time.
+
+Logits come to the host, where draws and verdicts are made by the seeded rules that every backend shares.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.runners.nxdi.build import Layout
+from tandem.runners.nxdi.lines import Broken, Call, Lines, Window
+from tandem.runners.protocol import (
+    FusedStep,
+    Identity,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    StepShapes,
+    VerifyRow,
+    sound,
+)
+from tandem.runners.startup import Startup
+from tandem.speculation.acceptance import agree
+from tandem.speculation.draws import Drawn
+from tandem.speculation.rules import guess, judge
+from tandem.speculation.types import SparseDistribution, Verdict
+
+Array = NDArray[Any]
+UNCHECKED = "not checked: its logits stay on the device; outputs may leave plain decoding's at ties"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call gave, for all of its rows. `logits` [rows, tokens, vocabulary] or None; `tokens` [rows, tokens] ids.
+
+    Of a fused decode call `tokens` are the accepted ones, and `counts` [rows] how many.
+    """
+
+    logits: Array | None
+    tokens: Array | None
+    counts: Array | None = None
+
+
+class Device(Protocol):
+    """One loaded NxDI application; called from one thread."""
+
+    def run(self, call: Call) -> Answer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Tokens to feed to a line at `start`, start+1, ..."""
+
+    line: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+class NxdiRunner:
+    """Runs one model. `verifies` is false for a model that only drafts; `tokens_only` where logits stay on the device.
+
+    With `exact` one decode shape is used unless all are seen to give the same bits.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        layout: Layout,
+        limits: Limits,
+        identity: Identity,
+        verifies: bool = True,
+        exact: bool = True,
+        tokens_only: bool = False,
+    ) -> None:
+        self.device, self.layout, self.limits, self._identity = device, layout, limits, identity
+        self.lines, self.exact, self.tokens_only = Lines(layout), exact, tokens_only
+        self._verifies = verifies
+        self.shapes = StepShapes(
+            (layout.width,), (layout.lines,), False, chunks=layout.chunks if not verifies else layout.chunks[-1:]
+        )
+
+    @property
+    def identity(self) -> Identity:
+        return replace(self._identity, greedy_only=self.tokens_only)
+
+    def warm_up(self, startup: Startup | None = None) -> None:
+        """NxDI warms its own graphs when it loads. A target's shapes are compared bit by bit, where logits are seen."""
+        from tandem.runners.nxdi.batch_invariance import certify_target
+
+        if not self._verifies:
+            self.shapes = replace(self.shapes, lengths=self.layout.reads)
+        elif self.tokens_only:
+            self.shapes = self.unchecked()
+        else:
+            with (startup or Startup()).stage("certifying"):
+                self.shapes = certify_target(self)
+        self.lines = Lines(self.layout)
+
+    def unchecked(self) -> StepShapes:
+        """Shapes whose bits nobody can compare: one for decoding, unless --fast asks for all of them."""
+        lengths = () if self.exact else self.layout.reads
+        return replace(self.shapes, chunks=self.layout.chunks, lengths=lengths, note=UNCHECKED)
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        return [self._prefill(row) for row in rows]
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        feeds = [Feed(row.slot, row.position, (row.last_token, *row.draft)) for row in rows]
+        return [
+            said if isinstance(said, RowFailed) else self._judged(row, said)
+            for row, said in zip(rows, self.feed(feeds), strict=True)
+        ]
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        """k chained draws for each row; a row leaves the steps when it has them."""
+        began = time.perf_counter()
+        drafts: list[tuple[list[int], list[SparseDistribution]]] = [([], []) for _ in rows]
+        failed: dict[int, RowFailed] = {}
+        active = [r for r, row in enumerate(rows) if row.k]
+        while active:
+            feeds = [_next_feed(rows[r], drafts[r][0]) for r in active]
+            for r, said in zip(active, self.feed(feeds), strict=True):
+                if isinstance(said, RowFailed):
+                    failed[r] = said
+                else:
+                    self._draw(rows[r], said[-1], *drafts[r])
+            active = [r for r in active if r not in failed and len(drafts[r][0]) < rows[r].k]
+        seconds = time.perf_counter() - began
+        return [
+            failed.get(r) or Proposal(tuple(tokens), seconds, tuple(sent)) for r, (tokens, sent) in enumerate(drafts)
+        ]
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        return None
+
+    def feed(self, feeds: Sequence[Feed]) -> list[Array | RowFailed]:
+        """Each row's predictions after each of its tokens: logits [tokens, vocabulary], or ids [tokens]."""
+        said: list[list[Array]] = [[] for _ in feeds]
+        done = [0] * len(feeds)
+        failed: dict[int, RowFailed] = {}
+        for r, each in enumerate(feeds):
+            try:
+                self.lines.check(each.line, each.start, len(each.tokens))
+            except Broken as error:
+                failed[r] = RowFailed(str(error))
+                continue
+            if each.start == 0:
+                said[r].append(self._after_first(each.line, each.tokens[0]))
+                done[r] = 1
+        while active := [r for r, each in enumerate(feeds) if r not in failed and done[r] < len(each.tokens)]:
+            rows = {}
+            for r in active:
+                each = feeds[r]
+                rows[each.line] = (each.start + done[r], each.tokens[done[r] : done[r] + self.layout.width])
+            predicted = self.step(rows)
+            for r in active:
+                said[r].append(predicted[feeds[r].line])
+                done[r] += len(rows[feeds[r].line][1])
+        return [failed.get(r) or np.concatenate(each) for r, each in enumerate(said)]
+
+    def step(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> dict[int, Array]:
+        """One decode call; what is predicted after every fed token, by line."""
+        answer, windows = self.call(rows)
+        for line, (start, tokens) in rows.items():
+            self.lines.note(line, start, tokens)
+        return {line: self.predicted(answer, line, window) for line, window in windows.items()}
+
+    def call(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> tuple[Answer, dict[int, Window]]:
+        call, windows = self.lines.step(rows, self.shapes.length(self.lines.reach(rows)))
+        return self.device.run(call), windows
+
+    def predicted(self, answer: Answer, line: int, window: Window) -> Array:
+        values = answer.tokens if self.tokens_only else answer.logits
+        assert values is not None, "the device gave neither logits nor tokens"
+        return np.asarray(values[line, window.column : window.column + window.count])
+
+    def encode(self, line: int, tokens: Sequence[int]) -> Answer:
+        """Context encoding of a line from its beginning."""
+        answer = self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens))))
+        self.lines.note(line, 0, tokens)
+        return answer
+
+    def _after_first(self, line: int, token: int) -> Array:
+        answer = self.device.run(self.lines.first(line, token))
+        self.lines.note(line, 0, (token,))
+        values = answer.tokens if self.tokens_only else answer.logits
+        assert values is not None
+        return np.asarray(values[0, :1])
+
+    def _prefill(self, row: PrefillRow) -> RowFailed | None:
+        """A prompt goes through context encoding. More of it goes through windows if that is one step, or if the whole
+        no longer fits a context encoding; else the whole is encoded again."""
+        end = row.start + len(row.tokens)
+        try:
+            self.lines.check(row.slot, row.start, len(row.tokens))
+        except Broken as error:
+            return RowFailed(str(error))
+        if row.start and (len(row.tokens) <= self.layout.width or end > self.layout.chunks[-1]):
+            (said,) = self.feed([Feed(row.slot, row.start, row.tokens)])
+            return said if isinstance(said, RowFailed) else None
+        self.encode(row.slot, [*self.lines.held[row.slot][: row.start], *row.tokens])
+        return None
+
+    def _judged(self, row: VerifyRow, said: Array) -> Verdict | RowFailed:
+        if not self.tokens_only:
+            return sound(
+                functools.partial(
+                    judge,
+                    row.draft,
+                    row.distributions,
+                    lambda i: said[i],
+                    row.sampling,
+                    row.rule,
+                    row.position + 1,
+                    row.margins,
+                )
+            )
+        if not row.sampling.greedy:
+            return RowFailed(
+                f"temperature: {row.sampling.temperature}: logits stay on this device, it only decodes greedily"
+            )
+        return agree(row.draft, lambda i: Drawn(int(said[i]), 0.0))
+
+    def _draw(self, row: ProposeRow, said: Any, tokens: list[int], sent: list[SparseDistribution]) -> None:
+        """The next draft token. Where only tokens are known it is proposed for certain, by either rule."""
+        if self.tokens_only:
+            tokens.append(int(said))
+            return
+        token, drawn_from = guess(said, row.sampling, row.rule, row.position + 1 + len(tokens), row.known)
+        tokens.append(token)
+        sent += [drawn_from] if drawn_from else []
+
+
+def _next_feed(row: ProposeRow, drafted: list[int]) -> Feed:
+    if drafted:
+        return Feed(row.slot, row.position + len(drafted), (drafted[-1],))
+    return Feed(row.slot, row.position + 1 - len(row.tail), row.tail)

@@ -1,0 +1,134 @@
+"""Graphs for the CPU, compiled ahead of time by inductor and kept on disk.
+
+Freezing packs the weights into the graph, in oneDNN's layout. Such constants are what inductor's own caches refuse, so
+that torch.compile would take its time again at every start; a package (AOTInductor) holds them, loads in half a second
+without tracing, and cannot recompile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tandem.checkpoints.file_hashes import write_whole
+from tandem.runners.torch.graphs import Graph, GraphRefused, Made
+from tandem.checkpoints.trusted_cache import flaw, locked, private_folder, seal
+
+log = logging.getLogger("tandem.models")
+KEPT = 6  # folders that stay on disk: a fused server has three; each graph holds the weights once
+_SOURCES = ("steps.py", "sampled_steps.py", "torch_model.py", "slot_cache.py", "kernels.py")
+
+
+class Packages:
+    """Makes graphs in `folder`, or takes those that are there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.made = Made()
+        self._folder = folder
+        self._sealed = False
+
+    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
+        if self._sealed:
+            raise GraphRefused(f"{name}: a graph was asked for after warm-up")
+        try:
+            folder = private_folder(self._folder)
+        except OSError as error:
+            raise GraphRefused(f"{name}: graphs cannot be kept in {self._folder}: {error}") from None
+        path = folder / f"{name}.pt2"
+        with contextlib.suppress(PermissionError):  # an image's, made beforehand
+            os.utime(folder)
+        with locked(folder / "lock"):
+            return self._load(path) or self._compile(path, step, tuple(arguments))
+
+    def seal(self) -> None:
+        self._sealed = True
+
+    def _load(self, path: Path) -> Graph | None:
+        """The graph in the file, or None where it must be made."""
+        wrong = flaw(path.with_suffix(".sealed"))
+        if wrong is not None:
+            if wrong:
+                log.warning("a compiled graph is not used and made again: %s", wrong)
+            return None
+        began = time.perf_counter()
+        try:
+            graph = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+            before = float(json.loads(path.with_suffix(".json").read_text())["compile_seconds"])
+        except Exception as error:  # a damaged package fails in whatever reads it
+            log.warning("%s cannot be used and is made again: %s", path, str(error).splitlines()[0])
+            return None
+        self.made.loaded += 1
+        self.made.load_seconds += time.perf_counter() - began
+        self.made.before += before
+        return graph
+
+    def _compile(self, path: Path, step: nn.Module, arguments: tuple[Any, ...]) -> Graph:
+        began = time.perf_counter()
+        log.info("compiling %s once, into %s", path.stem, path.parent)
+        partial = path.with_name(f"partial-{path.name}")
+        with torch.no_grad():
+            exported = torch.export.export(step, arguments, strict=False)
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=str(partial), inductor_configs={"freezing": True}
+            )
+        partial.replace(path)
+        seconds = time.perf_counter() - began
+        write_whole(path.with_suffix(".json"), json.dumps({"compile_seconds": seconds}))
+        seal(path.with_suffix(".sealed"), [path, path.with_suffix(".json")])
+        self.made.compiled += 1
+        self.made.compile_seconds += seconds
+        return torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
+
+
+def package_folder(root: Path, name: str, facts: Mapping[str, object], keeps: bool = False) -> Path:
+    """Where graphs of these facts are kept below `root`. Unless it `keeps` them, older configurations' make room."""
+    everything = {**facts, **_machine(), "source": _source()}
+    digest = hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    folder = root / f"{name}-{digest}"
+    if not keeps:
+        _make_room(root, folder)
+    return folder
+
+
+def _make_room(root: Path, mine: Path) -> None:
+    if not root.is_dir():
+        return
+    others = sorted((f for f in root.iterdir() if f.is_dir() and f != mine), key=lambda f: -f.stat().st_mtime)
+    for old in others[KEPT - 1 :]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _machine() -> dict[str, object]:
+    """What compiled code depends on besides the model."""
+    import transformers
+
+    info = Path("/proc/cpuinfo")
+    flags = (
+        next((line for line in info.read_text().splitlines() if line.startswith("flags")), "") if info.exists() else ""
+    )
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": platform.machine(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "flags": flags,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _source() -> str:
+    """Hash of the code that graphs are made from."""
+    here = Path(__file__).parent
+    return hashlib.sha256(b"".join((here / name).read_bytes() for name in _SOURCES)).hexdigest()

@@ -1,0 +1,62 @@
+"""The shapes that graphs are made for: rows, tokens per row, draft tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.runners.torch.platforms import Platform
+from tandem.runners.protocol import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Shapes to make graphs of.
+
+    batches: rows per step. width: tokens per row of a verification, the same for all. chunk: tokens of a prefill step.
+    drafts: draft tokens per step, ascending.
+    """
+
+    batches: tuple[int, ...]
+    width: int
+    chunk: int
+    drafts: tuple[int, ...]
+
+    def batch(self, rows: int) -> int:
+        return next(b for b in self.batches if b >= rows)
+
+    def draft(self, k: int) -> int:
+        return next(d for d in self.drafts if d >= k)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedBuckets:
+    """Buckets that were asked for: rows per step and draft tokens per step. Empty: what suits the device."""
+
+    batches: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
+
+
+def buckets_for(platform: Platform, limits: Limits, asked: AskedBuckets | None = None) -> Buckets:
+    """Few where a graph takes minutes (CPU, Trainium); on CUDA one takes seconds.
+
+    Verification has one width everywhere, and at least 2: a product of one row is another kernel, with other bits. All
+    rows at once and the most draft tokens are always there, asked for or not. Raises ValueError.
+    """
+    slots, most = limits.slots, limits.max_draft
+    batches, drafts = {1}, set[int]()
+    if platform.every_bucket:
+        batches, drafts = {2**i for i in range(10) if 2**i < slots}, set(range(1, most))
+    if asked and asked.batches:
+        batches = _within("batch_buckets", asked.batches, "batch", slots)
+    if asked and asked.drafts:
+        drafts = _within("draft_buckets", asked.drafts, "max_speculation_length", most)
+    return Buckets(
+        tuple(sorted(batches | {slots})), max(2, most + 1), limits.chunk, tuple(sorted(drafts | {most})) if most else ()
+    )
+
+
+def _within(name: str, values: tuple[int, ...], limit: str, most: int) -> set[int]:
+    for value in values:
+        if not 1 <= value <= most:
+            raise ValueError(f"{name}: {value} is outside 1 to {most}, the {limit}")
+    return set(values)

@@ -1,0 +1,106 @@
+"""A pair's greedy round as one graph: one copy in, one copy out, and the next round's rows stay on the device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.graphs import Graph, Maker
+from tandem.runners.protocol import TAIL, FusedResult, FusedRow, Proposal, RowFailed
+from tandem.runners.torch.graph_modules import FusedStep, fused_row
+from tandem.runners.torch.model import to_host
+from tandem.speculation.types import Verdict
+
+COLUMNS = 4 + TAIL
+
+
+class FusedGraph:
+    """FusedSteps of a target and a draft, one per bucket."""
+
+    def __init__(self, target: CompiledModel, draft: CompiledModel, maker: Maker) -> None:
+        self.target, self.draft, self.buckets = target, draft, target.buckets
+        self._graphs: dict[tuple[int, int], Graph] = {}
+        lengths = target.slots.length, draft.slots.length
+        for batch in self.buckets.batches:
+            for k in self.buckets.drafts:
+                step = FusedStep(target, draft, lengths, k, self.buckets.width)
+                rows = target.tensor(target.idle_rows([], batch, COLUMNS))
+                name = f"fused-{batch}x{k}"
+                self._graphs[batch, k] = maker.graph(name, step, (target.buffers, draft.buffers, rows))
+        self._next: tuple[list[list[int]], Tensor] | None = None
+        self.draft_share = 0.0
+
+    def fits(self, rows: Sequence[FusedRow]) -> bool:
+        """Whether a graph can answer: greedy rows that all want a draft, and no margins."""
+        return bool(self._graphs) and all(
+            row.propose.sampling.greedy and row.propose.k and not row.given and not row.margins for row in rows
+        )
+
+    def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+        """A round of each row."""
+        began = time.perf_counter()
+        _, after, results = self.run([fused_row(row.propose) for row in rows])
+        host = to_host(results)
+        self._next = [values[-COLUMNS:] for values in host], after
+        k, width = self.buckets.draft(max(row.propose.k for row in rows)), self.buckets.width
+        seconds = (time.perf_counter() - began) * self.draft_share
+        known = self.target.vocab_size
+        return [_result(row, values, k, width, known, seconds) for row, values in zip(rows, host, strict=False)]
+
+    @torch.no_grad()
+    def run(self, rows: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
+        """FusedStep's logits, next rows and results for rows as `steps.fused_row` packs them, on the device.
+
+        Rows with which the round before said that this one would begin are there already.
+        """
+        batch, k = self.buckets.batch(len(rows)), self.buckets.draft(max(row[3] for row in rows))
+        padded = self.target.idle_rows(rows, batch, COLUMNS)
+        known = self._next is not None and self._next[0] == padded
+        packed = self._next[1] if known and self._next else self.target.tensor(padded)
+        step: tuple[Tensor, Tensor, Tensor] = self._graphs[batch, k](self.target.buffers, self.draft.buffers, packed)
+        return step
+
+    @property
+    def shapes(self) -> Sequence[tuple[int, int]]:
+        """(rows, draft tokens) of the graphs."""
+        return list(self._graphs)
+
+    def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]:
+        """Logits and drafts of a round that begins with `token` at `position` in each of the last `batch` slots."""
+        slots = list(range(self.target.spare))[::-1][:batch]
+        logits, _, results = self.run([[slot, position, 1, k, *[token] * TAIL] for slot in slots])
+        known = self.target.vocab_size
+        fed = [[t if t < known else 0 for t in values[:k]] for values in to_host(results)]
+        return logits.clone(), fed
+
+    def measure(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """What share of a round drafting takes, by the two steps alone: inside one graph nothing can be timed."""
+        k = self.buckets.drafts[-1]
+        idle_draft = self.draft.idle_rows([], 1, 3 + TAIL)
+        idle_target = self.target.idle_rows([], 1, 3 + self.buckets.width)
+        draft = _median(lambda: self.draft.proposed(idle_draft, k), clock)
+        target = _median(lambda: self.target.verified(idle_target)[1], clock)
+        self.draft_share = draft / (draft + target)
+
+
+def _median(step: Callable[[], Tensor], clock: Callable[[], float]) -> float:
+    taken = []
+    for _ in range(5):
+        began = clock()
+        to_host(step())
+        taken.append(clock() - began)
+    return sorted(taken)[len(taken) // 2]
+
+
+def _result(
+    row: FusedRow, values: list[int], k: int, width: int, known: int, seconds: float
+) -> FusedResult | RowFailed:
+    drafts, tokens = values[: row.propose.k], values[k : k + width]
+    accepted, sound = values[k + width], values[k + width + 1]
+    if not sound:
+        return RowFailed("target logits: no finite largest logit")
+    return FusedResult(Proposal(tuple(drafts), seconds).known(known), Verdict(tuple(tokens[: accepted + 1]), accepted))

@@ -1,0 +1,160 @@
+"""The steps as pure functions of tensors, to be made into graphs: rows in, one small tensor of results out.
+
+Everything a row says is one int32 vector, so a step is one copy to the device and one from it; which slots are used,
+where is written, what is accepted and where the next step begins is computed inside. No host reads, no random numbers,
+no shape that depends on data, no 64-bit arithmetic (tests/runners/graph_check.py). Greedy decoding is whole; the target's
+logits are returned besides, for rows that sample on the host (tandem/speculation/draws.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tandem.runners.protocol import TAIL, ProposeRow, VerifyRow
+from tandem.runners.torch.model import TorchModel
+
+Buffers = Sequence[Tensor]
+
+
+class PrefillStep(nn.Module):
+    """Writes the cache. rows [n, 2 + chunk]: slot, first position, tokens. Returns [n]: the position after them."""
+
+    def __init__(self, model: TorchModel, length: int) -> None:
+        super().__init__()
+        self.module, self._model, self._length = model.module, model, length
+
+    def forward(self, buffers: Buffers, rows: Tensor) -> Tensor:
+        slots, starts, tokens = rows[:, 0], rows[:, 1], rows[:, 2:]
+        self._model.traced(buffers, slots, tokens, starts, self._length, head=False)
+        return starts + tokens.shape[1]
+
+
+class VerifyStep(nn.Module):
+    """Verifies drafts by agreement, greedily.
+
+    rows [n, 3 + width]: slot, position, count of draft tokens, last committed token, draft (padded). Returns logits
+    [n, width, vocabulary] and results [n, width + 2]: the target's tokens, how many drafts they accept, and whether the
+    logits behind what is committed are finite.
+    """
+
+    def __init__(self, model: TorchModel, length: int) -> None:
+        super().__init__()
+        self.module, self._model, self._length = model.module, model, length
+
+    def forward(self, buffers: Buffers, rows: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = rows[:, 3:]
+        logits = self._model.traced(buffers, rows[:, 0], tokens, rows[:, 1], self._length)
+        return logits, torch.cat(judged(logits, tokens[:, 1:], rows[:, 2], self._model.columns), dim=1)
+
+
+class ProposeStep(nn.Module):
+    """Draws k chained draft tokens, greedily.
+
+    rows [n, 3 + TAIL]: slot, position of the last token of the tail, length of the tail, tail (padded). Returns [n, k].
+    """
+
+    def __init__(self, model: TorchModel, length: int, k: int) -> None:
+        super().__init__()
+        self.module, self._model, self._length, self.k = model.module, model, length, k
+
+    def forward(self, buffers: Buffers, rows: Tensor) -> Tensor:
+        slots, last, count, tail = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:]
+        drafts = [self._first(buffers, slots, tail, last + 1 - count, count)]
+        for i in range(1, self.k):
+            hidden = self._hidden(buffers, slots, drafts[-1][:, None], last + i)
+            drafts.append(self._chosen(hidden[:, 0], i))
+        return torch.stack(drafts, dim=1)
+
+    def _first(self, buffers: Buffers, slots: Tensor, tail: Tensor, starts: Tensor, count: Tensor) -> Tensor:
+        """The token after the tail; the head sees one position of each row."""
+        hidden = self._hidden(buffers, slots, tail, starts)
+        at = (count - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
+        return self._chosen(hidden.gather(1, at)[:, 0], 0)
+
+    def _hidden(self, buffers: Buffers, slots: Tensor, tokens: Tensor, starts: Tensor) -> Tensor:
+        return self._model.traced(buffers, slots, tokens, starts, self._length, head=False)
+
+    def _chosen(self, hidden: Tensor, i: int) -> Tensor:
+        """Draft token i, [n, hidden] to [n]. What scales or caps logits keeps their order."""
+        return self._model.tokens_of(likeliest(self.module.get_output_embeddings()(hidden)))
+
+
+class FusedStep(nn.Module):
+    """A whole greedy round: k draft steps, verification, acceptance, and the rows of the next round.
+
+    rows [n, 4 + TAIL]: slot, position, length of the tail, count of draft tokens wanted (at most k), tail (padded).
+    Returns the target's logits [n, width, vocabulary], the next round's rows, and [n, k + width + 2 + 4 + TAIL]:
+    drafts, then as VerifyStep, then those rows again, for the one copy to the host. `width` is the target's own, so
+    that its bits are those of a VerifyStep. Rows of the slot `spare` are padding and stay as they are.
+    """
+
+    def __init__(self, target: TorchModel, draft: TorchModel, lengths: tuple[int, int], k: int, width: int) -> None:
+        super().__init__()
+        self._spare, self._order = target.spare, target.columns
+        self.verify, self.propose = VerifyStep(target, lengths[0]), ProposeStep(draft, lengths[1], k)
+        self._width, self._known = width, target.vocab_size
+
+    def forward(self, target: Buffers, draft: Buffers, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        slots, last, behind, wanted, tail = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 4:]
+        drafts = self.propose(draft, torch.cat((rows[:, :3], tail), dim=1))
+        token = tail.gather(1, (behind - 1)[:, None])
+        fed = torch.where(drafts < self._known, drafts, 0)
+        counts = torch.minimum(wanted, leading(drafts < self._known, self._order))
+        padding = fed[:, -1:].expand(-1, self._width - 1 - self.propose.k)
+        packed = torch.cat((slots[:, None], last[:, None], counts[:, None], token, fed, padding), dim=1)
+        logits, results = self.verify(target, packed)
+        after = torch.where(slots[:, None] == self._spare, rows, self._next(slots, last, wanted, token, results))
+        return logits, after, torch.cat((drafts, results, after), dim=1)
+
+    def _next(self, slots: Tensor, last: Tensor, wanted: Tensor, token: Tensor, results: Tensor) -> Tensor:
+        """The draft's cache lacks the last draft token where all were accepted, so the tail is two tokens."""
+        accepted = results[:, self._width]
+        committed = torch.cat((token, results[:, : self._width]), dim=1)
+        tail = committed.gather(1, accepted[:, None] + self._order[:2][None])
+        two = torch.full_like(slots, 2)
+        head = torch.stack((slots, last + accepted + 1, two, wanted), dim=1)
+        return torch.cat((head, tail, tail[:, 1:].expand(-1, TAIL - 2)), dim=1)
+
+
+def judged(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Verification by agreement at temperature 0, as tandem/speculation/acceptance.py's `agree` does it one by one.
+
+    logits [n, width, vocabulary], drafts [n, width - 1] of which the first counts[n] are drafts; order is 0, 1, ... up
+    to the width at least. Returns the target's tokens [n, width], the count accepted [n, 1] and whether the logits up
+    to there are finite [n, 1], all int32.
+    """
+    best = likeliest(logits)
+    finite = logits.gather(-1, best[..., None])[..., 0].isfinite()
+    accepted = torch.minimum(leading(drafts == best[:, :-1], order), counts)
+    sound = leading(finite, order) > accepted
+    return best, accepted[:, None], sound[:, None].to(torch.int32)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """[..., vocabulary] to int32 [...]."""
+    return logits.argmax(-1).to(torch.int32)
+
+
+def leading(flags: Tensor, order: Tensor) -> Tensor:
+    """How many of flags [n, m] are true before the first that is not. (cumprod has no lowering to StableHLO.)"""
+    count = flags.shape[1]
+    return torch.where(flags, count, order[:count][None]).amin(dim=1)
+
+
+def padded(tokens: Sequence[int], width: int) -> list[int]:
+    return [*tokens, *[tokens[-1]] * (width - len(tokens))]
+
+
+def verify_row(row: VerifyRow, width: int) -> list[int]:
+    return [row.slot, row.position, len(row.draft), *padded((row.last_token, *row.draft), width)]
+
+
+def propose_row(row: ProposeRow) -> list[int]:
+    return [row.slot, row.position, len(row.tail), *padded(row.tail, TAIL)]
+
+
+def fused_row(row: ProposeRow) -> list[int]:
+    return [row.slot, row.position, len(row.tail), row.k, *padded(row.tail, TAIL)]

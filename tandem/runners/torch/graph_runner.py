@@ -1,0 +1,203 @@
+"""The torch runner on graphs: a greedy step is one graph and one host copy; sampled rows are drawn on the host.
+
+The target's draws are always the host's: their law is in 64 bits (tandem/speculation/draws.py), and noise for every token of a
+vocabulary is as much to send to the device as logits are to fetch from it. A draft's are the host's too, from module
+code; where nothing may run between graphs, they are a graph's that is given noise, or under rejection, which must know
+what was drawn from, the host's from one graph a token.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from tandem.runners.torch.buckets import AskedBuckets, buckets_for
+from tandem.runners.batch_invariance import certify_fused, certify_graphs
+from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.fused_graph import FusedGraph
+from tandem.runners.torch.graphs import Made, Maker
+from tandem.runners.protocol import (
+    TAIL,
+    FusedResult,
+    FusedRow,
+    FusedStep,
+    Identity,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    StepShapes,
+    VerifyRow,
+    fused_step,
+    sized,
+)
+from tandem.runners.startup import Startup
+from tandem.runners.torch.graph_modules import padded, propose_row, verify_row
+from tandem.runners.torch.model import to_host
+from tandem.runners.torch.runner import (
+    Guess,
+    TorchRunner,
+    batch_buckets,
+    guess_each,
+    length_buckets,
+    proposal_of,
+    tail_buckets,
+)
+from tandem.speculation.rules import samples_from_its_own
+from tandem.speculation.types import Verdict
+
+Makers = Callable[[str], Maker]
+
+
+class CompiledRunner(TorchRunner):
+    """Runs one CompiledModel. `makers(name)` gives what makes the graphs of a model, or of a pair with `name`."""
+
+    model: CompiledModel
+
+    def __init__(
+        self,
+        model: CompiledModel,
+        limits: Limits,
+        identity: Identity,
+        makers: Makers,
+        verifies: bool = True,
+        exact: bool = True,
+        asked: AskedBuckets | None = None,
+    ) -> None:
+        super().__init__(model, limits, identity, verifies, exact)
+        self._makers, self._buckets = makers, buckets_for(model.platform, limits, asked)
+        self._fused: dict[int, FusedGraph] = {}
+
+    def warm_up(self, startup: Startup | None = None) -> None:
+        startup = startup or Startup()
+        self.compile(startup)
+        with startup.stage("certifying"):
+            self.shapes = self._certified()
+        with startup.stage("warming"):
+            self._warm()
+
+    def compile(self, startup: Startup) -> Made:
+        """Makes every graph of this model, and none after. It is not run yet."""
+        maker = self._makers("target" if self._verifies else "draft")
+        with startup.stage("compiling"):
+            self.model.prepare(maker, self._buckets, self._verifies)
+            maker.seal()
+        startup.note(f"graphs of {self.identity.model_name}: {maker.made.line()}")
+        return maker.made
+
+    def _certified(self) -> StepShapes:
+        if self._verifies:
+            buckets = self.model.buckets
+            return certify_graphs(self.model, self.limits, buckets.width, buckets.batches, self._exact)
+        batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
+        return StepShapes(tail_buckets(), batches, False, lengths, (self.limits.chunk,))
+
+    def _warm(self) -> None:
+        for batch in self.shapes.batches if self._verifies else self.model.buckets.batches:
+            if self._verifies:
+                self.model.verified(self.model.idle_rows([], batch, 3 + self.model.buckets.width))
+            elif self.model.buckets.drafts:
+                self.model.proposed(self.model.idle_rows([], batch, 3 + TAIL), self.model.buckets.drafts[-1])
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        for row in rows:
+            self.model.prefilled([[row.slot, row.start, *padded(row.tokens, self.limits.chunk)]])
+        return [None] * len(rows)
+
+    def _verdicts(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        if not all(row.sampling.greedy and not row.margins for row in rows):
+            return super()._verdicts(rows)
+        _, results = self._verified(rows)
+        return [_verdict(values, self.model.buckets.width) for values in to_host(results)[: len(rows)]]
+
+    def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
+        return self.model.kept(self._verified(rows)[0])
+
+    def _verified(self, rows: Sequence[VerifyRow]) -> tuple[Tensor, Tensor]:
+        """In the batches that were found to agree, which may be fewer than there are graphs of."""
+        packed = [verify_row(row, self.model.buckets.width) for row in rows]
+        return self.model.verified(self.model.idle_rows(packed, self.shapes.batch(len(rows)), len(packed[0])))
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        k = max(row.k for row in rows)
+        greedy = all(row.sampling.greedy for row in rows)
+        if not k or not (greedy or self.model.platform.only_graphs):
+            return super().propose(rows)
+        if any(samples_from_its_own(row.rule, row.sampling) for row in rows):
+            return self._propose_by_logits(rows, k)
+        began = time.perf_counter()
+        if greedy:
+            drafts = to_host(self.model.proposed([propose_row(row) for row in rows], k))
+        else:
+            drafts = to_host(self.model.sampled(rows, k))
+        seconds = time.perf_counter() - began
+        return [Proposal(tuple(d[: row.k]), seconds) for row, d in zip(rows, drafts, strict=False)]
+
+    def _propose_by_logits(self, rows: Sequence[ProposeRow], k: int) -> list[Proposal | RowFailed]:
+        """One graph and one host copy a token."""
+        began, slots = time.perf_counter(), [row.slot for row in rows]
+        fed, starts = [list(row.tail) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
+        drafts: list[list[Guess]] = [[] for _ in rows]
+        for i in range(k):
+            logits = self.model.logits(slots, fed, starts)
+            for draft, guessed in zip(drafts, guess_each(self.model, rows, logits, i), strict=True):
+                draft.append(guessed)
+            fed, starts = [[draft[-1][0]] for draft in drafts], [row.position + 1 + i for row in rows]
+        seconds = time.perf_counter() - began
+        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+
+    def fuse(self, draft: Runner, startup: Startup) -> None:
+        """Makes one graph of this target and `draft`, on the same device; from then on `fused` uses it."""
+        if not isinstance(draft, CompiledRunner) or draft.model.device != self.model.device:
+            return
+        graph, _ = self.compile_fused(draft, startup)
+        with startup.stage("certifying"):
+            same = certify_fused(graph, self.limits, self.shapes)
+        if not same and self._exact:
+            startup.note("the fused graph's bits are not those of verification: --exact leaves it out")
+            return
+        if not same:
+            self.shapes = self.shapes.inexact()
+        with startup.stage("warming"):
+            graph.measure()
+        self._fused[id(draft)] = graph
+
+    def compile_fused(self, draft: CompiledRunner, startup: Startup) -> tuple[FusedGraph, Made]:
+        """Makes the graphs of both, which have their own, and none after. They are not run yet."""
+        only = draft.model.only
+        facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
+        maker = self._makers(f"fused with {facts}")
+        with startup.stage("compiling"):
+            graph = FusedGraph(self.model, draft.model, maker)
+            maker.seal()
+        startup.note(f"graphs of both: {maker.made.line()}")
+        return graph, maker.made
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        """A greedy round as one call, where `fuse` made a graph of the pair and rows fit it; else as its parts."""
+        graph = self._fused.get(id(draft))
+        return None if graph is None else functools.partial(_fused, graph, self, draft)
+
+
+def _fused(graph: FusedGraph, target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+    if not graph.fits(rows):
+        return fused_step(target, draft, rows)
+    results, widths = graph.step(rows), [1 + row.propose.k for row in rows]
+    for row, result in zip(rows, results, strict=True):
+        if isinstance(result, RowFailed):
+            graph.target.slots.clear(row.propose.slot)
+            graph.draft.slots.clear(row.propose.slot)
+    seconds = max((r.proposal.seconds for r in results if isinstance(r, FusedResult)), default=0.0)
+    return [sized(result, target.shapes, widths, seconds) for result in results]
+
+
+def _verdict(values: list[int], width: int) -> Verdict | RowFailed:
+    accepted, sound = values[width], values[width + 1]
+    if not sound:
+        return RowFailed("target logits: no finite largest logit")
+    return Verdict(tuple(values[: accepted + 1]), accepted)

@@ -1,0 +1,135 @@
+"""Steps made into graphs: one per bucket, all of them before a server is ready, and not one after.
+
+Three ways to make one, behind one call:
+
+* `Compiled`: torch.compile(fullgraph=True, dynamic=False), within this process.
+* `Captured`: the same, recorded as a CUDA graph: one launch a step, arguments and results at fixed addresses.
+* `tandem/runners/torch/artifacts.py`: compiled ahead of time with the weights packed inside, and kept on disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+Graph = Callable[..., Any]
+Backend = Callable[..., Any]  # dynamo's: a traced module and example inputs in, what runs it out
+BUCKETS_AT_MOST = 256  # graphs of one step's code that dynamo may hold
+
+
+class GraphRefused(RuntimeError):
+    """A graph that warm-up did not make was needed: a step's shape is not among the buckets."""
+
+
+@dataclass(slots=True)
+class Made:
+    """What warm-up did. Seconds; `before` is what the graphs that came from disk took when they were compiled."""
+
+    compiled: int = 0
+    loaded: int = 0
+    compile_seconds: float = 0.0
+    load_seconds: float = 0.0
+    before: float = 0.0
+
+    def line(self) -> str:
+        parts = []
+        if self.compiled:
+            parts.append(f"{self.compiled} compiled in {self.compile_seconds:.1f} s")
+        if self.loaded:
+            parts.append(f"{self.loaded} from disk in {self.load_seconds:.1f} s (compiling took {self.before:.1f} s)")
+        return ", ".join(parts) or "none"
+
+
+class Maker(Protocol):
+    """Makes a step into a graph for arguments of the shapes of `arguments`, whose buffers it will be called with."""
+
+    @property
+    def made(self) -> Made: ...
+
+    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph: ...
+
+    def seal(self) -> None:
+        """From here on a graph that is needed and not there is an error."""
+
+
+class Compiled:
+    """torch.compile with a backend of dynamo's, by name or as it is; counts what reaches the backend."""
+
+    def __init__(self, backend: str | Backend = "inductor", options: Mapping[str, object] | None = None) -> None:
+        self.made = Made()
+        self._backend, self._options = backend, dict(options or {})
+        self._sealed = False
+
+    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
+        if self._sealed:
+            raise GraphRefused(f"{name}: a graph was asked for after warm-up")
+        run = torch.compile(step, fullgraph=True, dynamic=False, backend=self._compile)
+        bucket = arguments[-1].shape
+
+        def call(*given: Any) -> Any:
+            if given[-1].shape != bucket:
+                raise GraphRefused(f"{name}: rows of shape {list(given[-1].shape)} are not the bucket's {list(bucket)}")
+            with torch.no_grad():
+                return run(*given)
+
+        began = time.perf_counter()
+        with torch._dynamo.config.patch(recompile_limit=BUCKETS_AT_MOST):
+            call(*arguments)
+        self.made.compile_seconds += time.perf_counter() - began
+        return call
+
+    def seal(self) -> None:
+        self._sealed = True
+
+    def _compile(self, module: Any, example: list[Any]) -> Any:
+        if self._sealed:
+            raise GraphRefused("a step was about to be compiled again after warm-up")
+        self.made.compiled += 1
+        from torch._dynamo import lookup_backend
+
+        backend = lookup_backend(self._backend) if isinstance(self._backend, str) else self._backend
+        return backend(module, example, **({"options": self._options} if self._options else {}))
+
+
+class Captured:
+    """CUDA graphs over what `Compiled` makes. Results are overwritten by the next call of the same graph."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled = compiled
+        self._pool: Any = None
+
+    @property
+    def made(self) -> Made:
+        return self._compiled.made
+
+    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
+        """The last argument is the step's rows; buffers before it are used where they lie."""
+        run = self._compiled.graph(name, step, arguments)
+        *buffers, rows = arguments
+        inside = rows.clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                run(*buffers, inside)
+        torch.cuda.current_stream().wait_stream(side)
+        recording = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(recording, pool=self._pool):
+            results = run(*buffers, inside)
+        self._pool = recording.pool()
+
+        def replay(*given: Any) -> Any:
+            fresh: Tensor = given[-1]
+            inside.copy_(fresh, non_blocking=True)
+            recording.replay()
+            return results
+
+        return replay
+
+    def seal(self) -> None:
+        self._compiled.seal()

@@ -1,0 +1,178 @@
+"""One transformers model with a slot cache: tokens at positions in, logits out. Static shapes, no host reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tandem.runners.torch.kernels import ATTENTION, attention_rows, can_pack, pack_linears
+from tandem.runners.torch.platforms import Platform, platform_of
+from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
+
+
+class UnsupportedModel(ValueError):
+    """The model needs something the slot cache does not give."""
+
+
+class TorchModel:
+    """A causal language model whose rows live in slots.
+
+    `forward(slots, tokens, starts)` feeds tokens [rows, width] at positions starts[r], starts[r]+1, ... of each row's
+    slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows name the spare slot. With
+    `only`, the head knows those tokens alone: column j of the logits is token only[j]. `packed` puts linear layers into
+    oneDNN's layout where there is one; a compiler that packs weights itself wants them as they are. `platform`: how
+    `device` is used, if not as usual. `ranks` processes share the heads (tandem/runners/torch/tensor_parallel.py).
+    """
+
+    ids = torch.int64  # of what `tensor` makes
+
+    def __init__(
+        self,
+        module: Any,
+        slots: int,
+        max_length: int,
+        widest: int,
+        device: str,
+        only: Sequence[int] | None = None,
+        packed: bool = True,
+        platform: Platform | None = None,
+        ranks: int = 1,
+    ) -> None:
+        config = module.config
+        check_fits(config, max_length, ranks)
+        self.module: Any = module.eval()
+        self.platform, self.ranks = platform or platform_of(device), ranks
+        self.only = None if only is None else torch.tensor(only, dtype=self.ids, device=device)
+        if self.only is not None:
+            _narrow_head(module, self.only)
+        self.dtype: torch.dtype = next(module.parameters()).dtype
+        self.device = device
+        if packed and ranks == 1 and self.platform.packs and can_pack(self.dtype):
+            pack_linears(self.module)
+        self.vocab_size = int(config.vocab_size)
+        self.groups = int(config.num_attention_heads) // int(
+            getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        )
+        self.slots = SlotCache(config, slots, max_length, widest, self.dtype, self.platform, ranks)
+        self.spare = self.slots.spare
+        self.columns = torch.arange(self.slots.length, dtype=self.ids, device=device)
+        self._hidden = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=device)
+        self._shown = torch.tensor(0.0, dtype=self.dtype, device=device)
+
+    @torch.inference_mode()
+    def forward(
+        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
+    ) -> Tensor:
+        """Logits [rows, width, vocabulary]; with head=False only writes the cache and returns hidden states.
+
+        Attention reads the first `length` positions (default: all); no row that matters may stand beyond them.
+        """
+        length = length or self.slots.length
+        positions = self._positions(starts, tokens.shape[1])
+        self.slots.plan(list(slots), positions, length)
+        return self._run(tokens, positions, length, self.slots.cache, head)
+
+    def traced(
+        self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int, head: bool = True
+    ) -> Tensor:
+        """`forward` for graphs: slots [rows] are data, and the cache's `buffers` are arguments."""
+        positions = self._positions(starts, tokens.shape[1])
+        cache = GatheredSlots(buffers, slots, positions, self.slots.length, length)
+        return self._run(tokens, positions, length, cache, head)
+
+    def _run(self, tokens: Tensor, positions: Tensor, length: int, cache: object, head: bool) -> Tensor:
+        run = self.module if head else self.module.base_model
+        out = run(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=self._mask(positions, length),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return out.logits if head else out.last_hidden_state
+
+    def _positions(self, starts: Tensor, width: int) -> Tensor:
+        return starts[:, None] + self.columns[:width][None]
+
+    def _mask(self, positions: Tensor, length: int) -> Tensor:
+        """Each token sees positions up to its own: additive [rows, 1, attention_rows, length]."""
+        width = positions.shape[1]
+        seen = self.columns[None, None, :length] <= positions[:, :, None]
+        mask = torch.where(seen, self._shown, self._hidden).repeat(1, self.groups, 1)
+        padding = attention_rows(width, self.groups) - width * self.groups
+        return nn.functional.pad(mask, (0, 0, 0, padding))[:, None]
+
+    def tokens_of(self, columns: Tensor) -> Tensor:
+        """The ids that columns of the logits stand for."""
+        if self.only is None:
+            return columns
+        return self.only.index_select(0, columns.reshape(-1)).view(columns.shape)
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """float32 logits [..., vocabulary] of all tokens; those the head does not know are impossible."""
+        if self.only is None:
+            return logits.float()
+        full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
+        return full.index_copy_(-1, self.only.to(logits.device, torch.int64), logits.float())
+
+    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=self.ids, device=self.device)
+
+
+def to_host(values: Tensor) -> list[list[int]]:
+    """A step's one copy from the device."""
+    rows: list[list[int]] = values.tolist()
+    return rows
+
+
+def _narrow_head(module: Any, only: Tensor) -> None:
+    head = module.get_output_embeddings()
+    if int(only.max()) >= head.weight.shape[0]:
+        raise ValueError(f"token {int(only.max())} is outside the vocabulary of {head.weight.shape[0]}")
+    narrow = nn.Linear(head.in_features, len(only), bias=head.bias is not None, device="meta")
+    narrow.weight = nn.Parameter(head.weight[only].clone(), requires_grad=False)
+    if head.bias is not None:
+        narrow.bias = nn.Parameter(head.bias[only].clone(), requires_grad=False)
+    module.set_output_embeddings(narrow)
+
+
+def load_module(
+    source: dict[str, object], dtype: torch.dtype, device: str, shard: Mapping[str, object] | None = None
+) -> Any:
+    """Loads weights with our attention. `source` and `shard` (tensor_parallel.py) are from_pretrained's arguments."""
+    from transformers import AutoModelForCausalLM
+
+    from tandem.runners.torch.kernels import register_attention
+
+    register_attention()
+    module, info = AutoModelForCausalLM.from_pretrained(
+        **source, **(shard or {}), dtype=dtype, attn_implementation=ATTENTION, output_loading_info=True
+    )
+    if info["missing_keys"]:
+        raise ValueError(f"weights lack {', '.join(sorted(info['missing_keys'])[:3])}")
+    return module.to(device).requires_grad_(False)
+
+
+def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
+    """Raises UnsupportedModel unless `max_length` positions see all before them and `ranks` can share heads."""
+    heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    if heads % ranks:
+        raise UnsupportedModel(f"tp_degree: {ranks} does not divide the model's {heads} key-value heads")
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions and max_length > positions:
+        raise UnsupportedModel(f"sequence_length: {max_length} is above the model's {positions} positions")
+    window = getattr(config, "sliding_window", None)
+    every = "sliding_attention" if window else "full_attention"  # Mistral's has a window and lists no layers
+    kinds = set(getattr(config, "layer_types", None) or [every])
+    if kinds - {"full_attention"} and not (
+        kinds <= {"full_attention", "sliding_attention"} and window and window >= max_length
+    ):
+        raise UnsupportedModel(
+            f"attention of kind {', '.join(sorted(kinds))} does not fit a slot cache of {max_length} tokens"
+        )
+    for name in ("attn_logit_softcapping", "attention_chunk_size"):
+        if getattr(config, name, None):
+            raise UnsupportedModel(f"models with {name} are not supported")

@@ -1,0 +1,265 @@
+"""The devices that models run on, one description each: the only place that knows how they differ.
+
+Model code asks its platform and never which device it is on. Nothing is imported or asked of a device before it must
+be: on Trainium the first question reserves cores.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tandem.checkpoints.trusted_cache import cache_root
+
+INSTALL = "docs/trainium-torchneuron.md says how to install it"
+AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """How one kind of device is used.
+
+    name: what --device says, device: torch's name of it. compilers: what may run steps (tandem/runners/loading.py); the first
+    of `automatic` that works is the default, or of `shared` where ranks share a model. graphs: how a step becomes a
+    graph (tandem/runners/torch/graph_compilers.py), by dynamo's `backend`. collectives: torch.distributed's backend. cores: the environment
+    variable that names the cores a process may use. code: the one that names the folder of compiled code, `folder` its
+    name below Tandem's cache. environment: what must stand in it before the device is first asked. every_bucket: graphs
+    are cheap, so one for each power of two of rows and each draft length. overwrites: a graph's results are gone after
+    its next call. only_graphs: module code must not run between graphs, so sampled drafts are graphs too. packs:
+    oneDNN's prepacked products, and 16-bit floats moved as integers.
+    """
+
+    name: str
+    device: str
+    compilers: tuple[str, ...]
+    automatic: tuple[str, ...]
+    shared: tuple[str, ...]
+    graphs: str
+    collectives: str
+    absent: Callable[[], str | None]
+    has_bfloat16: Callable[[], bool]
+    memory: Callable[[], int]
+    synchronize: Callable[[], None]
+    backend: str = "inductor"
+    options: Mapping[str, object] = field(default_factory=dict)
+    cores: str | None = None
+    code: str | None = None
+    folder: str = "compiled"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    every_bucket: bool = False
+    overwrites: bool = False
+    only_graphs: bool = False
+    packs: bool = False
+
+    def require(self) -> None:
+        """Raises ValueError, in one line, where the device cannot be used."""
+        if why := self.absent():
+            raise ValueError(f"device: {self.name} is not available here ({why})")
+
+    def kept(self, folder: str | None) -> Path:
+        """Where compiled code is kept: in `folder`, which may be shared, or in Tandem's own cache."""
+        return Path(folder).expanduser() if folder else cache_root() / self.folder
+
+    def prepare(self, folder: str | None = None, cores: str | None = None) -> None:
+        """Sets the environment that the device's software reads when it is first used. Raises ValueError.
+
+        `folder` is `kept`'s; where none is named, what the environment says already stays. `cores`: such as "0-3".
+        """
+        for name, value in self.environment.items():
+            os.environ.setdefault(name, value)
+        if self.code is not None and (folder or self.code not in os.environ):
+            os.environ[self.code] = str(self.kept(folder))
+        if cores is None:
+            return
+        if self.cores is None:
+            raise ValueError(f"cores: {self.name} takes none; --threads says how many threads it uses")
+        os.environ[self.cores] = cores
+
+    def describe(self) -> str:
+        """For a server's log."""
+        visible = os.environ.get(self.cores or "", "")
+        cores = f", {self.cores}={visible}" if visible else ""
+        return f"{self.name} ({self.memory() / 2**30:.1f} GiB of memory{cores})"
+
+
+def platform_of(device: str) -> Platform:
+    """The platform called `device`. Raises ValueError."""
+    try:
+        return PLATFORMS[device]
+    except KeyError:
+        raise ValueError(f"device: {device!r} is not one of {', '.join(DEVICES)}") from None
+
+
+def chosen(name: str) -> Platform:
+    """The platform called `name`, there to be used; auto is CUDA where there is one, else the CPU. Raises ValueError.
+
+    Trainium has to be named: asking it reserves its cores.
+    """
+    if name == "auto":
+        return CPU if CUDA.absent() else CUDA
+    platform = platform_of(name)
+    platform.require()
+    return platform
+
+
+def ways(compile: str, platform: Platform, ranks: int = 1) -> tuple[str, ...]:
+    """What may run the steps, the best first. The default is what measured fastest (benchmarks/README.md).
+
+    Raises ValueError where `compile` cannot.
+    """
+    if compile == "auto":
+        return platform.automatic if ranks == 1 else platform.shared
+    if ranks > 1 and compile not in platform.shared:
+        raise ValueError(
+            f"compile: {compile} does not go with tp_degree on {platform.name}: {_either(platform.shared)}"
+        )
+    if compile not in platform.compilers:
+        raise ValueError(f"compile: {compile} is not for {platform.name}: {_either(platform.compilers)}")
+    return (compile,)
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return f"auto or {' or '.join(names)}"
+
+
+def _nothing() -> None:
+    """What is always there, and done when it returns."""
+
+
+def _cpu_bfloat16() -> bool:
+    import torch
+
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def _cpu_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cuda_absent() -> str | None:
+    import torch
+
+    return None if torch.cuda.is_available() else "torch finds no CUDA device"
+
+
+def _cuda_bfloat16() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_bf16_supported())
+
+
+def _cuda_memory() -> int:
+    import torch
+
+    return int(torch.cuda.mem_get_info()[1])
+
+
+def _cuda_synchronize() -> None:
+    import torch
+
+    torch.cuda.synchronize()
+
+
+def _neuron_absent(devices: Path = Path("/dev")) -> str | None:
+    """Files first, packages next, and only then the runtime, which takes the cores."""
+    if why := _neuron_package():
+        return f"{why}; {INSTALL}"
+    if os.environ.get("TORCH_NEURONX_COMPILE_ONLY") != "1" and not any(devices.glob("neuron[0-9]*")):
+        return f"no {devices}/neuron0: not a Trainium instance, or its driver is not loaded"
+    return None if _neuron().is_available() else "torch.neuron finds no core; is another process using all of them?"
+
+
+def _neuron() -> Any:
+    """torch.neuron."""
+    import torch
+    import torch_neuronx  # noqa: F401  (registers it where torch did not load it itself)
+
+    return torch.neuron  # type: ignore[attr-defined]
+
+
+def _neuron_package() -> str | None:
+    """What is wrong with the installed torch-neuronx; it is not imported."""
+    try:
+        version = importlib.metadata.version("torch-neuronx")
+    except importlib.metadata.PackageNotFoundError:
+        return "torch-neuronx is not installed"
+    if version.startswith("1.0"):
+        return f"torch-neuronx {version} is PyPI's empty placeholder; AWS's own is on {AWS_INDEX}"
+    spec = importlib.util.find_spec("torch_neuronx")
+    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
+    if not any(folder.joinpath(f"neuron_dynamo_backend{end}").exists() for folder in folders for end in ("", ".py")):
+        return f"torch-neuronx {version} is the PyTorch/XLA package, not TorchNeuron (2.13.3 or newer)"
+    return None
+
+
+def _neuron_memory() -> int:
+    neuron = _neuron()
+    return int(neuron.get_device_properties(neuron.current_device()).total_memory)
+
+
+def _neuron_synchronize() -> None:
+    _neuron().synchronize()
+
+
+CPU = Platform(
+    name="cpu",
+    device="cpu",
+    compilers=("native", "inductor", "off"),
+    automatic=("native", "off"),
+    shared=("off",),
+    graphs="packages",
+    collectives="gloo",
+    absent=_nothing,
+    has_bfloat16=_cpu_bfloat16,
+    memory=_cpu_memory,
+    synchronize=_nothing,
+    packs=True,
+)
+CUDA = Platform(
+    name="cuda",
+    device="cuda",
+    compilers=("inductor", "off"),
+    automatic=("inductor",),
+    shared=("off",),
+    graphs="captured",
+    collectives="nccl",
+    absent=_cuda_absent,
+    has_bfloat16=_cuda_bfloat16,
+    memory=_cuda_memory,
+    synchronize=_cuda_synchronize,
+    cores="CUDA_VISIBLE_DEVICES",
+    code="TORCHINDUCTOR_CACHE_DIR",
+    folder="inductor",
+    every_bucket=True,
+    overwrites=True,
+)
+NEURON = Platform(
+    name="neuron",
+    device="neuron",
+    compilers=("neuron",),
+    automatic=("neuron",),
+    shared=("neuron",),
+    graphs="compiled",
+    collectives="neuron",
+    absent=_neuron_absent,
+    has_bfloat16=lambda: True,
+    memory=_neuron_memory,
+    synchronize=_neuron_synchronize,
+    backend="neuron",
+    cores="NEURON_RT_VISIBLE_CORES",
+    code="TORCH_NEURONX_NEFF_CACHE_DIR",
+    folder="neff",
+    # What is not compiled is an error here, not slow; and no tensor reaches the device unasked.
+    environment={
+        "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
+        "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY": "1",
+    },
+    only_graphs=True,
+)
+PLATFORMS = {platform.name: platform for platform in (CPU, CUDA, NEURON)}
+DEVICES = ("auto", *PLATFORMS)

@@ -1,0 +1,204 @@
+"""The torch runner: the three steps on a TorchModel, for cpu and cuda.
+
+Inside a step nothing depends on data: fixed shapes, padding rows on the spare slot, noise applied outside. One host
+copy a step: token ids where every row is greedy, logits where a row samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tandem.runners.batch_invariance import certify
+from tandem.runners.protocol import (
+    TAIL,
+    FusedStep,
+    Identity,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    StepShapes,
+    VerifyRow,
+    sound,
+)
+from tandem.runners.startup import Startup
+from tandem.runners.torch.model import TorchModel
+from tandem.speculation.acceptance import agree
+from tandem.speculation.draws import BadLogits, Drawn
+from tandem.speculation.rules import guess, judge
+from tandem.speculation.types import SamplingParams, SparseDistribution, Verdict
+
+
+class TorchRunner:
+    """Runs one model. `verifies` is false for a model that only drafts: its bits need no check.
+
+    With `exact`, only step shapes that give the same bits are used; without, all of them.
+    """
+
+    def __init__(
+        self, model: TorchModel, limits: Limits, identity: Identity, verifies: bool = True, exact: bool = True
+    ) -> None:
+        self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
+        self._exact = exact
+        self.shapes = StepShapes((limits.max_draft + 1,), (limits.slots,), bit_exact=False, chunks=(limits.chunk,))
+
+    def warm_up(self, startup: Startup | None = None) -> None:
+        startup = startup or Startup()
+        batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
+        widths, chunks = width_buckets(self.limits.max_draft), chunk_buckets(self.limits.chunk)
+        if self._verifies:
+            with startup.stage("certifying"):
+                self.shapes = certify(self.model, self.limits, widths, batches, lengths, chunks, self._exact)
+            return
+        self.shapes = StepShapes(tail_buckets(), batches, False, lengths, chunks, lengths)
+        with startup.stage("warming"):
+            self._propose_once(batches)
+
+    def _propose_once(self, batches: Sequence[int]) -> None:
+        for batch in batches:
+            self.propose([ProposeRow(s, 0, (0,), 2, SamplingParams()) for s in range(batch)])
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        """One chunk of each row, one row at a time."""
+        for row in rows:
+            tokens = self.model.tensor([_padded(row.tokens, self.shapes.chunk(len(row.tokens)))])
+            length = self.shapes.prefill_length(row.start + len(row.tokens))
+            self.model.forward([row.slot], tokens, self.model.tensor([row.start]), length, head=False)
+        return [None] * len(rows)
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        """A row that fails leaves its slot empty: what made it fail must not reach the slot's next sequence."""
+        verdicts = self._verdicts(rows)
+        for row, verdict in zip(rows, verdicts, strict=True):
+            if isinstance(verdict, RowFailed):
+                self.model.slots.clear(row.slot)
+        return verdicts
+
+    def _verdicts(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        logits = self.verify_logits(rows)
+        if all(row.sampling.greedy and not row.margins for row in rows):
+            return _verdicts_greedy(rows, logits)
+        host = logits.float().cpu().numpy()
+        return [sound(functools.partial(_judged, row, host[r])) for r, row in enumerate(rows)]
+
+    def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
+        """The target's logits [rows or more, width, vocabulary]: column i is the prediction after draft[:i]."""
+        width = self.shapes.width(1 + max(len(row.draft) for row in rows))
+        tokens = [_padded((row.last_token, *row.draft), width) for row in rows]
+        return self._forward([row.slot for row in rows], tokens, [row.position for row in rows])
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        """k chained draws for each row; rows that want fewer draw along and are cut."""
+        started = time.perf_counter()
+        if not any(row.k for row in rows):
+            return [Proposal(())] * len(rows)
+        slots = [row.slot for row in rows]
+        width = self.shapes.width(max(2, *(len(row.tail) for row in rows)))
+        first = self._forward(
+            slots, [_padded(row.tail, width) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
+        )
+        columns = self.model.tensor([len(row.tail) - 1 for row in rows])
+        logits = first[torch.arange(len(rows), device=first.device), columns]
+        drafts: list[list[Guess]] = [[] for _ in rows]
+        for i in range(max(row.k for row in rows)):
+            if i:
+                logits = self._forward(slots, [[d[-1][0]] for d in drafts], [row.position + i for row in rows])[
+                    : len(rows), 0
+                ]
+            for draft, guessed in zip(drafts, guess_each(self.model, rows, logits, i), strict=True):
+                draft.append(guessed)
+        seconds = time.perf_counter() - started
+        return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        return None
+
+    def _forward(self, slots: list[int], tokens: Sequence[Sequence[int]], starts: list[int]) -> Tensor:
+        """Logits of a step padded to a batch bucket."""
+        missing = self.shapes.batch(len(slots)) - len(slots)
+        return self.model.forward(
+            slots + [self.model.spare] * missing,
+            self.model.tensor([*tokens, *[tokens[0]] * missing]),
+            self.model.tensor(starts + [0] * missing),
+            self.shapes.length(max(starts) + len(tokens[0])),
+        )
+
+
+def _padded(tokens: Sequence[int], width: int) -> list[int]:
+    return [*tokens, *[tokens[-1]] * (width - len(tokens))]
+
+
+Guess = tuple[int, SparseDistribution | None]
+
+
+def guess_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[Guess]:
+    """Draft token i of every row, drawn for the position it would stand at, and what it was drawn from."""
+    if all(row.sampling.greedy for row in rows):
+        return [(token, None) for token in model.tokens_of(logits.argmax(-1)).tolist()]
+    host = model.widened(logits).cpu().numpy()
+    return [guess(host[r], row.sampling, row.rule, row.position + 1 + i, row.known) for r, row in enumerate(rows)]
+
+
+def proposal_of(guesses: Sequence[Guess], seconds: float) -> Proposal:
+    sent = tuple(distribution for _, distribution in guesses if distribution is not None)
+    return Proposal(tuple(token for token, _ in guesses), seconds, sent)
+
+
+def _judged(row: VerifyRow, logits: NDArray[np.float32]) -> Verdict:
+    """A row's verdict from the target's logits [width, vocabulary]."""
+    return judge(
+        row.draft, row.distributions, lambda i: logits[i], row.sampling, row.rule, row.position + 1, row.margins
+    )
+
+
+def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | RowFailed]:
+    """Only ids (and whether their logits are finite) leave the device."""
+    best = logits.argmax(-1)
+    finite = logits.gather(-1, best[..., None])[..., 0].isfinite()
+    ids, numbers = best.tolist(), finite.tolist()
+
+    def target_draw(r: int, i: int) -> Drawn:
+        if not numbers[r][i]:
+            raise BadLogits("no finite largest logit")
+        return Drawn(ids[r][i], 0.0)
+
+    draws = [functools.partial(target_draw, r) for r in range(len(rows))]
+    return [sound(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)]
+
+
+def width_buckets(max_draft: int) -> tuple[int, ...]:
+    """Tokens per row in a step: every width while there are few, then powers of two and the widest."""
+    widest = max_draft + 1
+    if widest <= 8:
+        return tuple(range(1, widest + 1))
+    return (*(2**i for i in range(widest.bit_length()) if 2**i < widest), widest)
+
+
+def tail_buckets() -> tuple[int, ...]:
+    """Tokens per row in a draft model's steps: one, or the tail that it catches up on."""
+    return (1, 2, 4, TAIL)
+
+
+def batch_buckets(slots: int) -> tuple[int, ...]:
+    """Rows per step: 1, 2, 3, 4, 6, 8, 12, 16, ... up to all slots."""
+    sizes = sorted({2**i for i in range(20)} | {3 * 2**i for i in range(20)})
+    return (*(s for s in sizes if s < slots), slots)
+
+
+def length_buckets(limits: Limits) -> tuple[int, ...]:
+    """Cache positions that attention reads while sequences are short; beyond the last, the whole cache."""
+    return tuple(n for n in (128, 256, 512, 1024) if limits.max_draft < limits.chunk <= n < limits.max_length)
+
+
+def chunk_buckets(chunk: int) -> tuple[int, ...]:
+    """Tokens of a prefill step, in quarters of the largest."""
+    return tuple(sorted({max(1, chunk * i // 4) for i in (1, 2, 3, 4)}))

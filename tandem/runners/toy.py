@@ -1,0 +1,158 @@
+"""Toy runner: deterministic arithmetic instead of a model. The oracle of protocol tests, never a product.
+
+Logits at a position are a pseudo-random function of every token that the slot's cache holds up to it, so a wrong,
+stale or missing cache entry shows as wrong tokens. Token ids are bytes, then begin and end of sequence.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.runners.protocol import (
+    FusedStep,
+    Identity,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    Runner,
+    StepShapes,
+    VerifyRow,
+    sound,
+)
+from tandem.runners.startup import Startup
+from tandem.speculation.rules import guess, judge
+from tandem.speculation.types import SparseDistribution, Verdict
+
+VOCAB_SIZE = 258
+END = 257
+
+
+@dataclass(frozen=True, slots=True)
+class ToyConfig:
+    """`salt` makes another model; a draft with the target's salt agrees but for about `miss` of its tokens.
+
+    After `fails` steps its device is gone (0: never).
+    """
+
+    salt: int = 0
+    miss: float = 0.0
+    step_seconds: float = 0.0
+    fails: int = 0
+
+
+def toy_logits(tokens: Sequence[int], config: ToyConfig) -> NDArray[np.float32]:
+    """Logits [258] after `tokens`; the whole expected output of a test follows from this one function."""
+    digest = zlib.crc32(np.asarray(tokens, dtype=np.uint32).tobytes())
+    random = np.random.Generator(np.random.Philox(key=np.array([digest, config.salt], dtype=np.uint64)))
+    logits = random.normal(size=VOCAB_SIZE).astype(np.float32) * 2
+    if config.miss and random.random() < config.miss:
+        logits = np.roll(logits, 1)
+    return logits
+
+
+class ToyRunner:
+    """The runner protocol over `toy_logits`."""
+
+    def __init__(self, limits: Limits, config: ToyConfig | None = None) -> None:
+        self.config = config or ToyConfig()
+        self.limits = limits
+        self._steps = 0
+        self._cache = np.full((limits.slots, limits.max_length + limits.max_draft + limits.chunk), -1, dtype=np.int64)
+
+    @property
+    def identity(self) -> Identity:
+        return Identity("toy", f"toy:{self.config.salt}", "float32", "toy", "toy", (END,))
+
+    @property
+    def shapes(self) -> StepShapes:
+        return StepShapes(tuple(range(1, self.limits.max_draft + 2)), (self.limits.slots,), bit_exact=True)
+
+    def warm_up(self, startup: Startup | None = None) -> None:
+        """Nothing to compile."""
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        self._work()
+        for row in rows:
+            self._write(row.slot, row.start, row.tokens)
+        return [None] * len(rows)
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        self._work()
+        return [self._verify(row) for row in rows]
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        self._work()
+        return [self._propose(row) for row in rows]
+
+    def fused_with(self, draft: Runner) -> FusedStep | None:
+        return None
+
+    def _verify(self, row: VerifyRow) -> Verdict | RowFailed:
+        self._write(row.slot, row.position, (row.last_token, *row.draft))
+        if any(token < 0 for token in self._cache[row.slot, : row.position]):
+            return RowFailed("a position before the row's was never written")
+        logits = functools.partial(self._after, row)
+        start = row.position + 1
+        return sound(lambda: judge(row.draft, row.distributions, logits, row.sampling, row.rule, start, row.margins))
+
+    def _after(self, row: VerifyRow, i: int) -> NDArray[np.float32]:
+        return self._logits(row.slot, row.position + i)
+
+    def _propose(self, row: ProposeRow) -> Proposal:
+        self._write(row.slot, row.position + 1 - len(row.tail), row.tail)
+        proposed: list[int] = []
+        distributions: list[SparseDistribution] = []
+        for i in range(row.k):
+            if i:
+                self._write(row.slot, row.position + i, proposed[-1:])
+            logits = self._logits(row.slot, row.position + i)
+            token, distribution = guess(logits, row.sampling, row.rule, row.position + 1 + i, row.known)
+            proposed.append(token)
+            distributions += [distribution] if distribution is not None else []
+        return Proposal(tuple(proposed), distributions=tuple(distributions))
+
+    def _logits(self, slot: int, position: int) -> NDArray[np.float32]:
+        return toy_logits(self._cache[slot, : position + 1].tolist(), self.config)
+
+    def _write(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        self._cache[slot, start : start + len(tokens)] = tokens
+
+    def _work(self) -> None:
+        self._steps += 1
+        if 0 < self.config.fails < self._steps:
+            raise RuntimeError(f"toy device gone after {self.config.fails} steps")
+        if self.config.step_seconds:
+            time.sleep(self.config.step_seconds)
+
+
+class ToyTokenizer:
+    """UTF-8 bytes."""
+
+    sha256: str = "toy"
+    vocab_size: int = VOCAB_SIZE
+    end_of_sequence_ids: tuple[int, ...] = (END,)
+
+    def encode(self, text: str, chat: bool) -> list[int]:
+        return list(text.encode())
+
+    def stream(self) -> ToyText:
+        return ToyText()
+
+
+class ToyText:
+    """Each byte as one Latin-1 character."""
+
+    def push(self, token: int) -> str:
+        return bytes([token]).decode("latin-1") if token < 256 else ""
+
+    def flush(self) -> str:
+        return ""

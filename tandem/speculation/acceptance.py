@@ -1,0 +1,29 @@
+"""Verification by agreement: commit the target's own draws up to and including the first that differs from the draft.
+
+The draft drew with the same noise, so agreement is likely; the output is what the target alone would draw with that
+seed, whatever the draft proposed (design section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tandem.speculation.draws import Drawn
+from tandem.speculation.types import Verdict
+
+
+def agree(draft: Sequence[int], target_draw: Callable[[int], Drawn], margins: bool = False) -> Verdict:
+    """Commits draws 0, 1, ... while draw i equals draft[i], then one more (the correction, or the bonus).
+
+    `target_draw(i)` is the target's draw given the prefix and draft[:i]; it is called only as far as it counts.
+    """
+    drawn: list[Drawn] = []
+    for i in range(len(draft) + 1):
+        drawn.append(target_draw(i))
+        if i == len(draft) or drawn[i].token != draft[i]:
+            break
+    return Verdict(
+        token_ids=tuple(d.token for d in drawn),
+        accepted=len(drawn) - 1,
+        margins=tuple(d.margin for d in drawn) if margins else (),
+    )

@@ -1,0 +1,149 @@
+"""The one loop of every architecture: draft, verify, commit. k = 0 is plain decoding."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.speculation.cleanup import finish
+from tandem.speculation.drafters import Drafter, teach
+from tandem.speculation.length import LengthPolicy
+from tandem.speculation.stopping import Stopping
+from tandem.speculation.types import Chunk, Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
+
+
+class Verifier(Protocol):
+    """The target, beside us or a network away, for one request."""
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Takes a KV slot and processes the prompt."""
+
+    async def verify(
+        self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
+    ) -> Verdict:
+        """One pass over [last of tokens, draft...]: what the target commits after `tokens`.
+
+        `distributions`, what each draft token was drawn from, are of the rejection rule (see Draft).
+        """
+
+    async def close(self) -> None:
+        """Frees the slot. May be called at any time, and again."""
+
+
+class Rounds(Protocol):
+    """Draft and verification as one thing, however they are placed."""
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None: ...
+
+    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]: ...
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """All of `tokens` is committed now; a round that goes on from them may have begun."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class DraftThenVerify:
+    """A drafter and a verifier in turn. Without a drafter: plain decoding."""
+
+    verifier: Verifier
+    drafter: Drafter | None = None
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        await self.verifier.open(prompt, sampling)
+        if self.drafter:
+            await self.drafter.open(prompt, sampling)
+
+    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+        draft = await self.drafter.propose(tokens, k) if self.drafter and k else Draft()
+        verdict = await self.verifier.verify(tokens, draft.token_ids, draft.distributions)
+        return draft, verdict
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        teach(self.drafter, tokens)
+
+    async def close(self) -> None:
+        try:
+            if self.drafter:
+                await self.drafter.close()
+        finally:
+            await self.verifier.close()
+
+
+async def speculate(
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    lengths: LengthPolicy,
+    rounds: Rounds,
+    stopping: Stopping,
+    stats: SpeculationStats,
+) -> AsyncGenerator[Chunk, None]:
+    """Yields what each round commits, up to the stop. `lengths` says how much each drafts, and learns from it.
+
+    A round begins as soon as the one before has ended, unless the text of that may end it all: its length was chosen
+    before, and what there is to learn and to say of the former is done meanwhile. `stats` grows as it goes; `rounds` is
+    closed in any case.
+    """
+    tokens = list(prompt)
+    under_way: _Round | None = None
+    try:
+        started = time.perf_counter()
+        await rounds.open(tokens, sampling)
+        stats.prefill_seconds = time.perf_counter() - started
+        k = lengths.choose(stopping.remaining)
+        while stopping.remaining:
+            if under_way is None:
+                under_way = _Round(rounds, tokens, min(k, stopping.remaining - 1), time.perf_counter())
+                await _goes_out()
+                k = lengths.choose(stopping.remaining)
+            draft, verdict, ended = await under_way.task
+            done, under_way = under_way, None
+            tokens += verdict.token_ids
+            if left := stopping.left_after(verdict.token_ids):
+                under_way = _Round(rounds, tokens, min(k, left - 1), ended)
+                await _goes_out()
+            rounds.learn(tokens)
+            lengths.observe(done.k, draft, verdict, ended - done.started)
+            if left:
+                k = lengths.choose(left)
+            stats.spent(draft)
+            stats.observe(draft.token_ids, verdict)
+            stats.attribute(draft.proposed_by, verdict.accepted)
+            yield stopping.push(verdict.token_ids, verdict.margins)
+    finally:
+        await finish(_ended(rounds, under_way))
+
+
+async def _ended(rounds: Rounds, under_way: _Round | None) -> None:
+    try:
+        if under_way:
+            await under_way.leave()
+    finally:
+        await rounds.close()
+
+
+async def _goes_out() -> None:
+    """Lets a round that was begun get to its step, or to the network: what sends for it has its turn after it."""
+    for _ in range(2):
+        await asyncio.sleep(0)
+
+
+class _Round:
+    """A round of `k` draft tokens under way. `started`: since when it could have been (perf_counter)."""
+
+    def __init__(self, rounds: Rounds, tokens: Sequence[int], k: int, started: float) -> None:
+        self.k, self.started = k, started
+        self.task = asyncio.create_task(_timed(rounds, tokens, k), name="round")
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+async def _timed(rounds: Rounds, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict, float]:
+    draft, verdict = await rounds.round(tokens, k)
+    return draft, verdict, time.perf_counter()

@@ -1,0 +1,171 @@
+"""Where a generation ends. Nothing is ever emitted past a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tandem.speculation.types import Chunk, FinishReason
+
+
+class TextStream(Protocol):
+    """Turns tokens into text as they come. Special tokens have no text."""
+
+    def push(self, token: int) -> str:
+        """The text that became certain with this token; "" while a character is incomplete."""
+
+    def flush(self) -> str:
+        """What was held back, as well as it can be shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """What ends a generation; `max_new_tokens` is already limited by the sequence length."""
+
+    max_new_tokens: int
+    end_of_sequence_ids: frozenset[int] = frozenset()
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Stopping:
+    """Cuts committed tokens at the first stop and holds back text that may turn out to be a stop string."""
+
+    rules: StopRules
+    text: TextStream
+    emitted: int = 0
+    reason: FinishReason | None = None
+    _held: str = field(default="")
+    _search: StopSearch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._search = StopSearch(self.rules.stop_strings)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be produced."""
+        return 0 if self.reason else self.rules.max_new_tokens - self.emitted
+
+    def left_after(self, tokens: Sequence[int]) -> int:
+        """Tokens that may still be produced once `tokens` are pushed. 0: none, or only their text will tell."""
+        rules = self.rules
+        if rules.stop_strings or any(t in rules.end_of_sequence_ids or t in rules.stop_token_ids for t in tokens):
+            return 0
+        return max(0, self.remaining - len(tokens))
+
+    def push(self, tokens: Sequence[int], margins: Sequence[float] = ()) -> Chunk:
+        """The part of newly committed `tokens` that comes before or at the stop, with its text."""
+        kept: list[int] = []
+        text = ""
+        for token in tokens:
+            if self.reason:
+                break
+            kept.append(token)
+            text += self._take(token)
+        return Chunk(tuple(kept), text, tuple(margins[: len(kept)]))
+
+    def _take(self, token: int) -> str:
+        self.emitted += 1
+        if token in self.rules.end_of_sequence_ids:
+            return self._finish(FinishReason.END_OF_SEQUENCE)
+        if token in self.rules.stop_token_ids:
+            return self._finish(FinishReason.STOP_TOKEN)
+        text = self.text.push(token)
+        self._held += text
+        cut = self._search.first_in(text)
+        if cut is not None:
+            self.reason = FinishReason.STOP_STRING
+            return self._held[: len(self._held) - cut]
+        if self.emitted == self.rules.max_new_tokens:
+            return self._finish(FinishReason.LENGTH)
+        return self._release()
+
+    def _finish(self, reason: FinishReason) -> str:
+        """Ends here; the rest of the text goes out unless it completes a stop string."""
+        self.reason = reason
+        text = self.text.flush()
+        rest, cut = self._held + text, self._search.first_in(text)
+        return rest if cut is None else rest[: len(rest) - cut]
+
+    def _release(self) -> str:
+        """Text that no stop string can still reach back into."""
+        cut = len(self._held) - self._search.begun
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+
+class StopSearch:
+    """Looks for stop strings in text as it comes, each character once (Knuth, Morris and Pratt's search, for each).
+
+    `steps` counts comparisons: at most two for each character of the text and each string that it may belong to,
+    however long the strings are, and two for each of their own characters.
+    """
+
+    def __init__(self, strings: Iterable[str]) -> None:
+        self._idle: dict[str, list[_Match]] = {}  # by their first character: nothing of them was seen
+        self._begun: list[_Match] = []
+        self.steps = 0
+        for string in dict.fromkeys(strings):
+            self._idle.setdefault(string[0], []).append(_Match(string))
+
+    @property
+    def begun(self) -> int:
+        """Length of the longest end of the text so far that begins a stop string."""
+        return max((match.length for match in self._begun), default=0)
+
+    def first_in(self, text: str) -> int | None:
+        """How far before the end of `text` begins the earliest stop string that it completes; None: there is none."""
+        found = None
+        for after, character in zip(range(len(text) - 1, -1, -1), text, strict=True):
+            if not self._begun and character not in self._idle:
+                continue
+            starting = self._idle.pop(character, [])
+            begun, self._begun = [*self._begun, *starting], []
+            for match in begun:
+                self.steps += match.feed(character)
+                if match.length == len(match.string):
+                    start = after + match.length
+                    found = start if found is None else max(found, start)
+                    match.length = 0  # its first is the earliest
+                elif match.length:
+                    self._begun.append(match)
+                else:
+                    self._idle.setdefault(match.string[0], []).append(match)
+        return found
+
+
+@dataclass(slots=True)
+class _Match:
+    """How much of the beginning of a string the text ends with.
+
+    `_falls[n]`: the longest beginning that the first n + 1 characters also end with; known as far as it was needed.
+    """
+
+    string: str
+    length: int = 0
+    _falls: list[int] = field(default_factory=lambda: [0])
+
+    def feed(self, character: str) -> int:
+        """The next character of the text. Returns how many comparisons it took."""
+        steps = 1
+        while self.length and self.string[self.length] != character:
+            self.length = self._falls[self.length - 1]
+            steps += 1
+        if self.string[self.length] == character:
+            self.length += 1
+            steps += self._learn()
+        return steps
+
+    def _learn(self) -> int:
+        """Where to fall from the present length. Returns how many comparisons it took."""
+        string, n, steps = self.string, self.length - 1, 0
+        while len(self._falls) <= n:
+            at = len(self._falls)
+            fall = self._falls[-1]
+            while fall and string[at] != string[fall]:
+                fall, steps = self._falls[fall - 1], steps + 1
+            self._falls.append(fall + (string[at] == string[fall]))
+            steps += 1
+        return steps

@@ -1,0 +1,95 @@
+"""What steps cost here and now: the target's by draft length, the draft model's. Median of repeats, taken in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tandem.comparison.analysis.metrics import ratio
+from tandem.engine.batcher import Batcher
+from tandem.runners.protocol import PrefillRow, ProposeRow, Runner, VerifyRow
+from tandem.speculation.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds. verify[k]: a target step over k draft tokens; 0 is plain decoding. propose[k]: k draft tokens of the
+    draft model's; empty where there is none."""
+
+    verify: Mapping[int, float]
+    propose: Mapping[int, float]
+
+    @property
+    def draft_step(self) -> float | None:
+        """One more draft token: the slope over the lengths measured (the whole where only one was)."""
+        if not self.propose:
+            return None
+        first, last = min(self.propose), max(self.propose)
+        rise = self.propose[last] - self.propose[first]
+        return rise / (last - first) if last > first else self.propose[first] / first
+
+    @property
+    def ratio(self) -> float | None:
+        """A draft step over a plain target step; None where there is no draft, or the step took no time."""
+        return None if self.draft_step is None else ratio(self.draft_step, self.verify[0])
+
+
+async def measure_costs(
+    target: Runner,
+    draft: Runner | None,
+    batcher: Batcher,
+    sampling: SamplingParams,
+    longest: int,
+    context: int,
+    repeats: int,
+) -> Costs:
+    """Steps of one sequence of `context` tokens, in slot 0, on `batcher`'s device thread; draws under `sampling`."""
+    return await batcher.on_device(_measure, target, draft, sampling, longest, context, repeats)
+
+
+def _measure(
+    target: Runner, draft: Runner | None, sampling: SamplingParams, longest: int, context: int, repeats: int
+) -> Costs:
+    tokens = tuple(i % target.limits.vocab_size for i in range(context))
+    steps: dict[int, Callable[[], object]] = {
+        k: _verify_step(target, VerifyRow(0, context - 1, tokens[-1], tokens[:k], sampling)) for k in range(longest + 1)
+    }
+    _prefill(target, tokens)
+    drafts: dict[int, Callable[[], object]] = {}
+    if draft:
+        _prefill(draft, tokens)
+        drafts = {
+            k: _propose_step(draft, ProposeRow(0, context - 1, tokens[-2:], k, sampling)) for k in range(1, longest + 1)
+        }
+    named = {**{("verify", k): step for k, step in steps.items()}, **{("propose", k): s for k, s in drafts.items()}}
+    seconds = _in_turn(named, repeats)
+    return Costs({k: seconds["verify", k] for k in steps}, {k: seconds["propose", k] for k in drafts})
+
+
+def _prefill(runner: Runner, tokens: tuple[int, ...]) -> None:
+    chunk = runner.limits.chunk
+    for start in range(0, len(tokens) - 1, chunk):
+        runner.prefill([PrefillRow(0, start, tokens[start : min(start + chunk, len(tokens) - 1)])])
+
+
+def _verify_step(runner: Runner, row: VerifyRow) -> Callable[[], object]:
+    return lambda: runner.verify([row])
+
+
+def _propose_step(runner: Runner, row: ProposeRow) -> Callable[[], object]:
+    return lambda: runner.propose([row])
+
+
+def _in_turn(steps: Mapping[tuple[str, int], Callable[[], object]], repeats: int) -> dict[tuple[str, int], float]:
+    """One of each, again and again, so that a busy moment of the machine falls on all."""
+    taken: dict[tuple[str, int], list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        step()
+    for _ in range(repeats):
+        for name, step in steps.items():
+            started = time.perf_counter()
+            step()
+            taken[name].append(time.perf_counter() - started)
+    return {name: statistics.median(times) for name, times in taken.items()}

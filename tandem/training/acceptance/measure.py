@@ -1,0 +1,260 @@
+"""Measures a pair: the target speaks once, then every drafter is replayed against it, and steps are timed."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tandem.training.acceptance.costs import Costs, measure_costs
+from tandem.training.acceptance.replay import Agreement, Continuation, Remembered, agreement, replay
+from tandem.comparison.analysis.metrics import ratio, sum_counts, sum_positions
+from tandem.comparison.measuring.workloads import Prompt
+from tandem.engine.loading import Loaded, ModelConfig, load, load_draft
+from tandem.engine.batcher import Batcher
+from tandem.engine.sequences import ModelDrafter
+from tandem.engine.generators import plain_generator
+from tandem.checkpoints.tokenizers import same_tokens
+from tandem.speculation.drafters import Drafter, NgramDrafter
+from tandem.speculation.hybrid import HybridDrafter
+from tandem.speculation.lookup_policy import Trust, TrustedLookup
+from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
+
+Show = Callable[[str], None]
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptConfig:
+    """What to measure: on which prompts, how long, under which sampling, up to which speculation length."""
+
+    models: ModelConfig
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = 64
+    longest: int = 8
+    repeats: int = 15
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 2:
+            raise ValueError(f"max_new_tokens: {self.max_new_tokens} is below 2")
+        if self.longest < 1:
+            raise ValueError(f"speculation_length: {self.longest} is below 1")
+        if not self.prompts:
+            raise ValueError("prompt_text: no prompt to measure on")
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """A drafter's rounds at one speculation length, over some prompts. asked: rounds in which the model drafted."""
+
+    rounds: int
+    tokens: int
+    drafted: int
+    accepted: int
+    by_position: tuple[float, ...]
+    drafted_by: Mapping[str, int]
+    accepted_by: Mapping[str, int]
+    asked: int
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean acceptance length, the target's own token included; 0 where there was no round."""
+        return ratio(self.tokens, self.rounds) or 0.0
+
+    def speedup(self, costs: Costs, k: int) -> float:
+        """Over plain decoding, from measured costs; what surrounds the steps (requests, network) is not in it.
+
+        1 where the steps took no time to compare.
+        """
+        drafting = costs.propose[k] * self.asked / self.rounds if self.asked else 0.0
+        found = ratio(self.tokens_per_round * costs.verify[0], costs.verify[k] + drafting)
+        return 1.0 if found is None else found
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterFigures:
+    """One drafter. agreement: by workload and over all. rounds: by speculation length, then likewise."""
+
+    name: str
+    agreement: Mapping[str, Agreement]
+    rounds: Mapping[int, Mapping[str, Rounds]]
+
+    def best(self, costs: Costs, kind: str = ALL) -> tuple[int, float]:
+        """The best speculation length and its predicted speedup; 0 where drafting does not pay."""
+        speedups = {k: by_kind[kind].speedup(costs, k) for k, by_kind in self.rounds.items()}
+        k = max(speedups, key=speedups.__getitem__)
+        return (k, speedups[k]) if speedups[k] > 1 else (0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Everything, with what it was measured on."""
+
+    target: str
+    draft: str | None
+    dtype: str
+    device: str
+    sampling: SamplingParams
+    prompts: Mapping[str, int]
+    tokens: int
+    max_new_tokens: int
+    costs: Costs
+    drafters: tuple[DrafterFigures, ...]
+
+    def as_json(self) -> str:
+        found: dict[str, Any] = asdict(self)
+        found["costs"]["ratio"] = self.costs.ratio
+        for drafter, figures in zip(found["drafters"], self.drafters, strict=True):
+            drafter["best_speculation_length"], drafter["predicted_speedup"] = figures.best(self.costs)
+        return json.dumps(found, indent=2)
+
+
+async def measure(config: AcceptConfig, show: Show) -> Measured:
+    """Loads the pair and measures it. Raises ValueErrors of one line."""
+    async with _pair(config) as (batcher, target, draft):
+        said = await _continuations(config, target, show)
+        show(f"timing steps, {config.repeats} of each")
+        context = min(128, config.models.shape.max_length // 2)
+        runner = draft.runner if draft else None
+        costs = await measure_costs(
+            target.runner, runner, batcher, config.sampling, config.longest, context, config.repeats
+        )
+        vocab_size = target.runner.limits.vocab_size
+        figures = await _replay_all(said, draft, vocab_size, config.longest, show)
+    identity = target.runner.identity
+    return Measured(
+        target=identity.model_name,
+        draft=draft.runner.identity.model_name if draft else None,
+        dtype=identity.dtype,
+        device=identity.device,
+        sampling=config.sampling,
+        prompts={
+            kind: sum(p.kind == kind for p in config.prompts) for kind in dict.fromkeys(p.kind for p in config.prompts)
+        },
+        tokens=sum(len(one.answer) for one in said),
+        max_new_tokens=config.max_new_tokens,
+        costs=costs,
+        drafters=figures,
+    )
+
+
+@asynccontextmanager
+async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Loaded | None]]:
+    batcher = Batcher("accept")
+    try:
+        target = await load(config.models, batcher)
+        draft = await load_draft(config.models, batcher)
+        if draft:
+            same_tokens(draft.tokenizer, target.tokenizer.sha256)
+        yield batcher, target, draft
+    finally:
+        await batcher.close()
+
+
+async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> list[Continuation]:
+    """What the target says, by plain decoding."""
+    generator = plain_generator(target)
+    said: list[Continuation] = []
+    for number, prompt in enumerate(config.prompts, 1):
+        show(f"the target continues {prompt.name} ({number} of {len(config.prompts)})")
+        request = GenerationRequest(
+            text=prompt.text, chat=prompt.chat, sampling=config.sampling, max_new_tokens=config.max_new_tokens
+        )
+        answer: list[int] = []
+        async for part in generator.generate(request):
+            answer += part.token_ids if isinstance(part, Chunk) else ()
+        tokens = await generator.prompt_tokens(request)
+        said.append(Continuation(prompt.kind, tuple(tokens), tuple(answer), config.sampling))
+    return said
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """One continuation under one drafter."""
+
+    said: Continuation
+    agreement: Agreement
+    rounds: Mapping[int, tuple[SpeculationStats, int]]
+
+
+def _drafters(model: Remembered | None) -> dict[str, Callable[[Trust], Drafter]]:
+    """Every way to draft with this pair."""
+    if model is None:
+        return {"ngram": lambda trust: NgramDrafter()}
+    return {
+        "ngram": lambda trust: NgramDrafter(),
+        "model": lambda trust: model,
+        "hybrid": lambda trust: HybridDrafter(TrustedLookup(trust), model),
+    }
+
+
+async def _replay_all(
+    said: Sequence[Continuation], draft: Loaded | None, vocab_size: int, longest: int, show: Show
+) -> tuple[DrafterFigures, ...]:
+    replayed: dict[str, list[_Replayed]] = {}
+    trusts: dict[tuple[str, int], Trust] = defaultdict(Trust)  # each length is a deployment of its own
+    for number, one in enumerate(said, 1):
+        show(f"drafting for what the target said ({number} of {len(said)})")
+        inner = ModelDrafter(draft.engine, vocab_size) if draft else None
+        model = Remembered(inner, one, longest) if inner else None
+        try:
+            for name, drafter in _drafters(model).items():
+                lengths = [drafter(trusts[name, k]) for k in range(longest + 1)]
+                replayed.setdefault(name, []).append(await _replay(lengths, model, one))
+        finally:
+            if inner:
+                await inner.close()
+    return tuple(_figures(name, parts, longest) for name, parts in replayed.items())
+
+
+async def _replay(lengths: Sequence[Drafter], model: Remembered | None, said: Continuation) -> _Replayed:
+    """`lengths`: the drafter of each speculation length; that of 0 is asked for every single token."""
+    agreed = await agreement(lengths[0], said)
+    rounds: dict[int, tuple[SpeculationStats, int]] = {}
+    for k, drafter in enumerate(lengths[1:], 1):
+        before = model.asked if model else 0
+        stats = await replay(drafter, said, k)
+        rounds[k] = (stats, (model.asked if model else 0) - before)
+    return _Replayed(said, agreed, rounds)
+
+
+def _figures(name: str, parts: Sequence[_Replayed], longest: int) -> DrafterFigures:
+    groups = _by_kind([(part.said.kind, part) for part in parts])
+    return DrafterFigures(
+        name,
+        {kind: _sum([part.agreement for part in group]) for kind, group in groups.items()},
+        {
+            k: {kind: _rounds([(part.said, *part.rounds[k]) for part in group]) for kind, group in groups.items()}
+            for k in range(1, longest + 1)
+        },
+    )
+
+
+def _by_kind(items: Sequence[tuple[str, Any]]) -> dict[str, list[Any]]:
+    groups: dict[str, list[Any]] = {}
+    for kind, item in items:
+        groups.setdefault(kind, []).append(item)
+    return groups | {ALL: [item for _, item in items]}
+
+
+def _sum(parts: Sequence[Agreement]) -> Agreement:
+    return Agreement(sum(p.agreed for p in parts), sum(p.proposed for p in parts), sum(p.tokens for p in parts))
+
+
+def _rounds(parts: Sequence[tuple[Continuation, SpeculationStats, int]]) -> Rounds:
+    stats = [s for _, s, _ in parts]
+    count = sum(s.rounds for s in stats)
+    return Rounds(
+        rounds=count,
+        tokens=sum(len(one.answer) for one, _, _ in parts),
+        drafted=sum(s.drafted for s in stats),
+        accepted=sum(s.accepted for s in stats),
+        by_position=tuple(ratio(a, count) or 0.0 for a in sum_positions(s.accepted_per_position for s in stats)),
+        drafted_by=sum_counts(s.drafted_by for s in stats),
+        accepted_by=sum_counts(s.accepted_by for s in stats),
+        asked=sum(asked for _, _, asked in parts),
+    )

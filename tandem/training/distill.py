@@ -1,0 +1,185 @@
+"""Distillation: the student learns the target's distribution at every token that the target said.
+
+The loss is the cross-entropy against the target's best tokens, mixed with the cross-entropy against the first of them
+(greedy decoding asks for nothing else). The softmax runs over the tokens most often said and a random sample of all
+others, which keeps tokens that the target never says from rising: a quarter of the whole vocabulary's cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.training.shards import Answered
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """tokens [rows, length]; where [answered, 2] are (row, column) of the positions that predict an answered token;
+    ids and probs [answered, top] are the target's."""
+
+    tokens: Tensor
+    where: Tensor
+    ids: Tensor
+    probs: Tensor
+
+    def to(self, device: str) -> Batch:
+        return Batch(*(part.to(device) for part in (self.tokens, self.where, self.ids, self.probs)))
+
+
+def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random.Generator) -> list[list[int]]:
+    """All sequences in random groups of about `tokens` answered tokens, those of like length together.
+
+    `lengths` are (prompt, answer) of each sequence.
+    """
+    order = rng.permutation(len(lengths)).tolist()
+    groups: list[list[int]] = []
+    for start in range(0, len(order), 2048):
+        group: list[int] = []
+        size = 0
+        for i in sorted(order[start : start + 2048], key=lambda i: sum(lengths[i])):
+            group.append(i)
+            size += lengths[i][1]
+            if size >= tokens:
+                groups.append(group)
+                group, size = [], 0
+        if group:
+            groups.append(group)
+    return [groups[g] for g in rng.permutation(len(groups)).tolist()]
+
+
+def make_batch(data: Sequence[Answered]) -> Batch:
+    length = max(len(s.prompt) + len(s.answer) for s in data) - 1
+    tokens = np.zeros((len(data), length), np.int64)
+    where = []
+    for r, s in enumerate(data):
+        whole = np.concatenate((s.prompt, s.answer))[:-1]
+        tokens[r, : len(whole)] = whole
+        columns = np.arange(len(s.prompt) - 1, len(whole))
+        where.append(np.stack((np.full_like(columns, r), columns), 1))
+    logprobs = np.concatenate([s.logprobs for s in data]).astype(np.float32)
+    return Batch(
+        torch.from_numpy(tokens),
+        torch.from_numpy(np.concatenate(where)),
+        torch.from_numpy(np.concatenate([s.ids for s in data]).astype(np.int64)),
+        torch.softmax(torch.from_numpy(logprobs), -1),
+    )
+
+
+def copies(data: Sequence[Answered], count: int, rng: np.random.Generator) -> list[Answered]:
+    """Sequences in which something is said twice, the second time to be learnt.
+
+    Copying from the context is what a small model learns last and needs most (Olsson et al. 2022, induction heads).
+    """
+    made = []
+    for i in rng.integers(len(data), size=count):
+        whole = np.concatenate((data[i].prompt, data[i].answer))
+        length = min(int(rng.integers(8, 64)), len(whole))
+        start = int(rng.integers(len(whole) - length + 1))
+        span, begun = whole[start : start + length], min(int(rng.integers(1, 4)), length - 1)
+        between = whole[int(rng.integers(len(whole))) :][: int(rng.integers(0, 24))]
+        answer = span[begun:]
+        ids = np.zeros((len(answer), data[i].ids.shape[1]), np.int32)
+        logprobs = np.full(ids.shape, -np.inf, np.float16)
+        ids[:, 0], logprobs[:, 0] = answer, 0
+        prompt = np.concatenate((span, between, span[:begun]))
+        made.append(Answered("copy", 1.0, prompt, answer, ids, logprobs))
+    return made
+
+
+class Softmax:
+    """The vocabulary of a training step: `seen` ids and a random sample of the others."""
+
+    def __init__(self, seen: Tensor, vocab_size: int, others: int, device: str) -> None:
+        self.seen = seen.to(device)
+        unseen = torch.ones(vocab_size, dtype=torch.bool)
+        unseen[seen] = False
+        self._rest = unseen.nonzero()[:, 0].to(device)
+        self._others = min(others, len(self._rest))
+        self._at = torch.full((vocab_size,), -1, dtype=torch.int64)
+        self._at[seen] = torch.arange(len(seen))
+        self._at = self._at.to(device)
+
+    def sample(self) -> Tensor:
+        picked = torch.randint(len(self._rest), (self._others,), device=self.seen.device) if self._others else None
+        return self.seen if picked is None else torch.cat((self.seen, self._rest[picked]))
+
+    def columns(self, ids: Tensor) -> Tensor:
+        """Where `ids` stand in a sample; -1 for those not seen."""
+        return self._at[ids]
+
+
+def loss_of(student: Any, batch: Batch, softmax: Softmax, hard: float) -> tuple[Tensor, Tensor]:
+    """Mean loss over the answered tokens, and how many of them the student's first choice agrees on."""
+    hidden = student.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+    rows = hidden[batch.where[:, 0], batch.where[:, 1]]
+    ids = softmax.sample()
+    columns = softmax.columns(batch.ids)
+    probs = batch.probs * (1 - hard)
+    probs[:, 0] += hard
+    weight = student.get_input_embeddings().weight[ids]
+    loss, best = _CrossEntropy.apply(rows, weight, columns.clamp(min=0), probs * (columns >= 0))
+    return loss, (best == columns[:, 0]).sum()
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Cross-entropy of softmax(rows @ weight.T) against sparse targets, a few rows at a time.
+
+    rows [n, h], weight [s, h], columns [n, top] and probs [n, top] (their sum may be below 1). Gives the mean loss and
+    each row's best column. The gradient is made along with the loss, while a block of logits is in the CPU's cache:
+    all n x s of them at once would be read from memory ten times over.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, columns: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+        kind = torch.bfloat16 if torch.is_autocast_enabled(rows.device.type) else rows.dtype
+        n, block = len(rows), 512 if rows.device.type == "cpu" else 8192
+        rows_, weight_ = rows.to(kind), weight.to(kind)
+        grad_rows, grad_weight = torch.empty_like(rows), torch.zeros_like(weight)
+        loss, best = rows.new_zeros((), dtype=torch.float32), columns.new_empty(n)
+        for start in range(0, n, block):
+            part = slice(start, start + block)
+            logits = (rows_[part] @ weight_.T).float()
+            best[part] = logits.argmax(-1)
+            log_z = logits.logsumexp(-1, keepdim=True)
+            loss -= (probs[part] * (logits.gather(1, columns[part]) - log_z)).sum()
+            slope = logits.sub_(log_z).exp_().mul_(probs[part].sum(-1, keepdim=True))
+            slope = slope.scatter_add_(1, columns[part], -probs[part]).to(kind)
+            grad_rows[part] = slope @ weight_
+            grad_weight += slope.T @ rows_[part]
+        ctx.save_for_backward(grad_rows / n, grad_weight / n)
+        ctx.mark_non_differentiable(best)
+        return loss / n, best
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_rows, grad_weight = ctx.saved_tensors
+        return grad_rows * grad, grad_weight * grad, None, None
+
+
+def agreement(student: Any, data: Sequence[Answered], rows: int = 32) -> dict[str, tuple[int, int]]:
+    """By kind and over all, on greedy continuations: (tokens on which the whole-vocabulary argmax agrees, tokens)."""
+    counts: dict[str, list[int]] = {}
+    greedy = sorted((s for s in data if s.temperature == 0), key=lambda s: len(s.prompt) + len(s.answer))
+    student.eval()
+    with torch.inference_mode():
+        for i in range(0, len(greedy), rows):
+            part = greedy[i : i + rows]
+            batch = make_batch(part)
+            device = student.device
+            hidden = student.model(input_ids=batch.tokens.to(device), use_cache=False).last_hidden_state
+            picked = hidden[batch.where[:, 0], batch.where[:, 1]]
+            best = student.get_output_embeddings()(picked).argmax(-1).cpu()
+            hits = (best == batch.ids[:, 0]).split([len(s.answer) for s in part])
+            for s, hit in zip(part, hits, strict=True):
+                for name in (s.kind, "all"):
+                    count = counts.setdefault(name, [0, 0])
+                    count[0] += int(hit.sum())
+                    count[1] += len(hit)
+    student.train()
+    return {kind: (hit, n) for kind, (hit, n) in sorted(counts.items())}

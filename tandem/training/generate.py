@@ -1,0 +1,193 @@
+"""Training data: the target continues prompts of every kind, and its distribution at every token is kept.
+
+    python -m tandem.training.generate --output DIR [--target_model T] [--tokens 2000000]
+
+Can be cut short and started again: whole shards stay. A draft is only as good as this is large.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tandem.training.prompts import TrainingPrompt, training_prompt
+from tandem.training.shards import Answered, ShardFolder, join
+from tandem.checkpoints.locate import find, weights_revision
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.runners.loading import end_ids
+
+TEMPERATURES = (0.0, 0.6, 0.9)  # of the continuations of one prompt
+_OWN_FILE = "own_prompts.json"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateConfig:
+    """tokens: how many the target says in all. own: prompts the target writes itself. shard: sequences in a file."""
+
+    output: Path
+    target: str | None = None
+    tokens: int = 2_000_000
+    own: int = 1500
+    shard: int = 768
+    seed: int = 1
+    rows: int = 128
+    max_prompt: int = 192
+    max_new_tokens: int = 128
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "shard", "rows", "max_prompt", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below 1")
+        if self.own < 0:
+            raise ValueError(f"own: {self.own} is below 0")
+
+
+def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
+    """Writes shards until they hold config.tokens tokens of the target's; returns how many they hold."""
+    target = _Target(config)
+    folder = ShardFolder(config.output)
+    folder.claim(_meta(config))
+    own = _own_prompts(config, target, show)
+    done = {number: folder.read(number).answered for number in folder.numbers()}
+    total, fresh, started = sum(done.values()), 0, time.monotonic()
+    pending: dict[int, list[Answered]] = {}
+    asks = target.asks(config, own, set(done))
+    for index, answered in target.run(asks):
+        number = index // config.shard
+        pending.setdefault(number, []).append(answered)
+        if len(pending[number]) < config.shard:
+            continue
+        shard = join(pending.pop(number))
+        folder.write(number, shard)
+        total, fresh = total + shard.answered, fresh + shard.answered
+        show(_progress(total, config.tokens, fresh / (time.monotonic() - started)))
+        if total >= config.tokens:
+            break
+    return total
+
+
+def _progress(total: int, wanted: int, rate: float) -> str:
+    left = max(0, wanted - total) / rate / 60
+    return f"{total:,} of {wanted:,} tokens, {rate:.0f} tokens/s, {left:.0f} min left"
+
+
+def _meta(config: GenerateConfig) -> dict[str, Any]:
+    skipped = {"output", "tokens", "rows", "device", "dtype", "target"}
+    meta = {name: value for name, value in asdict(config).items() if name not in skipped}
+    return meta | {"target": weights_revision(unpacked(find(config.target)))}
+
+
+class _Target:
+    """The target, its tokenizer and the sampler."""
+
+    def __init__(self, config: GenerateConfig) -> None:
+        from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+
+        from tandem.training.sampling import ATTENTION, BatchSampler, SamplerConfig, batch_attention
+        from tandem.runners.loading import choose_device, choose_dtype, transformers_logging
+
+        transformers_logging()
+        AttentionInterface.register(ATTENTION, batch_attention)
+        source = unpacked(find(config.target)).source
+        device = choose_device(config.device)
+        dtype = choose_dtype(config.dtype, device)
+        module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype, attn_implementation=ATTENTION)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(**source)
+        self._ends = frozenset(end_ids(module))
+        top = min(24, module.config.vocab_size)
+        settings = SamplerConfig(
+            config.rows, config.max_prompt, config.max_new_tokens, top, min(64, module.config.vocab_size), config.seed
+        )
+        self._sampler = BatchSampler(module.to(device).requires_grad_(False), settings, self._ends, device)
+        self._kinds: dict[int, str] = {}
+
+    def asks(self, config: GenerateConfig, own: tuple[str, ...], done: set[int]) -> Iterator[Any]:
+        """Every prompt that fits, of every shard not done, without end."""
+        from tandem.training.sampling import Ask
+
+        number = 0
+        while True:
+            if number not in done:
+                for index in range(number * config.shard, (number + 1) * config.shard):
+                    which, nth = divmod(index, len(TEMPERATURES))
+                    prompt = training_prompt(config.seed, which, own)
+                    self._kinds[index] = prompt.kind
+                    ids = self.encode(prompt)[-config.max_prompt :]
+                    yield Ask(index, ids, TEMPERATURES[nth])
+            number += 1
+
+    def run(self, asks: Iterator[Any]) -> Iterator[tuple[int, Answered]]:
+        for c in self._sampler.run(asks):
+            kind = self._kinds.pop(c.ask.index, "")
+            prompt = np.array(c.ask.prompt, np.int32)
+            yield c.ask.index, Answered(kind, c.ask.temperature, prompt, c.tokens, c.ids, c.logprobs)
+
+    def encode(self, prompt: TrainingPrompt) -> tuple[int, ...]:
+        if prompt.chat and self.tokenizer.chat_template:
+            return tuple(self.tokenizer(self._chat(prompt.text), add_special_tokens=False)["input_ids"])
+        return tuple(self.tokenizer(prompt.text)["input_ids"])
+
+    def _chat(self, text: str) -> str:
+        turn = [{"role": "user", "content": text}]
+        return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+
+    def write_prompts(self, count: int) -> list[str]:
+        """Instructions that the target writes when it is let begin the user's turn (Magpie, Xu et al. 2024)."""
+        from tandem.training.sampling import Ask
+
+        mark = "\u241f"
+        begin = self._chat(mark).split(mark)[0]
+        ids = tuple(self.tokenizer(begin, add_special_tokens=False)["input_ids"])
+        asks = (Ask(2**40 + i, ids, 1.0) for i in range(count))
+        texts = (self.tokenizer.decode(c.tokens, skip_special_tokens=True).strip() for c in self._sampler.run(asks))
+        return sorted({text for text in texts if 12 < len(text) < 400})
+
+
+def _own_prompts(config: GenerateConfig, target: _Target, show: Callable[[str], None]) -> tuple[str, ...]:
+    file = config.output / _OWN_FILE
+    if not target.tokenizer.chat_template or not config.own:
+        return ()
+    if not file.exists():
+        show(f"the target writes {config.own} prompts of its own")
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(target.write_prompts(config.own), indent=0))
+        partial.rename(file)
+    return tuple(json.loads(file.read_text()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Lets the target continue prompts and keeps what it says.")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the shards")
+    parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
+    parser.add_argument("--tokens", type=int, default=2_000_000, help="tokens to generate in all (default 2000000)")
+    parser.add_argument("--own", type=int, default=1500, help="prompts that the target writes itself (default 1500)")
+    parser.add_argument("--shard", type=int, default=768, help="sequences per file (default 768)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rows", type=int, default=128, help="sequences at a time (default 128)")
+    parser.add_argument("--max-prompt", type=int, default=192, help="prompt tokens kept (default 192)")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="tokens per prompt (default 128)")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    args = vars(parser.parse_args())
+    try:
+        config = GenerateConfig(target=args.pop("target_model"), **args)
+        total = generate(config, lambda line: print(line, file=sys.stderr, flush=True))
+    except ValueError as error:
+        print(f"generate: {error}", file=sys.stderr)
+        return 2
+    print(f"{config.output} holds {total:,} tokens of the target's")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""The draft's shape, and where its weights start: the target's embeddings in fewer dimensions, fresh layers.
+
+A plain Llama with tied embeddings, because every loader knows one. On a small draft the embeddings are most of the
+bytes, so the hidden size is set by the file's size and the feed-forward width takes what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.checkpoints.locate import find
+
+ROPE_THETA = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class StudentConfig:
+    hidden: int = 160
+    layers: int = 2
+    heads: int = 5
+    feed_forward: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "layers", "heads", "feed_forward"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below 1")
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"heads: {self.heads} heads of even size do not make a hidden size of {self.hidden}")
+
+
+def build(target: Any, config: StudentConfig, counts: Tensor, seed: int) -> Any:
+    """A student for `target`. `counts` [vocabulary] says how often the target said each token."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    theirs = target.config
+    student = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=theirs.vocab_size,
+            hidden_size=config.hidden,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.heads,
+            intermediate_size=config.feed_forward,
+            max_position_embeddings=theirs.max_position_embeddings,
+            tie_word_embeddings=True,
+            rms_norm_eps=1e-5,
+            attention_bias=True,  # lets a head attend by distance alone
+            rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+            bos_token_id=theirs.bos_token_id,
+            eos_token_id=theirs.eos_token_id,
+            pad_token_id=theirs.pad_token_id,
+        )
+    )
+    head = target.get_output_embeddings().weight.detach().float()
+    student.get_input_embeddings().weight.data.copy_(_reduced(head, counts.float(), config.hidden))
+    for layer in student.model.layers:  # residual branches start small, as in GPT-2 (Radford et al. 2019)
+        layer.self_attn.o_proj.weight.data /= (2 * config.layers) ** 0.5
+        layer.mlp.down_proj.weight.data /= (2 * config.layers) ** 0.5
+    begin_copying(student, counts.float())
+    return student
+
+
+def go_on_from(folder: Path, target: Any) -> Any:
+    """A trained Llama to train further as a student of the model whose configuration is `target`."""
+    from transformers import AutoModelForCausalLM
+
+    student: Any = AutoModelForCausalLM.from_pretrained(**find(str(folder)).source, dtype=torch.float32)
+    theirs, ours = target.vocab_size, student.config.vocab_size
+    if ours != theirs:
+        raise ValueError(f"start: {folder} has a vocabulary of {ours}, the target one of {theirs}")
+    if not student.config.tie_word_embeddings:
+        raise ValueError(f"start: {folder} has a head apart from its embeddings, and training takes them for one")
+    return student
+
+
+def shape_of(student: Any) -> StudentConfig:
+    config = student.config
+    return StudentConfig(
+        config.hidden_size, config.num_hidden_layers, config.num_attention_heads, config.intermediate_size
+    )
+
+
+def _reduced(embeddings: Tensor, counts: Tensor, hidden: int) -> Tensor:
+    """The principal directions of `embeddings` [vocabulary, d], tokens weighted by how often they are said."""
+    weights = (counts + 1).sqrt()
+    weights = weights / weights.sum()
+    centred = embeddings - (weights[:, None] * embeddings).sum(0)
+    covariance = centred.T @ (weights[:, None] * centred)
+    values, directions = torch.linalg.eigh(covariance)
+    kept = directions[:, values.argsort(descending=True)[:hidden]]
+    if kept.shape[1] < hidden:
+        kept = torch.nn.functional.pad(kept, (0, hidden - kept.shape[1]))
+    reduced = centred @ kept
+    return reduced * (0.05 / reduced.std())
+
+
+@torch.no_grad()
+def begin_copying(student: Any, counts: Tensor) -> None:
+    """Writes an induction circuit (Olsson et al. 2022) into the first two layers: training need not find it.
+
+    Text that repeats is what a draft gets right most cheaply, and a small model finds out last, after millions of
+    tokens. In the first layer, head 0 attends to the token before (its query and key are biases that rotary positions
+    turn into a peak at distance 1) and notes that token's leading components in the last dimensions, which hold least.
+    In the second, heads look for positions whose note is the current token, in the slow rotary frequencies, and bring
+    on what stands there. Models of one layer, or of heads below 16, are left alone.
+    """
+    heads, hidden = student.config.num_attention_heads, student.config.hidden_size
+    size = hidden // heads
+    if len(student.model.layers) < 2 or size < 16:
+        return
+    embeddings = student.get_input_embeddings().weight
+    half, fast = size // 2, size // 4
+    slow = torch.cat((torch.arange(3 * size // 16, half), half + torch.arange(3 * size // 16, half)))
+    noted = torch.arange(len(slow))
+    mean, deviation = _moments(embeddings, counts, len(slow))
+    note = hidden - len(slow) + noted
+    embeddings[:, note] *= 0.2
+
+    before = student.model.layers[0].self_attn
+    _clear(before, 0, size)
+    angles = ROPE_THETA ** (-torch.arange(fast) / half)
+    before.k_proj.bias[:fast] = 7.0
+    before.q_proj.bias[:fast] = 7.0 * angles.cos()
+    before.q_proj.bias[half : half + fast] = -7.0 * angles.sin()
+    before.v_proj.weight[noted, noted] = 1 / deviation
+    before.v_proj.bias[noted] = -mean / deviation
+    before.o_proj.weight[note, noted] = 0.12
+
+    again = student.model.layers[1].self_attn
+    for head in range(max(1, min(heads - 2, hidden // size))):
+        first = head * size
+        carried = first + torch.arange(size)
+        _clear(again, first, size)
+        again.q_proj.weight[first + slow, noted] = 4 / deviation
+        again.k_proj.weight[first + slow, note] = 1.0
+        again.v_proj.weight[carried, carried] = 1.0
+        again.o_proj.weight[carried, carried] = 0.4
+
+
+def _moments(embeddings: Tensor, counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of the leading components as a layer sees them (after its norm), over tokens as they occur."""
+    seen = embeddings / embeddings.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-6)
+    weights = ((counts + 1e-3) / (counts + 1e-3).sum())[:, None]
+    mean = (weights * seen).sum(0)
+    return mean[:size], (weights * (seen - mean) ** 2).sum(0).sqrt().clamp(min=1e-3)[:size]
+
+
+def _clear(attention: Any, first: int, size: int) -> None:
+    """Silences a head."""
+    for part in (attention.q_proj, attention.k_proj, attention.v_proj):
+        part.weight[first : first + size] = 0
+        part.bias[first : first + size] = 0
+    attention.o_proj.weight[:, first : first + size] = 0

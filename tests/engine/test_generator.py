@@ -1,0 +1,255 @@
+"""From request to completion: checks before work, stops over the wire, margins."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.engine.loading import DraftChoice, Loaded
+from tandem.engine.batcher import Batcher
+from tandem.engine.sequences import Engine
+from tandem.engine.generator import LONG_TEXT, Generator, check_tokens
+from tandem.engine.generators import fused_generator, plain_generator, target_info
+from tandem.runners.protocol import Limits
+from tandem.runners.toy import END, ToyConfig, ToyTokenizer, toy_logits
+from tandem.speculation.types import FinishReason, GenerationRequest, InvalidField, TooLong
+from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, run, target_site, toy, until, worker_site
+
+PROMPT = b"abc"
+TRUTH = oracle(PROMPT, GREEDY, 40)
+TEXT = "".join(bytes([t]).decode("latin-1") for t in TRUTH if t < 256)
+SERVICES = ("autoregressive", "fused", "draft_worker")
+
+
+def plain() -> Generator:
+    return plain_generator(Loaded(Engine(toy(max_length=32), Batcher("test")), ToyTokenizer()))
+
+
+async def ask(service: str, request: GenerationRequest) -> Any:
+    """The answer over the wire."""
+    if service == "fused":
+        async with fused_site(toy(), toy(ToyConfig(miss=0.2))) as site, site.client() as client:
+            return await answer(client.generate, request)
+    async with target_site() as target:
+        if service == "autoregressive":
+            async with target.client() as client:
+                return await answer(client.generate, request)
+        async with worker_site(target.address, "miss=0.2") as site, site.client() as client:
+            return await answer(client.generate, request)
+
+
+# --- checks ---
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (ids([]), "prompt"),
+        (ids([258]), "prompt"),
+        (GenerationRequest(text=""), "prompt"),
+        (ids([1], stop_token_ids=(258,)), "stop_token_ids"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_before_any_slot_is_taken(request_: GenerationRequest, field: str) -> None:
+    generator = plain()
+    with pytest.raises(InvalidField) as caught:
+        run(answer(generator.generate, request_))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("length", "changes", "named"),
+    [
+        (32, {}, "32.*32"),
+        (40, {}, "40.*32"),
+        (30, {"count": 3}, "30.*3.*32"),
+        (10, {"max_total_tokens": 10}, "10.*10"),
+        (10, {"max_total_tokens": 33}, "33.*32"),
+    ],
+)
+def test_what_does_not_fit_is_too_long(length: int, changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(TooLong, match=named):
+        run(answer(plain().generate, ids([1] * length, **({"count": None} | changes))))
+
+
+def test_what_just_fits_is_generated() -> None:
+    got = run(answer(plain().generate, ids([1] * 30, 2, ignore_end_of_sequence=True)))
+    assert len(got.token_ids) == 2
+    got = run(answer(plain().generate, ids([1] * 9, None, max_total_tokens=12, ignore_end_of_sequence=True)))
+    assert (len(got.token_ids), got.completion.finish_reason) == (3, FinishReason.LENGTH)
+    assert got.completion.prompt_tokens == 9
+
+
+def test_a_chat_without_a_template_names_the_field() -> None:
+    class Plain(ToyTokenizer):
+        def encode(self, text: str, chat: bool) -> list[int]:
+            raise ValueError("chat: this model has no chat template")
+
+    generator = replace(plain(), tokenizer=Plain())
+    with pytest.raises(InvalidField, match=r"^chat: this model has no chat template$") as caught:
+        run(answer(generator.generate, GenerationRequest(text="hi", chat=True)))
+    assert caught.value.field == "chat"
+
+
+def test_the_first_unknown_token_is_named() -> None:
+    check_tokens("prompt", [0, 257], 258)
+    with pytest.raises(InvalidField, match=r"token id 300 .* 258"):
+        check_tokens("prompt", [1, 300, 400], 258)
+
+
+def test_long_texts_are_tokenized_in_a_thread_one_at_a_time_while_others_are_answered() -> None:
+    """What a caller sends decides how long that takes; it must not decide when others are answered."""
+    going, most, threads, enough = 0, 0, set(), threading.Event()
+
+    class Slow(ToyTokenizer):
+        def encode(self, text: str, chat: bool) -> list[int]:
+            nonlocal going, most
+            going, most = going + 1, max(most, going + 1)
+            threads.add((len(text) > LONG_TEXT, threading.current_thread() is threading.main_thread()))
+            if len(text) > LONG_TEXT:
+                assert enough.wait(30), "a short text was not answered meanwhile"
+            going -= 1
+            return [1, 2, 3]
+
+    async def test() -> None:
+        generator = replace(plain(), tokenizer=Slow())
+        long = [
+            asyncio.create_task(answer(generator.generate, GenerationRequest(text="x" * (LONG_TEXT + 1)))) for _ in "ab"
+        ]
+        await until(lambda: going == 1)
+        await answer(generator.generate, GenerationRequest(text="x" * LONG_TEXT, max_new_tokens=2))
+        enough.set()
+        await asyncio.gather(*long)
+
+    run(test())
+    assert threads == {(True, False), (False, True)}
+    assert most == 2, "one long text, and beside it a short one"
+
+
+# --- stops, over the wire ---
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_stop_string_ends_the_text_before_it_and_the_ids_with_the_token_that_completes_it(service: str) -> None:
+    at = 12
+    stop = TEXT[at : at + 3]
+    assert TEXT.find(stop) == at
+    got = run(ask(service, ids(PROMPT, 40, stop_strings=(stop, "never said"))))
+    assert got.completion.finish_reason is FinishReason.STOP_STRING
+    assert got.text == TEXT[:at]
+    assert got.token_ids == TRUTH[: at + 3]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_stop_string_that_only_begins_is_text(service: str) -> None:
+    got = run(ask(service, ids(PROMPT, 15, stop_strings=(TEXT[10:15] + "\0\0",))))
+    assert got.completion.finish_reason is FinishReason.LENGTH
+    assert (got.text, got.token_ids) == (TEXT[:15], TRUTH[:15])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_stop_token_is_the_last_token(service: str) -> None:
+    stop = TRUTH[9]
+    first = TRUTH.index(stop)
+    got = run(ask(service, ids(PROMPT, 40, stop_token_ids=(stop, 3 if stop != 3 else 4))))
+    cut = min(first, *(TRUTH.index(t) for t in (3, 4) if t in TRUTH and t != stop), 40)
+    assert got.completion.finish_reason is FinishReason.STOP_TOKEN
+    assert got.token_ids == TRUTH[: cut + 1]
+
+
+def ending_prompt() -> bytes:
+    """A prompt whose greedy continuation ends by itself within 20 tokens."""
+    return next(p for i in range(200) if END in oracle(p := b"prompt %d" % i, GREEDY, 20)[3:])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_the_end_of_sequence_ends_unless_it_is_to_be_ignored(service: str) -> None:
+    prompt = ending_prompt()
+    expected = oracle(prompt, GREEDY, 30)
+    got = run(ask(service, ids(prompt, 30)))
+    assert got.completion.finish_reason is FinishReason.END_OF_SEQUENCE
+    assert got.token_ids == expected and expected[-1] == END
+    on = run(ask(service, ids(prompt, 30, ignore_end_of_sequence=True)))
+    assert on.completion.finish_reason is FinishReason.LENGTH
+    assert on.token_ids == oracle(prompt, GREEDY, 30, past_the_end=True)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_text_prompt_is_tokenized_by_the_server(service: str) -> None:
+    got = run(ask(service, GenerationRequest(text="abc", max_new_tokens=8)))
+    assert got.token_ids == TRUTH[:8]
+    assert got.completion.prompt_tokens == 3
+    assert got.text == TEXT[:8]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_margins_come_one_a_token_where_they_are_asked_for(service: str, sampling: Any) -> None:
+    got = run(ask(service, ids(PROMPT, 10, sampling=sampling, report_margins=True)))
+    assert len(got.margins) == len(got.token_ids) == 10
+    assert all(m >= 0 for m in got.margins)
+    silent = run(ask(service, ids(PROMPT, 10, sampling=sampling)))
+    assert silent.margins == () and silent.token_ids == got.token_ids
+
+
+def test_a_greedy_margin_is_the_distance_to_the_runner_up() -> None:
+    got = run(ask("fused", ids(PROMPT, 5, report_margins=True)))
+    tokens = list(PROMPT)
+    for token, margin in zip(got.token_ids, got.margins, strict=True):
+        first, second = sorted(toy_logits(tokens, ToyConfig()).tolist())[:-3:-1]
+        assert margin == pytest.approx(first - second, rel=1e-5)
+        tokens.append(token)
+
+
+def test_a_server_says_what_it_runs() -> None:
+    async def test() -> None:
+        async with target_site() as target, target.client() as client:
+            info = await client.model_info()
+            assert (info.model_name, info.backend, info.tokenizer_sha256, info.vocab_size) == ("toy", "toy", "toy", 258)
+            assert (info.kv_slots, info.max_sequence_length, info.max_speculation_length) == (4, 160, 5)
+            assert (info.draft_name, info.end_of_sequence_ids) == ("", (END,))
+            small = worker_site(target.address, "miss=0.2", slots=2, max_length=100)
+            async with small as site, site.client() as other:
+                worker = await other.model_info()
+            assert (worker.draft_name, worker.kv_slots, worker.max_sequence_length) == ("toy", 2, 100)
+            assert worker.default_speculation_length == 3
+            assert worker.weights_revision == info.weights_revision
+            async with worker_site(target.address, None) as site, site.client() as other:
+                assert (await other.model_info()).draft_name == "ngram"
+
+    run(test())
+
+
+def test_a_fused_pair_of_other_tokenizers_is_refused() -> None:
+    class Other(ToyTokenizer):
+        sha256 = "other"
+
+    batcher = Batcher("test")
+    target, draft = Loaded(Engine(toy(), batcher), ToyTokenizer()), Loaded(Engine(toy(), batcher), Other())
+    with pytest.raises(ValueError, match="vocabulary"):
+        fused_generator(target, draft, 5, DraftChoice("model"))
+    asyncio.run(batcher.close())
+
+
+def test_the_default_speculation_length_is_never_above_the_maximum() -> None:
+    loaded = Loaded(Engine(toy(max_draft=2), Batcher("test")), ToyTokenizer())
+    assert target_info(loaded, 5).default_speculation_length == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "names"),
+    [
+        ((0, 8, 2, 4, 9), "batch: 0"),
+        ((1, 1, 0, 4, 9), "sequence_length: 1"),
+        ((1, 8, -1, 4, 9), "speculation_length: -1"),
+        ((1, 8, 8, 4, 9), "speculation_length: 8"),
+        ((1, 8, 2, 0, 9), "chunk: 0"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused_by_name(limits: tuple[int, ...], names: str) -> None:
+    with pytest.raises(ValueError, match=names):
+        Limits(*limits)

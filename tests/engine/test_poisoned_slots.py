@@ -1,0 +1,124 @@
+"""What a sequence leaves in its slot must not reach the slot's next one: NaN that is masked is still NaN (G7)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.engine.batcher import Batcher
+from tandem.runners.torch.graph_runner import _fused
+from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.runners.protocol import FusedResult, FusedRow, Proposal, ProposeRow, RowFailed
+from tandem.runners.torch.runner import TorchRunner
+from tandem.speculation.types import SamplingParams, Verdict
+from tests.runners.compiled import GREEDY, PROMPT, eager
+
+SAMPLED = SamplingParams(temperature=0.8, seed=3)
+
+
+def spoil(runner: TorchRunner, start: int = 0) -> None:
+    """As after a sequence whose numbers overflowed, from position `start` of every slot on."""
+    slots = runner.model.slots
+    for buffer in slots.buffers:
+        buffer.view(buffer.shape[0], -1, slots.length, buffer.shape[2])[:, : slots.spare, start:] = torch.nan
+
+
+@pytest.fixture(autouse=True)
+def clean_slots() -> Iterator[None]:
+    """The runners are those of other tests too."""
+    yield
+    for runner in (eager(), eager(draft=True)):
+        for buffer in runner.model.slots.buffers:
+            buffer.zero_()
+
+
+async def said(engine: Engine, sampling: SamplingParams, count: int = 8) -> list[int]:
+    verifier, tokens = LocalVerifier(engine), list(PROMPT)
+    await verifier.open(tokens, sampling)
+    try:
+        for _ in range(count):
+            tokens += (await verifier.verify(tokens, ())).token_ids
+    finally:
+        await verifier.close()
+    return tokens
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_next_sequence_of_a_poisoned_slot_says_what_it_always_says(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        batcher = Batcher("test")
+        engine = Engine(eager(), batcher)
+        expected = await said(engine, sampling)
+        spoil(engine.runner)  # type: ignore[arg-type]
+        assert await said(engine, sampling) == expected
+        assert engine.slots.free == engine.slots.count
+        await batcher.close()
+
+    asyncio.run(test())
+
+
+def test_a_fused_round_recovers_too() -> None:
+    async def test() -> None:
+        target, draft = eager(), eager(draft=True)
+        batcher = Batcher("test")
+        pair = FusedPair(Engine(target, batcher), Engine(draft, batcher, vital=False))
+        expected = await said(pair.target, GREEDY)
+        spoil(target)
+        rounds, tokens = FusedRounds(pair), list(PROMPT)
+        await rounds.open(tokens, GREEDY)
+        while len(tokens) < len(expected):
+            tokens += (await rounds.round(tokens, 3))[1].token_ids
+        assert tokens[: len(expected)] == expected
+        await rounds.close()
+        await batcher.close()
+
+    asyncio.run(test())
+
+
+def test_a_sequence_that_poisons_itself_fails_and_its_slot_serves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        batcher = Batcher("test")
+        runner = eager()
+        engine = Engine(runner, batcher)
+        expected = await said(engine, GREEDY)
+        with monkeypatch.context() as patched:
+            forward = runner.model.forward
+
+            def overflowing(*args: object, **rest: object) -> torch.Tensor:
+                spoil(runner)
+                return forward(*args, **rest)  # type: ignore[arg-type]
+
+            patched.setattr(runner.model, "forward", overflowing)
+            with pytest.raises(RowFailed, match="target logits"):
+                await said(engine, GREEDY)
+        assert await said(engine, GREEDY) == expected
+        await batcher.close()
+
+    asyncio.run(test())
+
+
+def test_a_fused_graph_whose_row_fails_empties_that_rows_slots() -> None:
+    class Slots:
+        def __init__(self) -> None:
+            self.cleared: list[int] = []
+            self.slots, self.clear = self, self.cleared.append
+
+    class Graph:
+        target, draft = Slots(), Slots()
+
+        def fits(self, rows: Sequence[FusedRow]) -> bool:
+            return True
+
+        def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
+            return [RowFailed("nan"), FusedResult(Proposal((1,)), Verdict((1, 2), 1))]
+
+    rows = [FusedRow(ProposeRow(slot, 4, (1, 2), 3, GREEDY)) for slot in (0, 1)]
+    graph: Any = Graph()
+    failed, fine = _fused(graph, eager(), eager(draft=True), rows)
+    assert isinstance(failed, RowFailed) and isinstance(fine, FusedResult)
+    assert graph.target.cleared == graph.draft.cleared == [0]

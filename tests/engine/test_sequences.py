@@ -1,0 +1,295 @@
+"""Sequences on slots: what is kept, what is filled, and drafters whose cache never lies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tandem.engine.batcher import Batcher
+from tandem.engine.sequences import Engine, KVSequence, LocalVerifier, ModelDrafter
+from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.runners.protocol import PrefillRow
+from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.speculation.lookup_policy import Trust, TrustedLookup
+from tandem.speculation.types import Draft, Proposer
+from tests.support import GREEDY, SAMPLED, oracle, run, toy
+
+PROMPT = list(b"a prompt that is longer than one chunk")
+
+
+class Noting(ToyRunner):
+    """Notes every prefill."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.prefills: list[PrefillRow] = []
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> Any:
+        self.prefills += rows
+        return super().prefill(rows)
+
+
+def sequence(held: Sequence[int] = ()) -> tuple[KVSequence, Noting]:
+    runner = toy(kind=Noting)
+    kv = KVSequence(Engine(runner, Batcher("test")), 1)
+    kv.held = list(held)
+    return kv, runner
+
+
+@pytest.mark.parametrize(
+    ("held", "tokens", "kept"),
+    [
+        ([], [1, 2], 0),
+        ([1, 2, 3], [1, 2, 3], 3),
+        ([1, 2, 3], [1, 2], 2),
+        ([1, 2], [1, 2, 3], 2),
+        ([1, 2, 3], [1, 9, 3], 1),
+        ([1, 2, 3], [9], 0),
+        ([1, 2, 3], [], 0),
+    ],
+)
+def test_keep_forgets_from_the_first_difference(held: list[int], tokens: list[int], kept: int) -> None:
+    kv, _ = sequence(held)
+    assert kv.keep(tokens) == kept
+    assert kv.held == held[:kept]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 3, 9])
+def test_keep_trusts_positions_below_the_start_and_only_those(start: int) -> None:
+    kv, _ = sequence([1, 2, 3])
+    assert kv.keep([1, 9, 3], start) == (1 if start <= 1 else 3)
+    assert kv.held == [1, 2, 3][: len(kv.held)]
+
+
+def test_fill_works_chunk_by_chunk_on_what_is_missing_only() -> None:
+    async def test() -> None:
+        kv, runner = sequence()
+        await kv.fill(PROMPT)
+        sizes = [(row.slot, row.start, len(row.tokens)) for row in runner.prefills]
+        assert sizes == [(1, 0, 16), (1, 16, 16), (1, 32, 6)]
+        assert kv.held == PROMPT
+        assert kv.compute_seconds > 0
+        runner.prefills.clear()
+        await kv.fill(PROMPT)
+        assert not runner.prefills
+        kv.keep(PROMPT[:10])
+        await kv.fill(PROMPT[:12])
+        assert runner.prefills == [PrefillRow(1, 10, tuple(PROMPT[10:12]))]
+        await kv.engine.batcher.close()
+
+    run(test())
+
+
+async def drafted(drafter: ModelDrafter, tokens: Sequence[int], k: int) -> tuple[int, ...]:
+    return (await drafter.propose(tokens, k)).token_ids
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drafter_proposes_what_a_fresh_one_would_whatever_was_accepted_before(sampling: Any, seed: int) -> None:
+    """Full acceptance, partial, none; a skipped round; shorter and longer k: stale entries would show."""
+    rng = random.Random(seed)
+
+    async def test() -> None:
+        engine = Engine(toy(ToyConfig(salt=2)), Batcher("test"))
+        drafter = ModelDrafter(engine, 258)
+        await drafter.open(PROMPT, sampling)
+        tokens = list(PROMPT)
+        for accept in ["all", "none", "some", "all", "all, skip", "skip", "all", "some", "none", "none"]:
+            k = rng.randrange(1, 6)
+            draft = await drafted(drafter, tokens, k)
+            assert draft == oracle(tokens, sampling, k, ToyConfig(salt=2), past_the_end=True)
+            count = {"all": k, "none": 0, "some": rng.randrange(k + 1), "skip": 0, "all, skip": k}[accept]
+            tokens += [*draft[:count], rng.randrange(256)]
+            if "skip" in accept:  # rounds that this drafter never saw
+                tokens += [rng.randrange(256) for _ in range(3)]
+        await drafter.close()
+        assert engine.slots.free == 4
+        await engine.batcher.close()
+
+    run(test())
+
+
+def test_a_drafter_survives_a_cancelled_proposal() -> None:
+    async def test() -> None:
+        engine = Engine(toy(ToyConfig(step_seconds=0.01)), Batcher("test"))
+        drafter = ModelDrafter(engine, 258)
+        await drafter.open(PROMPT, GREEDY)
+        task = asyncio.create_task(drafter.propose([*PROMPT, 1, 2, 3], 5))
+        await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert await drafted(drafter, PROMPT, 4) == oracle(PROMPT, GREEDY, 4, past_the_end=True)
+        await drafter.close()
+        await engine.batcher.close()
+
+    run(test())
+
+
+def test_a_draft_ends_before_a_token_that_the_target_does_not_have() -> None:
+    async def test() -> None:
+        truth = oracle(PROMPT, GREEDY, 5, past_the_end=True)
+        known = sorted(truth)[-1]  # the largest id is the first unknown one
+        cut = truth.index(known)
+        engine = Engine(toy(), Batcher("test"))
+        drafter = ModelDrafter(engine, known)
+        await drafter.open(PROMPT, GREEDY)
+        assert await drafted(drafter, PROMPT, 5) == truth[:cut]
+        following = [*PROMPT, *truth[:cut], 7]
+        fresh = oracle(following, GREEDY, 1, past_the_end=True)
+        assert await drafted(drafter, following, 1) == tuple(t for t in fresh if t < known)
+        await drafter.close()
+        await engine.batcher.close()
+
+    run(test())
+
+
+def test_a_drafter_with_a_shorter_sequence_stops_drafting_when_it_is_full() -> None:
+    async def test() -> None:
+        engine = Engine(toy(max_length=44), Batcher("test"))
+        drafter = ModelDrafter(engine, 258)
+        await drafter.open(PROMPT, GREEDY)  # 38 tokens
+        lengths = [len(await drafted(drafter, [*PROMPT, *range(n)], 5)) for n in range(9)]
+        assert lengths == [5, 5, 4, 3, 2, 1, 0, 0, 0]
+        await drafter.close()
+        await engine.batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 15, 16, 17, 18, 33])
+def test_prompts_around_the_chunk_size_are_verified_and_drafted_exactly(length: int) -> None:
+    async def test() -> None:
+        prompt = PROMPT[:length]
+        target, draft = (Engine(toy(), Batcher("test")) for _ in range(2))
+        verifier, drafter = LocalVerifier(target), ModelDrafter(draft, 258)
+        await verifier.open(prompt, GREEDY)
+        await drafter.open(prompt, GREEDY)
+        tokens = list(prompt)
+        for _ in range(3):
+            draft_tokens = await drafted(drafter, tokens, 2)
+            tokens += (await verifier.verify(tokens, draft_tokens)).token_ids
+        assert tuple(tokens[length:]) == oracle(prompt, GREEDY, 9, past_the_end=True)
+        for part, engine in ((verifier, target), (drafter, draft)):
+            await part.close()
+            await part.close()
+            assert engine.slots.free == 4
+            await engine.batcher.close()
+
+    run(test())
+
+
+def test_a_verifier_goes_on_after_a_cancelled_round() -> None:
+    async def test() -> None:
+        engine = Engine(toy(ToyConfig(step_seconds=0.01)), Batcher("test"))
+        verifier = LocalVerifier(engine)
+        await verifier.open(PROMPT, GREEDY)
+        task = asyncio.create_task(verifier.verify(PROMPT, [1, 2, 3, 4, 5]))
+        await asyncio.sleep(0.005)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        truth = oracle(PROMPT, GREEDY, 3, past_the_end=True)
+        assert (await verifier.verify(PROMPT, truth[:2])).token_ids == truth
+        await verifier.close()
+        await engine.batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("k_of_round", [[5] * 6, [0] * 6, [0, 3, 0, 5, 1, 0, 2], [5, 0, 0, 0, 5, 5]])
+def test_fused_rounds_of_changing_length_are_exact(k_of_round: list[int]) -> None:
+    async def test() -> None:
+        batcher = Batcher("test")
+        target, draft = Engine(toy(), batcher), Engine(toy(ToyConfig(miss=0.4)), batcher)
+        rounds = FusedRounds(FusedPair(target, draft))
+        await rounds.open(PROMPT, SAMPLED)
+        tokens = list(PROMPT)
+        for k in k_of_round:
+            proposed, verdict = await rounds.round(tokens, k)
+            expected = oracle(tokens, SAMPLED, k, ToyConfig(miss=0.4), past_the_end=True)
+            assert proposed.token_ids == expected
+            tokens += verdict.token_ids
+        new = tokens[len(PROMPT) :]
+        assert tuple(new) == oracle(PROMPT, SAMPLED, len(new), past_the_end=True)
+        await rounds.close()
+        await rounds.close()
+        assert target.slots.free == 4
+        await batcher.close()
+
+    run(test())
+
+
+class Prompter(TrustedLookup):
+    """A lookup that finds the next `right` true tokens and a wrong one, where the script says so."""
+
+    def __init__(self, script: Sequence[int | None], sampling: Any) -> None:
+        super().__init__(Trust())
+        self.script, self.sampling = iter(script), sampling
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        right = next(self.script)
+        if right is None:
+            return Draft()
+        truth = oracle(tokens, self.sampling, right + 1, past_the_end=True)
+        copied = (*truth[:right], (truth[right] + 1) % 256)[:k]
+        return Draft(tuple(copied), proposed_by=(Proposer.NGRAM,) * len(copied))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_fused_rounds_copy_where_they_can_and_ask_the_model_elsewhere(sampling: Any) -> None:
+    """Rounds of both kinds in turn, the draft model ever further behind: stale entries would show."""
+    script = [None, 4, None, 0, None, 3, 3, None, 4, 4, 4, 4, None, None, 2, None]
+    asked: list[int] = []
+
+    class Asked(ToyRunner):
+        def propose(self, rows: Sequence[Any]) -> Any:
+            asked.extend(len(row.tail) for row in rows)
+            return super().propose(rows)
+
+    async def test() -> None:
+        batcher = Batcher("test")
+        config = ToyConfig(miss=0.4)
+        pair = FusedPair(Engine(toy(), batcher), Engine(Asked(toy().limits, config), batcher))
+        rounds = FusedRounds(pair, lookup=Prompter(script, sampling))
+        await rounds.open(PROMPT, sampling)
+        tokens = list(PROMPT)
+        for right in script:
+            before = len(asked)
+            proposed, verdict = await rounds.round(tokens, 4)
+            if right is None:
+                assert proposed.token_ids == oracle(tokens, sampling, 4, config, past_the_end=True)
+                assert set(proposed.proposed_by) == {Proposer.MODEL}
+            else:
+                assert (verdict.accepted, len(asked)) == (right, before)
+                assert set(proposed.proposed_by) == {Proposer.NGRAM}
+            assert verdict.token_ids == oracle(tokens, sampling, len(verdict.token_ids), past_the_end=True)
+            tokens += verdict.token_ids
+        assert max(asked) > 2, "the draft model never caught up inside a step"
+        await rounds.close()
+        await batcher.close()
+
+    run(test())
+
+
+def test_requests_of_one_fused_pair_share_its_steps() -> None:
+    async def test() -> None:
+        batcher = Batcher("test")
+        pair = FusedPair(*(Engine(toy(ToyConfig(step_seconds=0.003)), batcher) for _ in range(2)))
+        rounds = [FusedRounds(pair) for _ in range(4)]
+        for r, first in zip(rounds, itertools.count(65), strict=False):
+            await r.open([first], GREEDY)
+        before = batcher.steps
+        results = await asyncio.gather(*(r.round([65 + i], 2) for i, r in enumerate(rounds)))
+        assert batcher.steps - before <= 2
+        for i, (_, verdict) in enumerate(results):
+            assert verdict.token_ids == oracle([65 + i], GREEDY, 3, past_the_end=True)
+        for r in rounds:
+            await r.close()
+        await batcher.close()
+
+    run(test())

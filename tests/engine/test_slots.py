@@ -1,0 +1,149 @@
+"""KV slots: lowest first, waited for in order, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tandem.engine.slots import NoFreeSlot, SlotPool
+from tests.support import run
+
+
+def test_the_lowest_free_slot_is_handed_out() -> None:
+    pool = SlotPool(4)
+    assert [pool.take() for _ in range(4)] == [0, 1, 2, 3]
+    for slot in (2, 0, 3):
+        pool.release(slot)
+    assert [pool.take() for _ in range(3)] == [0, 2, 3]
+
+
+def test_taking_from_an_empty_pool_is_refused() -> None:
+    pool = SlotPool(1)
+    pool.take()
+    with pytest.raises(NoFreeSlot, match="all 1 KV slots are taken"):
+        pool.take()
+
+
+def test_who_waits_longest_is_served_first() -> None:
+    async def test() -> None:
+        pool = SlotPool(2)
+        assert [await pool.acquire(), await pool.acquire()] == [0, 1]
+        order: list[str] = []
+
+        async def wait(name: str) -> None:
+            slot = await pool.acquire()
+            order.append(f"{name}{slot}")
+
+        tasks = []
+        for name in "abc":
+            tasks.append(asyncio.create_task(wait(name)))
+            await asyncio.sleep(0)
+        pool.release(1)
+        await asyncio.sleep(0)
+        pool.release(0)
+        await asyncio.sleep(0)
+        pool.release(1)
+        await asyncio.gather(*tasks)
+        assert order == ["a1", "b0", "c1"]
+        assert pool.free == 0
+
+    run(test())
+
+
+def test_a_cancelled_waiter_is_passed_over() -> None:
+    async def test() -> None:
+        pool = SlotPool(1)
+        pool.take()
+        first, second = (asyncio.create_task(pool.acquire()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.sleep(0)
+        pool.release(0)
+        assert await second == 0
+        pool.release(0)
+        assert pool.free == 1
+
+    run(test())
+
+
+def test_a_waiter_cancelled_in_the_turn_it_is_served_gives_its_slot_on() -> None:
+    async def test() -> None:
+        pool = SlotPool(1)
+        pool.take()
+        first, second = (asyncio.create_task(pool.acquire()) for _ in range(2))
+        await asyncio.sleep(0)
+        pool.release(0)  # first is served ...
+        first.cancel()  # ... and cancelled before it runs
+        assert await second == 0
+        assert first.cancelled()
+        pool.release(0)
+        assert pool.free == 1
+
+    run(test())
+
+
+def test_the_queue_is_bounded() -> None:
+    async def test() -> None:
+        pool = SlotPool(1, max_waiting=2)
+        pool.take()
+        tasks = [asyncio.create_task(pool.acquire()) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(NoFreeSlot, match="2 requests wait"):
+            await pool.acquire()
+        for task in tasks:
+            pool.release(0)
+            await task
+        pool.release(0)
+        assert pool.free == 1
+
+    run(test())
+
+
+def test_places_of_cancelled_waiters_do_not_fill_the_queue() -> None:
+    async def test() -> None:
+        pool = SlotPool(1, max_waiting=2)
+        pool.take()
+        for _ in range(5):
+            task = asyncio.create_task(pool.acquire())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        task = asyncio.create_task(pool.acquire())
+        await asyncio.sleep(0)
+        pool.release(0)
+        assert await task == 0
+
+    run(test())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_happens_no_slot_is_lost_or_lent_twice(seed: int) -> None:
+    rng = random.Random(seed)
+
+    async def test() -> None:
+        pool, lent = SlotPool(3), set()
+
+        async def use() -> None:
+            slot = await pool.acquire()
+            assert slot not in lent
+            lent.add(slot)
+            try:
+                for _ in range(rng.randrange(4)):
+                    await asyncio.sleep(0)
+            finally:
+                lent.remove(slot)
+                pool.release(slot)
+
+        tasks = [asyncio.create_task(use()) for _ in range(60)]
+        for task in tasks:
+            if rng.random() < 0.5:
+                task.cancel()
+            if rng.random() < 0.5:
+                await asyncio.sleep(0)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(r is None or isinstance(r, asyncio.CancelledError) for r in results)
+        assert pool.free == 3
+
+    run(test())

@@ -1,0 +1,234 @@
+"""G7: a session that its client leaves is closed, though the call fails, its request is gone, or the verifier changed.
+
+Leases are endless here: only a close frees anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from functools import partial
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.rpc import wire
+from tandem.rpc.channel import DRAFT
+from tandem.rpc.closing import Closes
+from tandem.rpc.errors import TandemError
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.engine.loading import Loaded
+from tandem.engine.generators import plain_generator
+from tandem.runners.toy import ToyConfig
+from tandem.services.generation import GenerateMethod
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import SpeculationStats
+from tandem.v1 import draft_worker_pb2
+from tandem.v1 import target_verifier_pb2 as pb
+from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
+from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
+from tests.services.test_errors import Refusal, refusal
+from tests.services.test_load import Wordy
+from tests.services.test_proposals import asking
+from tests.services.test_target_verifier import opening
+from tests.support import (
+    GREEDY,
+    answer,
+    distributed,
+    ids,
+    listening,
+    oracle,
+    raw_stub,
+    remote_draft,
+    run,
+    target_site,
+    toy,
+    until,
+    worker_site,
+)
+
+FOR_EVER = 1e6
+PROMPT = list(b"the prompt")
+
+
+class Deaf:
+    """A servicer in front of another, whose `method` fails its first `times` calls: at once, or by saying nothing."""
+
+    def __init__(self, inner: Any, method: str, times: int, silent: bool = False) -> None:
+        self._inner, self._left, self._silent, self.calls = inner, times, silent, 0
+        setattr(self, method, partial(self._deaf, getattr(inner, method)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def _deaf(self, method: Any, request: Any, context: Any) -> Any:
+        self.calls += 1
+        if self.calls > self._left:
+            return await method(request, context)
+        if self._silent:
+            await asyncio.sleep(3600)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "unanswered"])
+def test_a_session_whose_close_fails_is_closed_by_a_later_one(silent: bool) -> None:
+    async def test() -> None:
+        async with target_site(lease_seconds=FOR_EVER) as site:
+            deaf = Deaf(site.verifier, "CloseSession", 1, silent)
+            async with listening(partial(add_TargetVerifierServicer_to_server, deaf)) as address:
+                client = VerifierClient(address, "toy", Deadlines(close=0.1 if silent else 2.0))
+                remote = RemoteVerifier(client, SpeculationStats())
+                await remote.open(PROMPT, GREEDY)
+                await remote.close()
+                assert site.free == 3, "the first attempt cannot have succeeded"
+                await until(lambda: site.free == 4 and not client.closes)
+                await client.close()
+
+    run(test())
+
+
+def test_proposals_whose_end_fails_are_ended_by_a_later_one() -> None:
+    async def test() -> None:
+        async with worker_site(None, lease_seconds=FOR_EVER) as site:
+            deaf = Deaf(site.worker, "EndProposals", 1)
+            async with (
+                listening(partial(add_DraftWorkerServicer_to_server, deaf)) as address,
+                remote_draft(address) as (generator, client),
+            ):
+                assert (await answer(generator.generate, ids(PROMPT, 5))).token_ids == oracle(PROMPT, GREEDY, 5)
+                await until(lambda: site.free == 4 and not client.closes)
+                assert deaf.calls == 2
+
+    run(test())
+
+
+def test_a_close_is_not_made_again_where_it_was_refused_and_not_for_ever() -> None:
+    async def test() -> None:
+        calls: list[str] = []
+
+        async def call(code: str) -> None:
+            calls.append(code)
+            raise TandemError(code, "no")
+
+        closes = Closes(attempts=3, first=0.001)
+        for code in ("PERMISSION_DENIED", "UNAVAILABLE"):
+            await closes.begin(partial(call, code))
+        await until(lambda: not closes)
+        assert calls == ["PERMISSION_DENIED"] + ["UNAVAILABLE"] * 3
+
+    run(test())
+
+
+def test_a_client_that_is_closed_closes_its_sessions_first_and_waits_for_no_dead_verifier() -> None:
+    async def test() -> None:
+        async with target_site(lease_seconds=FOR_EVER) as site:
+            client = VerifierClient(site.address, "toy")
+            remote = RemoteVerifier(client, SpeculationStats())
+            await remote.open(PROMPT, GREEDY)
+            closing = asyncio.create_task(remote.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await client.close()
+            assert site.free == 4
+            endless = Closes()
+            endless.begin(asyncio.Event().wait)
+            await endless.settle(0.01)
+            assert not endless
+
+    run(test())
+
+
+@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON], ids=["unary", "stream"])
+def test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left(pipeline: Pipeline) -> None:
+    class Broken(Deaf):
+        async def VerifyStream(self, requests: Any, context: Any) -> Any:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+            yield
+
+    async def test() -> None:
+        async with (
+            target_site(lease_seconds=FOR_EVER) as first,
+            target_site(lease_seconds=FOR_EVER) as second,
+            listening(
+                partial(add_TargetVerifierServicer_to_server, Broken(first.verifier, "Verify", 1 << 30))
+            ) as address,
+            distributed(f"{address},{second.address}", pipeline=pipeline) as (generator, client),
+        ):
+            client.roster.current = address  # whichever answered first
+            assert (await answer(generator.generate, ids(PROMPT, 9))).token_ids == oracle(PROMPT, GREEDY, 9)
+            assert first.verifier.sessions.opened >= 1 and second.verifier.sessions.opened == 1
+            await until(lambda: first.free == 4 and second.free == 4 and not client.closes)
+
+    run(test())
+
+
+def test_an_opening_that_its_close_overtook_opens_nothing() -> None:
+    """Both were on their way at once: the call that was cancelled, and the close after it."""
+
+    async def test() -> tuple[Refusal, Refusal]:
+        async with (
+            target_site(lease_seconds=FOR_EVER) as site,
+            raw_stub(site.address) as target,
+            worker_site(None, lease_seconds=FOR_EVER) as drafts,
+            raw_stub(drafts.address, DRAFT) as worker,
+        ):
+            await target.CloseSession(pb.CloseSessionRequest(session_id="s"))
+            await worker.EndProposals(draft_worker_pb2.EndProposalsRequest(session_id="s"))
+            refused = await refusal(target.OpenSession(opening())), await refusal(worker.Propose(asking(PROMPT)))
+            assert site.free == 4 and drafts.free == 4
+            long = pb.CloseSessionRequest(session_id="s" * 500)
+            assert (await refusal(target.CloseSession(long))).code == "INVALID_ARGUMENT"
+            assert len(site.verifier.sessions._ended) == 1, "an id that no session can have was remembered"
+            return refused
+
+    for refused in run(test()):
+        assert (refused.code, refused.reason) == ("ALREADY_EXISTS", "SESSION_CONFLICT")
+        assert "s was closed" in refused.message
+
+
+def test_an_opening_that_waits_for_a_slot_when_its_close_comes_opens_nothing() -> None:
+    async def test() -> None:
+        async with target_site(toy(slots=1), FOR_EVER) as site, raw_stub(site.address) as target:
+            site.verifier._opening_seconds = 30.0
+            await target.OpenSession(opening("first"))
+            second = asyncio.ensure_future(refusal(target.OpenSession(opening("second"))))
+            await until(lambda: site.engine.slots.waiting == 1)
+            for name in ("second", "first"):
+                await target.CloseSession(pb.CloseSessionRequest(session_id=name))
+            assert (await second).code == "ALREADY_EXISTS"
+            assert site.free == 1
+
+    run(test())
+
+
+def test_a_stream_that_is_dropped_without_being_closed_frees_its_slot_before_any_garbage_is_collected() -> None:
+    """As gRPC does where a call ends while a reply is being written: it forgets the handler's generator."""
+
+    async def test() -> None:
+        runner = toy(ToyConfig(step_seconds=0.002), slots=1, max_length=2048)
+        async with target_site(runner, FOR_EVER) as site:
+            generator = plain_generator(Loaded(site.engine, Wordy()))
+            method = GenerateMethod(generator, pb.TargetVerifierGenerateResponse, site.lifecycle, None)
+            site.verifier._generate = method
+            asked = wire.generation_to_wire(ids(b"abc", 2000, ignore_end_of_sequence=True))
+            message = pb.TargetVerifierGenerateRequest(generation=asked)
+            stream = method.stream(message)
+            await anext(stream)
+            assert site.free == 0
+            del stream
+            await until(lambda: site.free == 1 and site.lifecycle.running == 0)
+            async with raw_stub(site.address) as target:
+                stuck = target.Generate(message)
+                await stuck.read()
+                await until(lambda: site.engine.batcher.steps > 200)  # more than the transport takes
+                stuck.cancel()
+                await until(lambda: site.free == 1 and site.lifecycle.running == 0)
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(test())
+    finally:
+        gc.enable()

@@ -1,0 +1,174 @@
+"""Patience, the roster and what must agree: pure, with a clock and a chance of our own."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from tandem.rpc.endpoint_pool import Patience, Persistence, Roster, addresses_of, disagreement
+from tandem.speculation.types import ModelInfo
+
+INFO = ModelInfo("m", "rev", "tok", 258, 160, 5, 4, "float32", "cpu", "torch")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def patience(clock: Clock, seconds: float = 60.0, deadline: float | None = None, chance: float = 1.0) -> Patience:
+    return Patience(Persistence(seconds, 0.05, 2.0), deadline, clock, lambda: chance)
+
+
+def waits(of: Patience, clock: Clock) -> list[float]:
+    """Every wait until it gives up, each of them spent."""
+    found = []
+    while (wait := of.wait()) is not None:
+        clock.now += wait
+        found.append(round(wait, 6))
+    return found
+
+
+def test_the_first_attempt_is_at_once_and_waits_double_up_to_the_longest() -> None:
+    clock = Clock()
+    found = waits(patience(clock), clock)
+    assert found[:9] == [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+    assert 58 <= sum(found) < 60
+
+
+def test_half_of_a_wait_is_chance() -> None:
+    clock = Clock()
+    assert waits(patience(clock, chance=0.0), clock)[:4] == [0.0, 0.025, 0.05, 0.1]
+
+
+def test_progress_begins_anew() -> None:
+    clock = Clock()
+    of = patience(clock, seconds=5.0)
+    for _ in range(4):
+        clock.now += of.wait() or 0.0
+    clock.now += 4.0
+    of.progress()
+    assert of.attempts == 0 and of.seconds == 0.0
+    assert sum(waits(of, clock)) > 3.0
+
+
+def test_it_gives_up_before_the_requests_own_deadline() -> None:
+    clock = Clock()
+    of = patience(clock, deadline=103.0)
+    assert of.limited(30.0) == pytest.approx(3.0)
+    waits(of, clock)
+    assert 101.5 < clock.now < 102.9
+    assert not of.over
+    clock.now = 104.0
+    assert of.limited(30.0) == 0.001 and of.over
+
+
+def test_no_patience_is_no_attempt() -> None:
+    assert patience(Clock(), seconds=0.0).wait() is None
+    with pytest.raises(ValueError, match="reconnect_seconds: -1"):
+        Persistence(-1)
+
+
+def test_a_roster_says_each_change_once_with_the_attempts(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    roster = Roster(("a:1", "b:2"), clock)
+    with caplog.at_level(logging.INFO):
+        for address in ("a:1", "b:2", "a:1", "b:2", "a:1"):
+            assert roster.current == address
+            clock.now += 1.0
+            roster.failed(address, "gone\naway")
+        roster.answered("b:2")
+        roster.answered("b:2")
+    assert [record.getMessage() for record in caplog.records] == [
+        "verifier at a:1 does not answer (gone away): trying b:2",
+        "verifier at b:2 does not answer (gone away): trying a:1",
+        "verifier at b:2 answers, after 5 attempts and 4.0 s",
+    ]
+
+
+def test_one_verifier_alone_is_tried_again() -> None:
+    roster = Roster(("a:1",), Clock())
+    roster.failed("a:1", "gone")
+    assert roster.current == "a:1"
+
+
+def test_a_verifier_that_runs_something_else_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    roster = Roster(("a:1", "b:2", "c:3"), Clock())
+    roster.failed("a:1", "gone")
+    assert roster.refuse("b:2", "its dtype is 'bfloat16'")
+    assert roster.current == "c:3"
+    assert roster.after("c:3") == "a:1" and roster.after("a:1") == "c:3"
+    assert roster.refuse("c:3", "its weights")
+    assert not roster.refuse("a:1", "its weights")
+    assert not roster.refused  # whoever comes later may find them mended
+    assert "verifier at b:2 is not asked: its dtype is 'bfloat16'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model_name", "n"),
+        ("weights_revision", "other"),
+        ("tokenizer_sha256", "other"),
+        ("vocab_size", 259),
+        ("dtype", "bfloat16"),
+        ("device", "cuda"),
+        ("backend", "nxdi"),
+        ("max_sequence_length", 128),
+        ("max_speculation_length", 4),
+    ],
+)
+def test_what_would_change_tokens_or_refuse_rounds_is_named(field: str, value: object) -> None:
+    found = disagreement(INFO, replace(INFO, **{field: value}))
+    assert found is not None and field in found and str(value) in found
+
+
+def test_more_room_and_other_slots_are_no_disagreement() -> None:
+    other = replace(INFO, max_sequence_length=512, max_speculation_length=8, kv_slots=1, startup_seconds=9.0)
+    assert disagreement(INFO, other) is None
+
+
+def test_addresses_come_apart_at_commas() -> None:
+    assert addresses_of("a:1, b:2,[::1]:3") == ("a:1", "b:2", "[::1]:3")
+
+
+@pytest.mark.parametrize("given", ["", "a", "a:", ":1", "a:0", "a:70000", "a:1,,b:2", "a:1,a:1"])
+def test_bad_addresses_are_refused_by_name(given: str) -> None:
+    with pytest.raises(ValueError, match="target_host: "):
+        addresses_of(given)
+
+
+def test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer() -> None:
+    clock = Clock()
+    of = Patience(Persistence(60.0), None, clock, lambda: 1.0, admission=10.0)
+    clock.now += 1000.0
+    of.opening()  # seconds count from here
+    waited = 0
+    while (wait := of.full(0.5)) is not None and waited < 100:
+        clock.now += wait
+        waited += 1
+    assert waited == 20
+
+
+def test_a_verifier_that_is_full_answers() -> None:
+    clock = Clock()
+    of = patience(clock, seconds=5.0)
+    for _ in range(3):
+        clock.now += of.wait() or 0.0
+    assert of.full(0.2) == 0.2
+    assert of.attempts == 0
+    assert patience(clock, deadline=clock.now + 0.1).full(0.2) == pytest.approx(0.1)
+
+
+def test_whoever_is_asked_or_refused_is_not_asked_besides() -> None:
+    roster = Roster(("a:1", "b:2", "c:3"), Clock())
+    assert roster.following("b:2") == "b:2"
+    assert roster.following("b:2", ["b:2"]) == "c:3"
+    assert roster.following("b:2", ["b:2", "c:3"]) == "a:1"
+    assert roster.following("b:2", ["a:1", "b:2", "c:3"]) is None
+    roster.refuse("c:3", "its dtype")
+    assert roster.following("b:2", ["b:2"]) == "a:1"

@@ -1,0 +1,204 @@
+"""What a client does about two verifiers, scripted call by call, and mutants of it that these tests must catch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.rpc.errors import TandemError
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.services.errors import SessionExpired
+from tandem.speculation.types import SpeculationStats
+from tandem.v1 import generation_pb2
+from tandem.v1 import target_verifier_pb2 as pb
+from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
+from tests.rpc.test_endpoint_pool import test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer as full_law
+from tests.reliability.mutants import Mutant, planted
+from tests.support import GREEDY, listening, run
+
+PROMPT = [1, 2, 3]
+
+
+class Scripted(TargetVerifierServicer):
+    """Says what `info` is, and to each Verify what is next in `rounds`; notes its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.info = {"model_name": "m", "weights_revision": "r", "tokenizer_sha256": "toy", "backend": "toy"}
+        self.rounds: list[grpc.StatusCode] = []
+
+    async def GetModelInfo(self, request: Any, context: Any) -> Any:
+        self.calls.append("GetModelInfo")
+        return pb.TargetVerifierGetModelInfoResponse(model=generation_pb2.ModelInfo(**self.info))
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        self.calls.append("OpenSession")
+        return pb.OpenSessionResponse(committed_length=len(request.prefix))
+
+    async def CloseSession(self, request: Any, context: Any) -> Any:
+        return pb.CloseSessionResponse(closed=True)
+
+    async def Verify(self, request: Any, context: Any) -> Any:
+        self.calls.append("Verify")
+        if self.rounds:
+            await context.abort(self.rounds.pop(0), SessionExpired.__name__)
+        return pb.VerifyResponse(committed_length=request.base_length + 1, token_ids=[7])
+
+
+async def two(
+    test: Callable[[Scripted, Scripted, VerifierClient, RemoteVerifier], Coroutine[Any, Any, None]],
+) -> None:
+    """Runs a test of a session that is open at the first of two verifiers."""
+    async with contextlib.AsyncExitStack() as stack:
+        servers, addresses = [Scripted(), Scripted()], []
+        for server in servers:
+            register = lambda to, server=server: add_TargetVerifierServicer_to_server(server, to)  # noqa: E731
+            addresses.append(await stack.enter_async_context(listening(register)))
+        client = VerifierClient(",".join(addresses), "toy", Deadlines(silence=60.0, stall=60.0), Persistence(5.0))
+        stack.push_async_callback(client.close)
+        await client.model_info()
+        client.roster.current = addresses[0]
+        for peer in client.peers.values():
+            peer.suspect = False
+        session = RemoteVerifier(client, SpeculationStats())
+        await session.open(PROMPT, GREEDY)
+        for server in servers:
+            server.calls.clear()
+        await test(*servers, client, session)
+        await session.close()
+
+
+def test_a_verifier_that_opens_a_session_at_once_is_not_said_to_take_long(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(*_: object) -> None:
+        """The session is open already."""
+
+    with caplog.at_level(logging.INFO):
+        run(two(test))
+    assert "takes long" not in caplog.text
+
+
+def test_a_lease_that_ran_out_is_no_failure_of_its_verifier(caplog: pytest.LogCaptureFixture) -> None:
+    """G5: the session is opened again where it was, and new requests go there too."""
+    run(two(_lease_ran_out))
+    assert "does not answer" not in caplog.text
+
+
+async def _lease_ran_out(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteVerifier) -> None:
+    first.rounds = [grpc.StatusCode.NOT_FOUND]
+    verdict = await session.verify(PROMPT, [])
+    assert verdict.token_ids == (7,)
+    assert client.address == client.roster.addresses[0], "its verifier counts as failed"
+    assert first.calls == ["Verify", "GetModelInfo", "OpenSession", "Verify"] and not second.calls
+
+
+def test_a_verifier_that_failed_says_again_what_it_runs_before_it_is_trusted() -> None:
+    """G8: what answers at its address may be another server, with another device, which an opening would not tell."""
+    run(two(_comes_back_as_another))
+
+
+async def _comes_back_as_another(
+    first: Scripted, second: Scripted, client: VerifierClient, session: RemoteVerifier
+) -> None:
+    first.rounds = [grpc.StatusCode.UNAVAILABLE]
+    await session.verify(PROMPT, [])
+    assert second.calls == ["OpenSession", "Verify"]
+    first.info["backend"] = "other"
+    second.rounds, second.info["backend"] = [grpc.StatusCode.UNAVAILABLE], "other"
+    with pytest.raises(TandemError, match="its backend is 'other', and this client began with 'toy'") as caught:
+        await session.verify([*PROMPT, 7], [])
+    assert caught.value.code == "FAILED_PRECONDITION"
+    assert first.calls == ["Verify", "GetModelInfo"], "a session was opened at another model"
+
+
+def test_a_verifier_that_was_lost_is_asked_once_and_then_the_other() -> None:
+    """gRPC does not ask it twice more beneath us: that delayed every move by its own waiting (2.5 s, measured)."""
+
+    async def test(first: Scripted, second: Scripted, client: VerifierClient, session: RemoteVerifier) -> None:
+        first.rounds = [grpc.StatusCode.UNAVAILABLE] * 3
+        await session.verify(PROMPT, [])
+        assert first.calls == ["Verify"] and second.calls == ["OpenSession", "Verify"]
+
+    run(two(test))
+
+
+def test_a_channel_that_could_not_connect_is_made_anew_before_it_is_asked_again() -> None:
+    """It would wait for up to two seconds before it tried, while the server is there again."""
+
+    async def test() -> None:
+        async with listening(lambda to: add_TargetVerifierServicer_to_server(Scripted(), to)) as address:
+            pass
+        port = int(address.rpartition(":")[2])
+        client = VerifierClient(address, "toy")
+        peer = client.peer
+        try:
+            with pytest.raises(TandemError, match="UNAVAILABLE"):
+                await peer.info(5.0)
+            assert peer.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+            before = peer.channel
+            request = pb.TargetVerifierGetModelInfoRequest()
+            begun = asyncio.ensure_future(peer.stub.GetModelInfo(request, timeout=60.0, wait_for_ready=True))
+            async with listening(lambda to: add_TargetVerifierServicer_to_server(Scripted(), to), port):
+                await client.check(peer, 5.0)
+                assert peer.channel is not before
+                assert (await peer.info(30.0)).model_name == "m"
+                assert (await begun).model.model_name == "m", "another's call was cancelled with the old channel"
+                kept = peer.channel
+                await client.check(peer, 5.0)
+                assert peer.channel is kept, "a connection that works is kept"
+        finally:
+            await client.close()
+
+    run(test())
+
+
+def scripted(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    return lambda: asyncio.run(asyncio.wait_for(two(test), 20))
+
+
+MUTANTS = [
+    (
+        Mutant(
+            "admission never gives up",
+            "tandem.rpc.endpoint_pool:Patience.full",
+            "return None if self._clock() + wait > self._admission_ends else wait",
+            "return wait",
+            (),
+        ),
+        full_law,
+    ),
+    (
+        Mutant(
+            "an expired lease marks its verifier as failed",
+            "tandem.rpc.remote_verifier:RemoteVerifier._lost",
+            'if error.code != "NOT_FOUND":',
+            "if True:",
+            (),
+        ),
+        scripted(_lease_ran_out),
+    ),
+    (
+        Mutant(
+            "a verifier that failed is not asked again what it runs",
+            "tandem.rpc.remote_verifier:RemoteVerifier._lost",
+            "peer.suspect = True",
+            "pass",
+            (),
+        ),
+        scripted(_comes_back_as_another),
+    ),
+]
+
+
+@pytest.mark.parametrize(("mutant", "check"), MUTANTS, ids=lambda each: getattr(each, "name", ""))
+def test_mutants_are_caught(mutant: Mutant, check: Callable[[], None]) -> None:
+    check()
+    with planted(mutant), pytest.raises((AssertionError, pytest.fail.Exception)):
+        check()

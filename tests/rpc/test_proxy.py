@@ -1,0 +1,86 @@
+"""A proxy that the environment names is told nothing in clear text; through TLS it may be asked."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.rpc.channel import TARGET
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.errors import TandemError
+from tandem.services.security.config import Security
+from tandem.services.security.tokens import AcceptedTokens
+from tests.services.certificates import Authority, token_file
+from tests.support import GREEDY, answer, ids, oracle, run, target_site
+
+PROMPT = b"past the proxy"
+TOKEN = "a-token-for-this-machine"
+
+
+class FakeProxy:
+    """Notes what it is told, and hangs up."""
+
+    def __init__(self) -> None:
+        self.told: list[bytes] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection:
+                self.told.append(connection.recv(65536))
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeProxy]:
+    fake = FakeProxy()
+    for name in ("no_grpc_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, fake.url)
+    yield fake
+    fake.close()
+
+
+def test_in_clear_text_no_proxy_is_told_anything(proxy: FakeProxy, tmp_path: Path) -> None:
+    accepted = AcceptedTokens(token_file(tmp_path / "accepted", f"alice {TOKEN}\n"))
+    mine = Credentials(token_file=token_file(tmp_path / "alice", TOKEN))
+
+    async def test() -> tuple[int, ...]:
+        async with target_site(security=Security(tokens=accepted)) as site, site.client(mine) as client:
+            return (await answer(lambda r: client.generate(r, timeout=20.0), ids(PROMPT, 8))).token_ids
+
+    assert run(test()) == oracle(PROMPT, GREEDY, 8)
+    assert proxy.told == []
+
+
+def test_through_tls_a_proxy_is_asked_for_the_way_and_sees_no_token(proxy: FakeProxy, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    accepted = AcceptedTokens(token_file(tmp_path / "accepted", f"alice {TOKEN}\n"))
+    mine = Credentials(ca=str(authority.ca), token_file=token_file(tmp_path / "alice", TOKEN))
+
+    async def test() -> None:
+        security = Security(tls=authority.server(), tokens=accepted)
+        async with target_site(security=security) as site, site.client(mine) as client:
+            with pytest.raises(TandemError, match=r"UNAVAILABLE|DEADLINE"):
+                await answer(lambda r: client.generate(r, timeout=2.0), ids(PROMPT, 8))
+
+    run(test())
+    assert proxy.told and all(each.startswith(b"CONNECT ") for each in proxy.told)
+    assert not any(TOKEN.encode() in each for each in proxy.told)
+    assert TARGET not in b"".join(proxy.told).decode("latin-1")

@@ -1,0 +1,451 @@
+"""A target that drives a DraftWorker: same tokens whatever becomes of the worker, and no waiting for what is dead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.rpc.channel import TARGET
+from tandem.rpc.errors import TandemError
+from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
+from tandem.runners.toy import ToyConfig
+from tandem.services.security.identity import ANONYMOUS
+from tandem.services.sessions.table import SessionKey
+from tandem.speculation.fallible import DrafterRefused
+from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats
+from tandem.v1 import draft_worker_pb2 as pb
+from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
+from tests.support import (
+    GREEDY,
+    HANG,
+    SAMPLED,
+    ServerProcess,
+    Site,
+    answer,
+    distributed,
+    ids,
+    launch,
+    listening,
+    oracle,
+    remote_draft,
+    run,
+    server_process,
+    toy,
+    until,
+    worker_site,
+)
+
+PROMPT = list(b"the prompt")
+Fault = Callable[[Any, Any, Any], Any]
+
+
+def long(count: int, sampling: SamplingParams = GREEDY) -> GenerationRequest:
+    return ids(PROMPT, count, sampling=sampling, ignore_end_of_sequence=True)
+
+
+def truth(count: int, sampling: SamplingParams = GREEDY) -> tuple[int, ...]:
+    return oracle(PROMPT, sampling, count, past_the_end=True)
+
+
+def idle(site: Site) -> bool:
+    return len(site.proposals.sessions) == 0 and site.free == 4
+
+
+class Faulty:
+    """A DraftWorker in front of the site's own; `fault` sees every Propose."""
+
+    def __init__(self, site: Site, fault: Fault) -> None:
+        self._site, self._fault = site, fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._site.worker, name)
+
+    async def Propose(self, request: Any, context: Any) -> Any:
+        return await self._fault(self._site, request, context)
+
+
+@contextlib.asynccontextmanager
+async def faulty(site: Site, fault: Fault) -> AsyncIterator[str]:
+    async with listening(partial(add_DraftWorkerServicer_to_server, Faulty(site, fault))) as address:
+        yield address
+
+
+@contextlib.asynccontextmanager
+async def drafter(
+    address: str, seconds: float = 5.0, vocab_size: int = 258
+) -> AsyncIterator[tuple[RemoteDrafter, SpeculationStats]]:
+    client, stats = DraftClient(address, "toy", seconds), SpeculationStats()
+    try:
+        yield RemoteDrafter(client, vocab_size, stats), stats
+    finally:
+        await client.close()
+
+
+# --- a session ---
+
+
+def test_a_round_sends_only_what_is_new_and_every_byte_is_counted() -> None:
+    said = list(truth(12, SAMPLED))
+
+    async def test() -> None:
+        async with worker_site(None) as site, drafter(site.address) as (remote, stats):
+            await remote.open(PROMPT * 10, SAMPLED)
+            opened = stats.bytes_up
+            assert opened > 10 * len(PROMPT) and stats.network_seconds == 0
+            await remote.propose(PROMPT * 10, 3)
+            assert 0 < stats.bytes_up - opened < 60
+            assert stats.bytes_down > 0 and stats.network_seconds > 0
+            (session,) = site.proposals.sessions
+            assert session.tokens == PROMPT * 10
+            await remote.close()
+            await remote.close()
+            await until(lambda: idle(site))
+            await remote.open(PROMPT, SAMPLED)
+            draft = await remote.propose(PROMPT + said[:2], 3)
+            assert list(draft.token_ids) == said[2:5]
+            assert [who.value for who in draft.proposed_by] == ["model"] * 3
+            assert draft.compute_seconds > 0
+            await remote.close()
+
+    run(test())
+
+
+def test_a_worker_that_forgot_a_session_is_given_all_of_it_once() -> None:
+    unknown: list[bool] = []
+
+    async def forget(site: Site, request: Any, context: Any) -> Any:
+        if request.known_length % 5 == 4:
+            forgotten = site.proposals.sessions.forget(SessionKey(ANONYMOUS, request.session_id))
+            await site.proposals._free(forgotten)
+        reply = await site.proposals.propose(request)
+        unknown.append(reply.unknown)
+        return reply
+
+    async def test() -> None:
+        async with worker_site(None, "miss=0.3") as site, faulty(site, forget) as address:
+            async with remote_draft(address) as (generator, client):
+                got = await answer(generator.generate, long(60, SAMPLED))
+            assert got.token_ids == truth(60, SAMPLED)
+            assert sum(unknown) > 2
+            assert client.health.undrafted == 0
+            await until(lambda: idle(site))
+
+    run(test())
+
+
+def test_what_a_worker_knows_by_other_names_or_too_much_of_is_cut_to_what_was_asked() -> None:
+    async def odd(site: Site, request: Any, context: Any) -> Any:
+        return pb.ProposeResponse(draft_tokens=[7, 8, 300, 9], proposed_by=["ngram", "medusa"])
+
+    async def test() -> None:
+        async with worker_site(None) as site, faulty(site, odd) as address, drafter(address) as (remote, _):
+            await remote.open(PROMPT, GREEDY)
+            draft = await remote.propose(PROMPT, 4)
+            assert draft.token_ids == (7, 8)
+            assert [who.value for who in draft.proposed_by] == ["ngram", "model"]
+            assert (await remote.propose(PROMPT, 1)).token_ids == (7,)
+
+    run(test())
+
+
+def test_a_worker_of_smaller_limits_is_asked_within_them() -> None:
+    async def test() -> None:
+        async with (
+            worker_site(None, max_length=40) as site,
+            remote_draft(site.address, toy(max_draft=9)) as (
+                generator,
+                client,
+            ),
+        ):
+            got = await answer(generator.generate, replace(long(100), speculation_length=9))
+            assert got.token_ids == truth(100)
+            stats = got.completion.stats
+            assert len(stats.drafted_per_position) == 5  # the worker's maximum
+            assert 20 < stats.drafted < 40  # then the text was too long for it
+            assert client.health.up and client.health.undrafted == 0
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, DrafterRefused),
+        (grpc.StatusCode.OUT_OF_RANGE, DrafterRefused),
+        (grpc.StatusCode.INTERNAL, TandemError),
+        (grpc.StatusCode.FAILED_PRECONDITION, TandemError),
+    ],
+)
+def test_a_refusal_of_one_request_is_told_from_a_worker_at_fault(
+    status: grpc.StatusCode, kind: type[Exception]
+) -> None:
+    async def refuse(site: Site, request: Any, context: Any) -> Any:
+        await context.abort(status, "no")
+
+    async def test() -> None:
+        async with worker_site(None) as site, faulty(site, refuse) as address, drafter(address) as (remote, _):
+            with pytest.raises(kind, match="no"):
+                await remote.open(PROMPT, GREEDY)
+
+    run(test())
+
+
+# --- what may happen to a worker ---
+
+
+@pytest.mark.parametrize(("seconds", "blamed"), [(1.5, False), (4.0, True)])
+def test_a_worker_that_hangs_costs_a_share_of_a_requests_deadline(seconds: float, blamed: bool) -> None:
+    """However long it may take otherwise. Little time is no reason to tell others that it failed."""
+
+    async def hang(site: Site, request: Any, context: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        async with (
+            worker_site(None) as site,
+            faulty(site, hang) as address,
+            remote_draft(address, seconds=3600.0) as (generator, client),
+        ):
+            got = await answer(generator.generate, replace(long(30), deadline=time.monotonic() + seconds))
+            assert got.token_ids == truth(30)
+            assert got.completion.stats.undrafted_rounds >= 29
+            assert client.health.up is not blamed
+
+    run(test())
+
+
+def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    seconds, calls = 1.0, 0
+
+    async def hang(site: Site, request: Any, context: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 4:
+            await asyncio.sleep(10 * HANG)
+        return await site.proposals.propose(request)
+
+    async def test() -> None:
+        runner = toy(ToyConfig(step_seconds=0.002))
+        async with worker_site(None, "miss=0.3") as site, faulty(site, hang) as address:
+            async with remote_draft(address, runner, seconds=seconds) as (generator, client):
+                began = time.perf_counter()
+                hanging = asyncio.create_task(answer(generator.generate, long(100)))
+                await until(lambda: calls > 4)
+                plain = await answer(generator.generate, replace(long(30), speculation_length=0))
+                assert plain.token_ids == truth(30)
+                assert not hanging.done()  # it still waits, the other one did not
+                got = await hanging
+                assert got.token_ids == truth(100)
+                assert time.perf_counter() - began > seconds
+                assert 0 < got.completion.stats.drafted < 20
+                assert got.completion.stats.network_seconds < seconds  # nobody answered: nobody knows where it went
+                assert client.health.undrafted > 50
+                hung = calls
+                again = await answer(generator.generate, long(30))
+                assert again.token_ids == truth(30)
+                # The next request waits for nobody: its rounds are undrafted, beside one trial at most.
+                assert again.completion.stats.drafted == 0 and again.completion.stats.undrafted_rounds >= 28
+                assert calls - hung <= 1
+            await until(lambda: idle(site))
+
+    with caplog.at_level(logging.INFO, "tandem.drafter"):
+        run(test())
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "tandem.drafter"]
+    assert "DEADLINE_EXCEEDED" in line and "decoding plainly" in line
+
+
+def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Same tokens, no error; the same request speculates again, and so do later ones."""
+    role = ("--role", "draft_worker", "--propose_only", "--backend", "toy", "--sequence_length", "600")
+    role = (*role, "--draft", "model", "--draft_model", "miss=0.3")
+
+    async def test(first: ServerProcess) -> None:
+        target = toy(ToyConfig(step_seconds=0.006), max_length=600)
+        async with remote_draft(first.wait_ready(), target) as (generator, client):
+            drafted: list[bool] = []
+            stream = generator.generate(long(560, SAMPLED))
+            tokens: list[int] = []
+            async with contextlib.aclosing(stream) as events:
+                async for event in events:
+                    if hasattr(event, "token_ids"):
+                        tokens += event.token_ids
+                        drafted.append(len(event.token_ids) > 1)
+                    if len(drafted) == 10:
+                        assert any(drafted) and client.health.up
+                        os.kill(first.process.pid, signal.SIGKILL)
+                        await asyncio.to_thread(first.process.wait)
+                        second = await asyncio.to_thread(
+                            ServerProcess, tmp_path, *role, "--port", str(first.port), ready_file="second.json"
+                        )
+                        processes.append(second.process)
+                    if len(drafted) == 60:
+                        await asyncio.to_thread(second.wait_ready)  # the request goes on once it is there
+            assert tuple(tokens) == truth(560, SAMPLED)
+            assert not any(drafted[12:60])
+            assert sum(drafted[-10:]) > 2  # it speculates again
+            again = await answer(generator.generate, long(60))
+            assert again.token_ids == truth(60) and again.completion.stats.accepted > 20
+            assert client.health.up
+
+    processes: list[Any] = []
+    with caplog.at_level(logging.INFO, "tandem.drafter"):
+        first = ServerProcess(tmp_path, *role, "--port", "0")
+        processes.append(first.process)
+        try:
+            first.wait_ready()
+            run(test(first))
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+    down, up = [r.getMessage() for r in caplog.records if r.name == "tandem.drafter"]
+    assert "failed (UNAVAILABLE" in down and "is back after" in up
+
+
+def test_a_target_starts_without_its_worker_and_finds_it_later(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with worker_site(None) as gone:
+            address = gone.address
+        async with remote_draft(address, seconds=0.3) as (generator, client):
+            assert generator.info.draft_name == f"remote:{address}"
+            got = await answer(generator.generate, ids(PROMPT, 40))
+            assert got.token_ids == oracle(PROMPT, GREEDY, 40) and got.completion.stats.drafted == 0
+            async with worker_site(None, port=int(address.rpartition(":")[2])):
+                give_up = time.monotonic() + HANG
+                while not client.health.up and time.monotonic() < give_up:
+                    assert (await answer(generator.generate, ids(PROMPT, 40))).token_ids == got.token_ids
+                got = await answer(generator.generate, ids(PROMPT, 40))
+                assert got.completion.stats.accepted == got.completion.stats.drafted > 0
+
+    with caplog.at_level(logging.INFO, "tandem.drafter"):
+        run(test())
+    assert [r.levelname for r in caplog.records if r.name == "tandem.drafter"][:2] == ["WARNING", "INFO"]
+
+
+def test_a_worker_of_another_tokenizer_is_refused_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with worker_site(None) as site:
+            monkeypatch.setattr("tandem.runners.toy.ToyTokenizer.sha256", "another")
+            with pytest.raises(ValueError, match="must share a vocabulary"):
+                async with remote_draft(site.address):
+                    pass
+
+    run(test())
+
+
+def test_a_full_worker_refuses_and_its_callers_decode_plainly_until_it_has_a_slot() -> None:
+    async def test() -> None:
+        async with worker_site(None, "miss=0.3", slots=1) as site, remote_draft(site.address) as (generator, client):
+            slot = site.engine.slots.take()
+            requests = [ids([65 + i], 10, ignore_end_of_sequence=True) for i in range(4)]
+            for taken in (True, False):
+                answers = await asyncio.gather(*(answer(generator.generate, request) for request in requests))
+                for i, got in enumerate(answers):
+                    assert got.token_ids == oracle([65 + i], GREEDY, 10, past_the_end=True)
+                assert (max(got.completion.stats.drafted for got in answers) == 0) == taken
+                assert client.health.up
+                if taken:
+                    site.engine.slots.release(slot)
+
+    run(test())
+
+
+def test_a_cancelled_request_frees_the_slots_on_both_sides() -> None:
+    async def test() -> None:
+        runner = toy(ToyConfig(step_seconds=0.01))
+        async with worker_site(None, "step=0.01") as site, remote_draft(site.address, runner) as (generator, _):
+            for rounds in (0, 3):
+                task = asyncio.create_task(answer(generator.generate, long(120)))
+                before = site.engine.batcher.steps
+                await until(lambda: site.free == 3)
+                await until(lambda steps=before + rounds: site.engine.batcher.steps >= steps)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                await until(lambda: idle(site))
+            got = await answer(generator.generate, long(20))
+            assert got.token_ids == truth(20)
+            await until(lambda: idle(site))
+
+    run(test())
+
+
+def test_a_storm_of_cancellations_leaves_every_slot_free_and_the_next_output_exact() -> None:
+    async def test() -> None:
+        runner = toy(ToyConfig(step_seconds=0.002), slots=2, chunk=4)
+        async with (
+            worker_site(None, "step=0.002", slots=2) as site,
+            remote_draft(site.address, runner) as (generator, _),
+        ):
+            tasks = [asyncio.create_task(answer(generator.generate, ids([65 + i] * 20, 60))) for i in range(12)]
+            for i, task in enumerate(tasks):
+                await asyncio.sleep(0.004 * (i % 4))
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await until(lambda: len(site.proposals.sessions) == 0 and site.free == 2)
+            answers = await asyncio.gather(*(answer(generator.generate, ids([97 + i] * 9, 12)) for i in range(3)))
+            assert [a.token_ids for a in answers] == [oracle([97 + i] * 9, GREEDY, 12) for i in range(3)]
+
+    run(test())
+
+
+# --- processes ---
+
+
+def test_the_roles_together_as_processes(tmp_path: Path) -> None:
+    """One target speculates for its own callers, and verifies for a distributed client all the same."""
+    worker = ("--role", "draft_worker", "--propose-only", "--draft", "model", "--draft_model", "miss=0.3")
+    with server_process(tmp_path, *worker, ready_file="worker.json") as drafting:
+        target = ("--role", "target", "--draft-host", drafting.wait_ready(), "--profile")
+        with server_process(tmp_path, *target, ready_file="target.json") as serving:
+            address = serving.wait_ready()
+
+            async def test() -> None:
+                async with GenerationClient.connect(address, TARGET) as client:
+                    info = await client.model_info()
+                    assert (info.draft_name, info.default_speculation_length) == ("remote:toy", 3)
+                    for k in (None, 0, 5):
+                        got = await answer(client.generate, replace(long(60, SAMPLED), speculation_length=k))
+                        assert got.token_ids == truth(60, SAMPLED)
+                        least = {None: 0, 0: -1, 5: 10}[k]  # by measurement, it may not pay for long
+                        assert (got.completion.stats.accepted > least) and (k != 0 or not got.completion.stats.drafted)
+                async with distributed(address, "miss=0.3") as (generator, _):
+                    got = await answer(generator.generate, long(60))
+                    assert got.token_ids == truth(60) and got.completion.stats.accepted > 10
+
+            run(test())
+            ask = launch(tmp_path, "--role", "client", "--port", str(drafting.port), "--prompt", "x")
+            assert ask.returncode == 1 and "only proposes" in ask.stderr
+            assert serving.stop() == 0
+        assert drafting.stop() == 0
+        assert "Traceback" not in serving.log.read_text() + drafting.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ("--draft_host nowhere", "draft_host: 'nowhere'"),
+        ("--draft_host :7", "draft_host: ':7'"),
+        ("--draft_host a:b", "draft_host: 'a:b'"),
+        ("--draft_host 127.0.0.1:1 --draft_seconds 0", "draft_seconds: 0"),
+    ],
+)
+def test_a_bad_draft_host_is_exit_code_2_and_one_line(arguments: str, names: str, tmp_path: Path) -> None:
+    done = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *arguments.split())
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert names in line

@@ -1,0 +1,283 @@
+"""The distributed client: its session, its retries, its accounts; against servers that lose, forget and delay."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.rpc.channel import TARGET
+from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import Deadlines, VerifierClient
+from tandem.runners.toy import ToyConfig
+from tandem.services.security.identity import ANONYMOUS
+from tandem.services.sessions.table import SessionKey
+from tandem.speculation.types import SpeculationStats
+from tandem.v1 import target_verifier_pb2 as pb
+from tandem.v1 import target_verifier_pb2_grpc
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    Site,
+    answer,
+    distributed,
+    ids,
+    listening,
+    oracle,
+    run,
+    target_site,
+    toy,
+    until,
+)
+
+PROMPT = list(b"the prompt")
+
+
+@contextlib.asynccontextmanager
+async def verifier(
+    address: str, deadlines: Deadlines | None = None, margins: bool = False
+) -> AsyncIterator[tuple[RemoteVerifier, SpeculationStats]]:
+    client, stats = VerifierClient(address, "toy", deadlines, Persistence(0.3)), SpeculationStats()
+    try:
+        yield RemoteVerifier(client, stats, margins), stats
+    finally:
+        await client.close()
+
+
+class Faulty:
+    """A TargetVerifier in front of the real one's servicer; `fault` sees every Verify."""
+
+    def __init__(self, site: Site, fault: Callable[[Any, Any, Any], Any]) -> None:
+        self._inner, self._fault = site.verifier, fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def Verify(self, request: Any, context: Any) -> Any:
+        return await self._fault(self._inner, request, context)
+
+
+@contextlib.asynccontextmanager
+async def faulty_site(site: Site, fault: Callable[[Any, Any, Any], Any]) -> AsyncIterator[str]:
+    register = partial(target_verifier_pb2_grpc.add_TargetVerifierServicer_to_server, Faulty(site, fault))
+    async with listening(register) as address:
+        yield address
+
+
+def test_a_session_is_opened_verified_and_closed_and_every_byte_counted() -> None:
+    truth = oracle(PROMPT, SAMPLED, 4)
+
+    async def test() -> None:
+        async with target_site() as site, verifier(site.address, margins=True) as (remote, stats):
+            await remote.open(PROMPT, SAMPLED)
+            (session,) = site.verifier.sessions
+            assert session.tokens == PROMPT and session.sampling == SAMPLED
+            opened = stats.bytes_up
+            assert opened > len(PROMPT)
+            verdict = await remote.verify(PROMPT, truth[:3])
+            assert (verdict.token_ids, verdict.accepted, len(verdict.margins)) == (truth, 3, 4)
+            assert 0 < stats.bytes_up - opened < 70
+            assert stats.bytes_down > 0 and stats.network_seconds > 0
+            assert verdict.compute_seconds > 0
+            await remote.close()
+            await remote.close()
+            assert site.free == 4 and len(site.verifier.sessions) == 0
+
+    run(test())
+
+
+def test_closing_what_was_never_opened_asks_nobody() -> None:
+    async def test() -> None:
+        async with verifier("127.0.0.1:1") as (remote, stats):
+            await remote.close()
+            assert stats.bytes_up == 0
+
+    run(test())
+
+
+@pytest.mark.parametrize("lost_every", [2, 3])
+def test_replies_that_are_lost_after_the_round_was_applied_change_nothing(lost_every: int) -> None:
+    """G2: the client's retry meets the recorded reply."""
+    calls = 0
+
+    async def lose(inner: Any, request: Any, context: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        reply = await inner.Verify(request, context)
+        if calls % lost_every == 0:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "lost")
+        return reply
+
+    async def test() -> None:
+        async with (
+            target_site() as site,
+            faulty_site(site, lose) as address,
+            distributed(address, "miss=0.4") as (generator, _),
+        ):
+            got = await answer(generator.generate, ids(PROMPT, 30, sampling=SAMPLED))
+        assert got.token_ids == oracle(PROMPT, SAMPLED, 30)
+        assert calls > got.completion.stats.rounds
+
+    run(test())
+
+
+def test_a_target_that_forgets_its_sessions_is_given_them_again() -> None:
+    calls = 0
+
+    async def forget(inner: Any, request: Any, context: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls % 3 == 0:
+            await inner._free(inner.sessions.forget(SessionKey(ANONYMOUS, request.session_id)))
+        return await inner.Verify(request, context)
+
+    async def test() -> None:
+        async with target_site() as site:
+            async with faulty_site(site, forget) as address, distributed(address, "miss=0.4") as (generator, _):
+                got = await answer(generator.generate, ids(PROMPT, 30, sampling=SAMPLED))
+            assert got.token_ids == oracle(PROMPT, SAMPLED, 30)
+            assert site.free == 4
+
+    run(test())
+
+
+def test_a_session_that_fell_back_is_brought_in_step_again() -> None:
+    """As where an OpenSession arrives twice, the second time late: the client's tokens are those committed."""
+
+    async def test() -> None:
+        async with target_site() as site, verifier(site.address) as (remote, _):
+            await remote.open(PROMPT, GREEDY)
+            truth = list(oracle(PROMPT, GREEDY, 6))
+            verdict = await remote.verify([*PROMPT, *truth[:3]], [])
+            assert verdict.token_ids == (truth[3],)
+            assert [session.tokens for session in site.verifier.sessions] == [PROMPT + truth[:4]]
+
+    run(test())
+
+
+def test_a_verifier_that_stays_out_of_step_is_an_error_that_names_both_lengths() -> None:
+    async def stale(inner: Any, request: Any, context: Any) -> Any:
+        return pb.VerifyResponse(stale=True, committed_length=4)
+
+    async def test() -> None:
+        async with target_site() as site, faulty_site(site, stale) as address, verifier(address) as (remote, _):
+            await remote.open(PROMPT, GREEDY)
+            with pytest.raises(TandemError, match=r"10 is stale: .* 4 tokens") as caught:
+                await remote.verify(PROMPT, [])
+            assert caught.value.code == "ABORTED"
+
+    run(test())
+
+
+def test_a_round_that_takes_too_long_is_an_error() -> None:
+    async def test() -> None:
+        runner = toy(ToyConfig(step_seconds=0.15), chunk=64)
+        async with target_site(runner) as site, verifier(site.address, Deadlines(verify=0.05)) as (remote, _):
+            await remote.open(PROMPT, GREEDY)
+            with pytest.raises(TandemError) as caught:
+                await remote.verify(PROMPT, [])
+            assert caught.value.code == "DEADLINE_EXCEEDED"
+            await remote.close()
+            await until(lambda: site.free == 4)
+
+    run(test())
+
+
+def test_a_task_cancelled_in_the_middle_of_a_round_still_closes_its_session() -> None:
+    async def test() -> None:
+        runner = toy(ToyConfig(step_seconds=0.03))
+        async with target_site(runner) as site, distributed(site.address) as (generator, _):
+            task = asyncio.create_task(answer(generator.generate, ids(PROMPT, 100, ignore_end_of_sequence=True)))
+            await until(lambda: site.engine.batcher.steps >= 3)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await until(lambda: site.free == 4)
+
+    run(test())
+
+
+def test_a_target_that_is_not_there_is_waited_for_and_then_named() -> None:
+    async def test() -> None:
+        began = time.monotonic()
+        with pytest.raises(ValueError, match=r"no TargetVerifier at 127\.0\.0\.1:1"):
+            client = VerifierClient("127.0.0.1:1", "toy")
+            try:
+                await client.model_info(0.2)
+            except TandemError as error:
+                raise ValueError(str(error)) from None
+            finally:
+                await client.close()
+        assert time.monotonic() - began > 0.15
+
+    run(test())
+
+
+def test_a_close_that_fails_after_its_request_was_cancelled_is_nobodys_exception() -> None:
+    said: list[dict[str, Any]] = []
+
+    async def test() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: said.append(context))
+        client = VerifierClient("127.0.0.1:1", "toy")
+        try:
+            verifier = RemoteVerifier(client, SpeculationStats())
+            verifier._places[verifier.peer] = "s"
+            closing = asyncio.create_task(verifier.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            assert closing.cancelled()
+            await until(lambda: len(asyncio.all_tasks()) == 1)  # the call itself has failed meanwhile
+            gc.collect()
+        finally:
+            await client.close()
+
+    asyncio.run(test())
+    assert said == []
+
+
+def test_a_draft_of_another_tokenizer_is_refused_before_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with target_site() as site:
+            monkeypatch.setattr("tandem.runners.toy.ToyTokenizer.sha256", "another")
+            with pytest.raises(ValueError, match="must share a vocabulary"):
+                async with distributed(site.address):
+                    pass
+            assert site.engine.batcher.steps == 0
+
+    run(test())
+
+
+def test_many_requests_share_one_client_and_leaving_early_cancels() -> None:
+    async def test() -> None:
+        async with target_site(toy(ToyConfig(step_seconds=0.005))) as site, site.client() as client:
+            leaving = client.generate(ids(b"long", 120, ignore_end_of_sequence=True))
+            answers = asyncio.gather(*(answer(client.generate, ids([65 + i], 6)) for i in range(3)))
+            await anext(leaving)
+            await leaving.aclose()
+            assert [a.token_ids for a in await answers] == [oracle([65 + i], GREEDY, 6) for i in range(3)]
+            await until(lambda: site.free == 4)
+            assert client.bytes_up > 0 and client.bytes_down > 0
+
+    run(test())
+
+
+def test_an_error_without_details_is_still_an_error() -> None:
+    async def test() -> None:
+        async with GenerationClient.connect("127.0.0.1:1", TARGET) as client:
+            with pytest.raises(TandemError) as caught:
+                await answer(client.generate, ids(b"x"))
+            assert (caught.value.code, caught.value.retry_seconds) == ("UNAVAILABLE", None)
+        error = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, grpc.aio.Metadata(), grpc.aio.Metadata(), None)
+        assert str(from_rpc(error)) == "INTERNAL: "
+
+    run(test())

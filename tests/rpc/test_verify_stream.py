@@ -1,0 +1,415 @@
+"""The pipelined client over real gRPC: the same tokens, whatever depth, draft, rule and broken stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import AsyncMock, Mock
+
+import grpc
+import pytest
+from grpc._cython import cygrpc
+
+import tandem.clients.distributed
+from tandem.rpc.answer_times import AnswerTimes
+from tandem.rpc.errors import TandemError
+from tandem.rpc.endpoint_pool import Patience, Persistence
+from tandem.rpc.liveness import Health
+from tandem.rpc.verifier_client import Deadlines
+from tandem.rpc.verify_stream import _Stream
+from tandem.runners.toy import ToyConfig
+from tandem.services.security.identity import ANONYMOUS
+from tandem.services.sessions.table import SessionKey
+from tandem.speculation.depth import Depth, Pipeline
+from tandem.speculation.pipeline import RoundsLost
+from tandem.speculation.types import Rule, SpeculationStats
+from tandem.v1 import target_verifier_pb2 as pb
+from tandem.v1 import target_verifier_pb2_grpc
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    ForgetfulRunner,
+    Site,
+    answer,
+    distributed,
+    ids,
+    listening,
+    oracle,
+    run,
+    target_site,
+    toy,
+    until,
+)
+
+PROMPT = list(b"abcabcabcab")
+
+
+@pytest.fixture
+def depth(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Fixes how many rounds are in flight."""
+
+    def fix(rounds: int) -> None:
+        class Fixed(Depth):
+            def of(self, k: int) -> int:
+                return rounds if k else 1
+
+        monkeypatch.setattr(tandem.clients.distributed, "Depth", Fixed)
+
+    return fix
+
+
+def pipelined(address: str, draft: str | None = "miss=0.2", **rest: Any) -> Any:
+    return distributed(address, draft, pipeline=Pipeline.ON, **rest)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3, 8])
+def test_tokens_are_the_targets_for_every_depth_length_draft_and_sampling(
+    rounds: int, depth: Callable[[int], None]
+) -> None:
+    depth(rounds)
+
+    async def test() -> None:
+        async with target_site() as site:
+            for draft in ("salt=0", "miss=0.2", "salt=9", None):
+                async with pipelined(site.address, draft) as (generator, _):
+                    for sampling in (GREEDY, SAMPLED):
+                        expected = oracle(PROMPT, sampling, 30)
+                        for k in range(6):
+                            before = site.engine.batcher.steps
+                            got = await answer(
+                                generator.generate, ids(PROMPT, 30, sampling=sampling, speculation_length=k)
+                            )
+                            assert got.token_ids == expected, (draft, k)
+                            stats = got.completion.stats
+                            assert stats.max_in_flight <= rounds
+                            assert sum(stats.sent_by_depth) == stats.rounds + stats.stale_rounds
+                            # Prefill, the rounds, and rounds that were right but lay beyond the end.
+                            assert site.engine.batcher.steps - before <= 1 + stats.rounds + rounds
+            assert site.free == 4
+
+    run(test())
+
+
+def test_wrong_guesses_are_stale_and_cost_the_target_no_step(depth: Callable[[int], None]) -> None:
+    depth(4)
+
+    async def test() -> None:
+        async with (
+            target_site(toy(ToyConfig(step_seconds=0.004))) as site,
+            pipelined(site.address, "salt=9") as (generator, _),
+        ):
+            before = site.engine.batcher.steps
+            got = await answer(generator.generate, ids(PROMPT, 20, speculation_length=2))
+            stats = got.completion.stats
+            assert got.token_ids == oracle(PROMPT, GREEDY, 20)
+            assert stats.stale_rounds > 10
+            assert stats.guessed_rounds == 0
+            assert site.engine.batcher.steps - before == 1 + stats.rounds
+            assert stats.wasted_drafts == stats.drafted + stats.stale_drafts
+
+    run(test())
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 5])
+def test_under_the_rejection_rule_tokens_are_those_of_stop_and_wait(rounds: int, depth: Callable[[int], None]) -> None:
+    depth(rounds)
+    warm = replace(SAMPLED, temperature=1.0)
+
+    async def test() -> None:
+        async with target_site() as site:
+            for draft in ("miss=0.2", "salt=0"):
+                async with distributed(site.address, draft) as (plain, _), pipelined(site.address, draft) as (ahead, _):
+                    for k in (1, 3, 5):
+                        for seed in range(4):
+                            request = ids(
+                                PROMPT,
+                                40,
+                                sampling=replace(warm, seed=seed),
+                                speculation_length=k,
+                                rule=Rule.REJECTION,
+                                ignore_end_of_sequence=True,
+                            )
+                            expected = await answer(plain.generate, request)
+                            got = await answer(ahead.generate, request)
+                            assert got.token_ids == expected.token_ids
+                            assert got.completion.stats.accepted == expected.completion.stats.accepted
+
+    run(test())
+
+
+def test_lookup_before_a_model_goes_ahead_too(depth: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target that sees one token runs into a cycle that lookup finds; the model drafts until then."""
+    depth(3)
+    from tests import support
+
+    async def test() -> None:
+        hybrid = support.draft_config("salt=9", 4, 160)
+        hybrid = replace(hybrid, draft=replace(hybrid.draft, kind="hybrid"))
+        monkeypatch.setattr(support, "draft_config", lambda *_: hybrid)
+        async with target_site(toy(kind=ForgetfulRunner)) as site, pipelined(site.address) as (generator, _):
+            got = await answer(generator.generate, ids(PROMPT, 120, ignore_end_of_sequence=True, speculation_length=3))
+            assert got.token_ids == oracle(PROMPT, GREEDY, 120, past_the_end=True, memory=1)
+            stats = got.completion.stats
+            assert stats.accepted_by["ngram"] > 20 and stats.drafted_by["model"] > 5
+            assert stats.guessed_rounds > 5
+
+    run(test())
+
+
+class Streaming:
+    """A TargetVerifier in front of the real one's servicer whose streams do what `stream` says."""
+
+    def __init__(self, site: Site, stream: Callable[[Any, Any, Any], AsyncIterator[Any]]) -> None:
+        self._inner, self._stream = site.verifier, stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def VerifyStream(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        async with contextlib.aclosing(self._stream(self._inner, requests, context)) as replies:
+            async for reply in replies:
+                yield reply
+
+
+@contextlib.asynccontextmanager
+async def streaming_site(site: Site, stream: Callable[..., AsyncIterator[Any]]) -> AsyncIterator[str]:
+    register = partial(target_verifier_pb2_grpc.add_TargetVerifierServicer_to_server, Streaming(site, stream))
+    async with listening(register) as address:
+        yield address
+
+
+@pytest.mark.parametrize("how", ["UNAVAILABLE", "the end", "forgotten"])
+def test_a_stream_that_breaks_again_and_again_changes_no_token(how: str, depth: Callable[[int], None]) -> None:
+    depth(4)
+    streams = 0
+
+    async def breaking(inner: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
+        nonlocal streams
+        streams += 1
+        answered = 0
+        async for reply in inner.VerifyStream(requests, context):
+            answered += 1
+            if answered == 3 and how != "forgotten":
+                if how == "the end":
+                    return
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            yield reply
+            if answered == 3 and how == "forgotten":
+                for session in inner.sessions:
+                    await inner._free(inner.sessions.forget(session.session_id))
+
+    async def test() -> None:
+        async with target_site() as site:
+            async with streaming_site(site, breaking) as address, pipelined(address) as (generator, _):
+                for sampling in (GREEDY, SAMPLED):
+                    got = await answer(generator.generate, ids(PROMPT, 40, sampling=sampling, speculation_length=2))
+                    assert got.token_ids == oracle(PROMPT, sampling, 40)
+            assert streams > 4
+            assert site.free == 4 and len(site.verifier.sessions) == 0
+
+    run(test())
+
+
+class _EndsAsItWrites:
+    """In place of grpc.aio's inner call: writing what follows `answered` requests fails as Core fails a dead call's."""
+
+    def __init__(self, inner: Any, answered: int, failed: asyncio.Event) -> None:
+        self._inner, self._left, self._failed = inner, answered, failed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def send_serialized_message(self, message: bytes) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self._failed.set()
+            raise cygrpc.InternalError("Failed grpc_call_start_batch")
+        await self._inner.send_serialized_message(message)
+
+
+def test_a_stream_that_ends_while_a_round_is_written_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """grpc.aio then says INTERNAL in place of the status: here that of a session whose lease ran out."""
+    failed: list[asyncio.Event] = []
+    begin = _Stream.__init__
+
+    def beginning(stream: Any, *rest: Any) -> None:
+        begin(stream, *rest)
+        failed.append(asyncio.Event())
+        stream._call._cython_call = _EndsAsItWrites(stream._call._cython_call, 2, failed[-1])
+
+    async def ending(inner: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
+        answered, here = 0, failed[-1]
+        async for reply in inner.VerifyStream(requests, context):
+            yield reply
+            answered += 1
+            if answered == 2:
+                await here.wait()
+                await context.abort(grpc.StatusCode.NOT_FOUND, "session: its lease ran out")
+
+    async def test() -> None:
+        async with target_site() as site:
+            async with streaming_site(site, ending) as address, pipelined(address) as (generator, _):
+                got = await answer(generator.generate, ids(PROMPT, 40, speculation_length=2))
+                assert got.token_ids == oracle(PROMPT, GREEDY, 40)
+            assert len([event for event in failed if event.is_set()]) > 4
+            assert site.free == 4 and len(site.verifier.sessions) == 0
+
+    monkeypatch.setattr(_Stream, "__init__", beginning)
+    run(test())
+
+
+def test_a_target_that_fails_every_stream_fails_the_request_in_the_end(depth: Callable[[int], None]) -> None:
+    depth(3)
+
+    async def failing(inner: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "always gone")
+        yield
+
+    async def test() -> None:
+        async with target_site() as site:
+            async with (
+                streaming_site(site, failing) as address,
+                pipelined(address, reconnect_seconds=0.3) as (generator, _),
+            ):
+                with pytest.raises(TandemError, match="UNAVAILABLE: always gone"):
+                    await answer(generator.generate, ids(PROMPT, 40))
+            assert site.free == 4
+
+    run(test())
+
+
+def test_a_server_without_streams_gets_one_round_at_a_time_and_one_line_is_logged(
+    depth: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    depth(4)
+    forgets = 0
+
+    class Old:
+        """Of before VerifyStream; forgets its sessions now and then."""
+
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        async def VerifyStream(self, requests: Any, context: Any) -> Any:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+            yield
+
+        async def Verify(self, request: Any, context: Any) -> Any:
+            nonlocal forgets
+            forgets += 1
+            if forgets % 5 == 0:
+                await self._inner._free(self._inner.sessions.forget(SessionKey(ANONYMOUS, request.session_id)))
+            return await self._inner.Verify(request, context)
+
+    async def test() -> None:
+        async with target_site() as site:
+            register = partial(target_verifier_pb2_grpc.add_TargetVerifierServicer_to_server, Old(site.verifier))
+            async with listening(register) as address, pipelined(address) as (generator, client):
+                for sampling in (GREEDY, SAMPLED, GREEDY):
+                    got = await answer(generator.generate, ids(PROMPT, 30, sampling=sampling))
+                    assert got.token_ids == oracle(PROMPT, sampling, 30)
+                assert got.completion.stats.max_in_flight == 1
+                assert client.peer.streams is False
+            assert site.free == 4
+
+    with caplog.at_level(logging.WARNING, "tandem.verifier"):
+        run(test())
+    assert len([r for r in caplog.records if "knows no VerifyStream" in r.message]) == 1
+
+
+def test_cancelling_a_request_with_rounds_in_flight_frees_both_slots(depth: Callable[[int], None]) -> None:
+    depth(4)
+
+    async def test() -> None:
+        async with target_site(toy(ToyConfig(step_seconds=0.02))) as site, pipelined(site.address) as (generator, _):
+            tasks = len(asyncio.all_tasks())
+            task = asyncio.create_task(answer(generator.generate, ids(PROMPT, 100, ignore_end_of_sequence=True)))
+            await until(lambda: site.engine.batcher.steps >= 4)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await until(lambda: site.free == 4)
+            await until(lambda: len(asyncio.all_tasks()) <= tasks + 1)
+            got = await answer(generator.generate, ids(PROMPT, 10))
+            assert got.token_ids == oracle(PROMPT, GREEDY, 10)
+
+    run(test())
+
+
+def test_many_requests_at_once_share_the_draft_and_the_target(depth: Callable[[int], None]) -> None:
+    depth(3)
+
+    async def test() -> None:
+        async with target_site(toy(slots=3)) as site, pipelined(site.address, slots=2) as (generator, _):
+            requests = [ids([65 + i, 66, 67], 12 + i, sampling=replace(SAMPLED, seed=i)) for i in range(8)]
+            answers = await asyncio.gather(*(answer(generator.generate, request) for request in requests))
+            for request, got in zip(requests, answers, strict=True):
+                assert got.token_ids == oracle(request.token_ids, request.sampling, request.max_new_tokens)
+
+    run(test())
+
+
+def test_a_round_that_is_not_answered_in_time_is_an_error(depth: Callable[[int], None]) -> None:
+    depth(2)
+
+    async def silent(inner: Any, requests: Any, context: Any) -> AsyncIterator[Any]:
+        await asyncio.sleep(30)
+        yield
+
+    async def test() -> None:
+        async with target_site() as site:
+            async with (
+                streaming_site(site, silent) as address,
+                pipelined(address, reconnect_seconds=0.3) as (generator, client),
+            ):
+                client.deadlines = Deadlines(verify=0.1)
+                with pytest.raises(TandemError, match=r"DEADLINE_EXCEEDED: .* within 0\.1 s"):
+                    await answer(generator.generate, ids(PROMPT, 40))
+            assert site.free == 4
+
+    run(test())
+
+
+def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> None:
+    async def test() -> None:
+        late, taken, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def replies() -> AsyncGenerator[pb.VerifyResponse, None]:
+            await late.wait()
+            yield pb.VerifyResponse(committed_length=4, token_ids=[7])
+            taken.set()
+            await ended.wait()
+
+        class Call:
+            __aiter__ = staticmethod(replies)
+            write = AsyncMock()
+            cancel = Mock(side_effect=ended.set)
+
+        async def silent(seconds: float) -> Health:
+            return Health.SILENT
+
+        peer = SimpleNamespace(stub=SimpleNamespace(VerifyStream=lambda metadata: Call()), health=silent, streams=True)
+        session: Any = SimpleNamespace(
+            waits=SimpleNamespace(silence=lambda: 0.002, round=lambda: 0.002),
+            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), alone=lambda peer: False),
+            peer=peer,
+            patience=Patience(Persistence()),
+        )
+        stats = SpeculationStats()
+        stream = _Stream(session, stats)
+        with pytest.raises(RoundsLost, match="no health check"):
+            await stream.send(pb.VerifyRequest(base_length=3))
+        late.set()
+        await taken.wait()
+        assert stats.bytes_down == 0
+        await stream.close()
+
+    run(asyncio.wait_for(test(), 30))

@@ -1,0 +1,246 @@
+"""What goes onto the wire comes back from it, through bytes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.rpc import wire
+from tandem.speculation.types import (
+    Chunk,
+    Completion,
+    FinishReason,
+    GenerationRequest,
+    InvalidField,
+    ModelInfo,
+    Rule,
+    SamplingParams,
+    SparseDistribution,
+    SpeculationStats,
+)
+from tandem.v1 import generation_pb2 as pb
+from tandem.v1 import target_verifier_pb2 as verifier_pb
+
+repeatable = settings(derandomize=True, database=None, deadline=None, max_examples=80)
+
+uint32 = st.integers(0, 2**32 - 1)
+uint64 = st.integers(0, 2**64 - 1)
+counts = st.integers(0, 2**31)
+seconds = st.floats(0, 1e9)
+float32 = st.floats(0, 1e6, width=32)
+text = st.text(max_size=20)
+samplings = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    top_k=uint32,
+    top_p=st.floats(0, 1, exclude_min=True),
+    min_p=st.floats(0, 1),
+    seed=uint64,
+)
+ids = st.lists(uint32, max_size=8).map(tuple)
+common = {
+    "sampling": samplings,
+    "chat": st.booleans(),
+    "max_new_tokens": st.none() | st.integers(1, 2**32 - 1),
+    "max_total_tokens": st.none() | st.integers(2, 2**32 - 1),
+    "speculation_length": st.none() | uint32,
+    "stop_token_ids": ids,
+    "stop_strings": st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
+    "ignore_end_of_sequence": st.booleans(),
+    "report_margins": st.booleans(),
+    "rule": st.sampled_from(Rule),
+}
+requests = st.builds(GenerationRequest, text=text, **common) | st.builds(GenerationRequest, token_ids=ids, **common)
+distributions = st.dictionaries(
+    uint32, st.floats(0, width=32, exclude_min=True, allow_infinity=False), min_size=1, max_size=8
+).map(lambda weights: SparseDistribution(tuple(sorted(weights)), tuple(weights[v] for v in sorted(weights))))
+stats = st.builds(
+    SpeculationStats,
+    rounds=counts,
+    drafted=st.integers(50, 99),
+    accepted=st.integers(0, 50),
+    accepted_per_position=st.lists(counts, max_size=5),
+    drafted_per_position=st.lists(counts, max_size=5),
+    draft_seconds=seconds,
+    verify_seconds=seconds,
+    queue_seconds=seconds,
+    network_seconds=seconds,
+    prefill_seconds=seconds,
+    bytes_up=uint64,
+    bytes_down=uint64,
+    drafted_by=st.dictionaries(text, uint32, max_size=3),
+    accepted_by=st.dictionaries(text, uint32, max_size=3),
+    stale_rounds=counts,
+    stale_drafts=counts,
+    sent_by_depth=st.lists(counts, max_size=5),
+    guessed_rounds=counts,
+)
+completions = st.builds(Completion, st.sampled_from(FinishReason), counts, counts, stats)
+chunks = st.builds(Chunk, ids, text, st.lists(float32, max_size=5).map(tuple))
+names = st.text(max_size=20).filter(str.isprintable)  # others are escaped: test_forged_lines.py
+infos = st.builds(
+    ModelInfo,
+    model_name=names,
+    weights_revision=names,
+    tokenizer_sha256=names,
+    vocab_size=uint32,
+    max_sequence_length=uint32,
+    max_speculation_length=uint32,
+    kv_slots=uint32,
+    dtype=names,
+    device=names,
+    backend=names,
+    draft_name=names,
+    default_speculation_length=uint32,
+    adaptive_speculation_length=st.booleans(),
+    plain_width=uint32,
+    bit_exact=st.booleans(),
+    startup_seconds=seconds,
+    end_of_sequence_ids=ids,
+)
+
+
+def through_bytes(message: Any) -> Any:
+    return type(message).FromString(message.SerializeToString())
+
+
+@repeatable
+@given(samplings)
+def test_sampling(sampling: SamplingParams) -> None:
+    assert wire.sampling_from_wire(through_bytes(wire.sampling_to_wire(sampling))) == sampling
+
+
+@repeatable
+@given(requests)
+def test_a_generation_request(request: GenerationRequest) -> None:
+    assert wire.generation_from_wire(through_bytes(wire.generation_to_wire(request))) == request
+
+
+@repeatable
+@given(chunks)
+def test_a_chunk(chunk: Chunk) -> None:
+    assert wire.chunk_from_wire(through_bytes(wire.chunk_to_wire(chunk))) == chunk
+
+
+@repeatable
+@given(completions)
+def test_a_completion_and_its_statistics(completion: Completion) -> None:
+    message = through_bytes(wire.completion_to_wire(completion))
+    assert wire.completion_from_wire(message) == completion
+    assert message.stats.wasted_drafts == completion.stats.wasted_drafts
+
+
+@repeatable
+@given(infos)
+def test_model_information(info: ModelInfo) -> None:
+    assert wire.info_from_wire(through_bytes(wire.info_to_wire(info))) == info
+
+
+def test_absent_fields_take_the_defaults_of_the_contract() -> None:
+    assert wire.sampling_from_wire(pb.Sampling()) == SamplingParams()
+    request = wire.generation_from_wire(pb.Generation(text="x"))
+    assert request == GenerationRequest(text="x", unsaid=frozenset({"temperature", "top_k", "top_p", "min_p", "seed"}))
+    assert request.max_new_tokens is request.speculation_length is request.max_total_tokens is None
+
+
+def test_zero_is_not_absent() -> None:
+    assert wire.generation_from_wire(pb.Generation(text="x", speculation_length=0)).speculation_length == 0
+    for field in ("max_new_tokens", "max_total_tokens"):
+        with pytest.raises(InvalidField) as caught:
+            wire.generation_from_wire(pb.Generation(text="x", **{field: 0}))
+        assert caught.value.field == field
+    with pytest.raises(InvalidField, match="top_p"):
+        wire.sampling_from_wire(pb.Sampling(top_p=0))
+
+
+def test_an_empty_list_of_ids_is_a_prompt_and_no_prompt_is_none() -> None:
+    request = GenerationRequest(token_ids=())
+    assert wire.generation_from_wire(through_bytes(wire.generation_to_wire(request))) == request
+    with pytest.raises(InvalidField, match="missing"):
+        wire.generation_from_wire(pb.Generation())
+
+
+def test_every_finish_reason_has_its_name_on_the_wire() -> None:
+    for reason in FinishReason:
+        assert pb.FinishReason.Name(reason.value) == f"FINISH_REASON_{reason.name}"
+
+
+def test_every_field_of_the_messages_is_filled() -> None:
+    """A field that is added to the contract and forgotten here would stay empty."""
+    info = ModelInfo("n", "r", "t", 1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True)
+    assert len(wire.info_to_wire(info).ListFields()) == len(pb.ModelInfo.DESCRIPTOR.fields)
+    full = SpeculationStats(
+        1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2}, 1, 1, [1], 1, 1
+    )
+    message = wire.completion_to_wire(Completion(FinishReason.LENGTH, 1, 1, full))
+    assert len(message.ListFields()) == len(pb.GenerateCompletion.DESCRIPTOR.fields)
+    assert len(message.stats.ListFields()) == len(pb.SpeculationStats.DESCRIPTOR.fields)
+    assert len(wire.sampling_to_wire(SamplingParams(1, 1, 0.5, 0.5, 1)).ListFields()) == len(
+        pb.Sampling.DESCRIPTOR.fields
+    )
+    assert not math.isnan(message.stats.draft_seconds)
+
+
+@repeatable
+@given(distributions)
+def test_what_a_draft_token_was_drawn_from_bit_for_bit(sent: SparseDistribution) -> None:
+    (message,) = wire.distributions_to_wire([sent])
+    assert wire.distributions_from_wire([through_bytes(message)], [sent.token_ids[-1]]) == (sent,)
+
+
+def test_every_rule_has_its_name_on_the_wire_and_unspecified_is_agreement() -> None:
+    for rule in Rule:
+        assert pb.VerificationRule.Name(wire.rule_to_wire(rule)) == f"VERIFICATION_RULE_{rule.name}"
+        assert wire.rule_from_wire(wire.rule_to_wire(rule)) is rule
+        assert wire.rule_name(wire.rule_to_wire(rule)) == rule.value
+    assert wire.rule_from_wire(pb.VERIFICATION_RULE_UNSPECIFIED) is Rule.AGREEMENT
+    assert (wire.rule_name(0), wire.rule_name(9)) == ("nothing", "9")
+
+
+def test_unknown_rules_are_refused() -> None:
+    with pytest.raises(InvalidField) as caught:
+        wire.rule_from_wire(9)
+    assert caught.value.field == "rule"
+
+
+ABOVE = wire.MOST_SUPPORT + 1
+WRONG = [
+    ("distributions[0].token_ids", [f"{ABOVE} are above the limit of 1024"], [1], [(range(ABOVE), [1.0])]),
+    ("distributions[0].weights", [f"{ABOVE} are above the limit of 1024"], [1], [([1], [1.0] * ABOVE)]),
+    ("distributions", [], [1], [([1], [1.0]), ([2], [1.0])]),
+    ("distributions", [], [1, 2], [([1], [1.0])]),
+    ("distributions[0].token_ids", ["empty"], [1], [([], [])]),
+    ("distributions[1].token_ids", ["3 follows 3"], [1, 3], [([1], [1.0]), ([3, 3], [1.0, 1.0])]),
+    ("distributions[0].token_ids", ["1 follows 2"], [1], [([2, 1], [1.0, 1.0])]),
+    ("distributions[0].weights", ["1 for 2"], [1], [([1, 2], [1.0])]),
+    ("distributions[0].weights", ["0.0"], [1], [([1, 2], [1.0, 0.0])]),
+    ("distributions[0].weights", ["-1.0"], [1], [([1, 2], [1.0, -1.0])]),
+    ("distributions[0].weights", ["nan"], [1], [([1, 2], [1.0, math.nan])]),
+    ("distributions[0].weights", ["inf"], [1], [([1, 2], [1.0, math.inf])]),
+    ("draft_tokens", ["token 7 at 1"], [1, 7], [([1], [1.0]), ([2], [1.0])]),
+]
+
+
+@pytest.mark.parametrize(("field", "said", "draft", "given"), WRONG)
+def test_a_distribution_that_no_token_can_have_come_from_is_refused(field, said, draft, given) -> None:
+    messages = [pb.SparseDistribution(token_ids=ids, weights=weights) for ids, weights in given]
+    with pytest.raises(InvalidField) as caught:
+        wire.distributions_from_wire(messages, draft)
+    assert caught.value.field == field
+    assert str(caught.value).startswith(f"{field}: ")
+    for part in said:
+        assert part in str(caught.value)
+
+
+def test_of_a_round_what_the_server_did_not_take_is_the_networks() -> None:
+    reply = verifier_pb.VerifyResponse(token_ids=[1, 2], accepted=1, committed_length=9, server_seconds=0.25)
+    answer = wire.answer_from_wire(reply, 1.0)
+    assert (answer.network_seconds, answer.committed_length) == (0.75, 9)
+    assert answer.verdict is not None and answer.verdict.token_ids == (1, 2)
+    assert wire.answer_from_wire(reply, 0.125).network_seconds == 0.0  # two clocks, and neither goes back
+    reply.stale = True
+    assert wire.answer_from_wire(reply, 1.0).verdict is None

@@ -1,0 +1,387 @@
+"""Runs our backend against NxD Inference's own Python code on the CPU, with stand-ins for what is closed.
+
+A program of its own, started by test_real_source.py: python real_source.py FOLDER. TANDEM_NXDI_SOURCE is put on the
+path: NxDI's and NxD's `src` folders and transformers 4.57, joined by ":". Prints one JSON object. What it proves is the
+contract and the maths of the modules; not compilation, kernels or a device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.abc
+import importlib.machinery
+import json
+import logging
+import os
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [*os.environ["TANDEM_NXDI_SOURCE"].split(os.pathsep), str(ROOT)]
+warnings.simplefilter("ignore")
+CLOSED = {"torch_neuronx", "torch_xla", "libneuronxla", "neuronxcc", "nki", "nkilib"}
+ABSENT = {"boto3", "botocore", "tenacity", "islpy", "torchvision", "blobfile", "PIL"}
+VOCABULARY, LENGTH, K = 96, 96, 4
+
+
+# --- what is closed ---
+
+
+class Anything(type):
+    """A class that is whatever is asked of it: base, decorator, enum, subscript."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return anything(name)
+
+    def __getitem__(cls, key: Any) -> Any:
+        return cls
+
+    def __or__(cls, other: Any) -> Any:
+        return cls
+
+    __ror__ = __or__
+
+
+def anything(name: str) -> Any:
+    def attribute(self: Any, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return anything(name)()
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else self
+
+    members = {"__init__": lambda self, *a, **k: None, "__call__": call, "__getattr__": attribute}
+    return Anything(name, (), members | {"__getitem__": lambda self, key: self})
+
+
+class Closed(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        setattr(self, name, anything(name))
+        return self.__dict__[name]
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        top = name.split(".")[0]
+        if top in CLOSED or (top in ABSENT and importlib.machinery.PathFinder.find_spec(top) is None):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: Any) -> Any:
+        return Closed(spec.name)
+
+    def exec_module(self, module: Any) -> None:
+        """Nothing to run."""
+
+
+sys.meta_path.insert(0, Finder())
+
+import torch  # noqa: E402
+
+vars(torch.classes)["neuron"] = types.SimpleNamespace(SPMDModel=object, LayoutTransformation=object)
+import nki  # noqa: E402
+import torch_neuronx  # noqa: E402
+import torch_neuronx.utils  # noqa: E402
+import torch_neuronx.xla_impl.ops as operators  # noqa: E402
+
+torch_neuronx.__version__ = "2.9.0"
+torch_neuronx.utils.get_platform_target = lambda: "trn1"
+nki.jit = lambda function=None, **kwargs: function or (lambda inner: inner)
+operators.Argmax = types.SimpleNamespace(apply=lambda t, dim, keepdim=False: torch.argmax(t, dim=dim, keepdim=keepdim))
+operators.TopK = types.SimpleNamespace(apply=lambda t, k, dim=-1: torch.topk(t, k, dim=dim))
+os.environ["NXD_CPU_MODE"] = "1"
+
+
+# --- a device that runs the modules eagerly ---
+
+
+class Graphs:
+    """In ModelBuilder's place: every bucket is the module itself, called with exact shapes, states kept between."""
+
+    def __init__(self, checkpoint_loader: Any = None, compiler_workdir: str = "", **kwargs: Any) -> None:
+        self.checkpoint_loader, self.compiler_workdir = checkpoint_loader, compiler_workdir
+        self.model_collection: dict[str, Any] = {}
+        self.states: list[torch.Tensor] | None = None
+
+    def add(self, key: str, model_instance: Any, example_inputs: Any, **kwargs: Any) -> Graphs:
+        self.model_collection[key] = types.SimpleNamespace(model_instance=model_instance, examples=example_inputs)
+        return self
+
+    def trace(self, **kwargs: Any) -> Any:
+        return object()
+
+    def shard_checkpoint(self, serialize_path: str | None = None) -> list[Any]:
+        return [self]
+
+    def load(self) -> None:
+        from neuronx_distributed.trace.trace import get_sharded_checkpoint
+
+        for model in self.model_collection.values():
+            model.model_instance.load_module()
+            module = model.model_instance.module
+            weights = {name: value.clone() for name, value in self.checkpoint_loader().items()}
+            get_sharded_checkpoint(weights, module, 0, 1)
+            missing, _ = module.load_state_dict(weights, strict=False)
+            lacking = [name for name in missing if "past_key_values" not in name and "rank" not in name]
+            lacking = [name for name in lacking if "hidden_states" not in name and "inv_freq" not in name]
+            assert not lacking, f"no weights for {lacking[:4]}"
+
+    def run(self, arguments: tuple[torch.Tensor, ...]) -> Any:
+        shapes = [tuple(a.shape) for a in arguments]
+        for model in self.model_collection.values():
+            for rank, example in enumerate(model.examples):
+                if [tuple(e.shape) for e in example[: len(shapes)]] == shapes:
+                    return self._call(model.model_instance, rank, arguments)
+        raise RuntimeError(f"Input shape {shapes} not found in input_shape_map")
+
+    def _call(self, instance: Any, rank: int, arguments: tuple[torch.Tensor, ...]) -> Any:
+        module, aliases = instance.get(rank)
+        parameters, places = list(aliases), list(aliases.values())
+        if self.states is None:
+            self.states = [p.data.clone() for p in parameters]
+        for parameter, state in zip(parameters, self.states, strict=True):
+            parameter.data = state.clone()
+        outputs = module(*arguments)
+        outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+        for i, (place, old) in enumerate(zip(places, self.states, strict=True)):
+            assert outputs[place].shape == old.shape, "a state changed its shape"
+            self.states[i] = outputs[place].detach().clone()
+        kept = [output for i, output in enumerate(outputs) if i not in set(places)]
+        return kept[0] if len(kept) == 1 else kept
+
+
+class Loaded(torch.nn.Module):
+    """In torch.jit.load's place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nxd_model = self
+        self.graphs: list[Graphs] = []
+
+    def initialize(self, weights: list[Graphs], start_rank: Any) -> None:
+        self.graphs[:] = weights
+        self.graphs[0].load()
+
+    def forward(self, *arguments: Any) -> Any:
+        with torch.no_grad():
+            return self.graphs[0].run(arguments[0] if isinstance(arguments[0], tuple) else arguments)
+
+
+def prepare(folder: Path) -> None:
+    """One process is the whole world, and compiled models are the modules themselves."""
+    from neuronx_distributed.parallel_layers import parallel_state
+    from neuronx_distributed_inference.models import application_base, model_wrapper
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder / 'world'}", rank=0, world_size=1)
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        expert_model_parallel_size=1,
+        skip_collective_init=True,
+    )
+    application_base.ModelBuilder = Graphs
+    model_wrapper.ModelWrapper.is_neuron = lambda self: self.model is not None
+    torch.jit.save = lambda model, path: Path(path).write_text("graphs")
+    torch.jit.load = lambda path: Loaded()
+    parallel_state.get_speculative_draft_group = lambda as_list=False: parallel_state.get_tensor_model_parallel_group()
+
+
+# --- tiny models, and what they say alone ---
+
+
+def tiny(folder: Path, kind: str, seed: int, like: Any = None, noise: float = 0.0) -> Any:
+    """A checkpoint with random weights; `like` another one, with noise on top."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "eos_token_id": VOCABULARY - 1,
+        "bos_token_id": 0,
+        "pad_token_id": 0,
+        "initializer_range": 0.4,
+    }
+    config_class, model_class = {
+        "llama": (LlamaConfig, LlamaForCausalLM),
+        "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    }[kind]
+    model = model_class(config_class(**shape)).float().eval()
+    if like is not None:
+        for own, other in zip(model.parameters(), like.parameters(), strict=True):
+            own.data = other.data + noise * own.data
+    model.save_pretrained(folder)
+    return model
+
+
+def eagle_head(folder: Path, target: Any) -> None:
+    """An EAGLE1 draft: one layer, embeddings of its own, fc, the target's lm_head, no final norm. Untrained."""
+    from safetensors.torch import load_file, save_file
+
+    model = tiny(folder, "llama", 4)
+    weights = load_file(folder / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if ".layers.1." not in name and name != "model.norm.weight"}
+    kept["lm_head.weight"] = target.lm_head.weight.detach().clone()
+    kept["fc.weight"] = torch.randn(64, 128) * 0.1
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    config = model.config.to_dict() | {"num_hidden_layers": 1, "fc_bias": False}
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+
+
+def alone(model: Any, prompt: list[int], sampling: Any, count: int) -> list[int]:
+    """Plain decoding by transformers, the whole prefix every time, with our draws."""
+    from tandem.speculation.draws import draw
+
+    tokens = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens])).logits[0, -1].float().numpy()
+        tokens.append(draw(logits, sampling, len(tokens)).token)
+    return tokens[len(prompt) :]
+
+
+# --- our backend ---
+
+
+def field_names() -> dict[str, list[str]]:
+    """What NxDI's configurations take, read from their source, beside our lists."""
+    import inspect
+    import re
+
+    from neuronx_distributed_inference.models import config
+
+    from tandem.runners.nxdi import fields
+
+    def popped(cls: Any) -> set[str]:
+        return set(re.findall(r'kwargs\.pop\(\s*"(\w+)"', inspect.getsource(cls)))
+
+    pairs = {
+        "NeuronConfig": (popped(config.NeuronConfig), fields.NEURON),
+        "MoENeuronConfig": (popped(config.MoENeuronConfig) | {"capacity_factor", "glu_mlp"}, fields.MIXTURE_OF_EXPERTS),
+        "OnDeviceSamplingConfig": (popped(config.OnDeviceSamplingConfig), fields.SAMPLING),
+        "LoraServingConfig": (set(inspect.signature(config.LoraServingConfig).parameters), fields.LORA),
+    }
+    return {name: sorted(theirs ^ set(ours)) for name, (theirs, ours) in pairs.items()}
+
+
+async def scenarios(folder: Path) -> dict[str, Any]:
+    from tandem.engine.loading import DraftChoice, Loaded
+    from tandem.engine.batcher import Batcher
+    from tandem.checkpoints.locate import find
+    from tandem.engine.sequences import Engine, ModelDrafter
+    from tandem.engine.generators import drafted_generator, fused_generator, plain_generator
+    from tandem.runners.loading import Execution, Shape
+    from tandem.runners.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
+    from tandem.runners.nxdi.settings import NxdiSettings
+    from tandem.runners.toy import ToyTokenizer
+    from tandem.speculation.types import GenerationRequest, SamplingParams
+
+    target = tiny(folder / "target", "llama", 1)
+    tiny(folder / "draft", "llama", 2, target, 0.05)
+    other = tiny(folder / "other", "qwen3", 3)
+    eagle_head(folder / "head", target)
+    greedy, sampled = SamplingParams(), SamplingParams(temperature=0.8, top_k=20, seed=5)
+    prompts = [[7], [3, 9], [5, 6, 7, 8, 9, 10, 11, 12], list(range(1, 31))]
+    execution = Execution(dtype="float32")
+
+    def settings(given: dict[str, Any], eagle: bool = False) -> Any:
+        return NxdiSettings(neuron_config=given, compiled_dir=str(folder / "compiled"), eagle=eagle)
+
+    def one(name: str, verifies: bool, slots: int = 3, **given: Any) -> Any:
+        own = Shape(slots, LENGTH, K)
+        runner = load_nxdi(find(str(folder / name)), execution, own, settings(given), verifies, start_on_device)
+        runner.warm_up()
+        return Loaded(Engine(runner, Batcher(name)), ToyTokenizer())
+
+    def pair(target: str, draft: str, eagle: bool = False, slots: int = 3, **given: Any) -> Any:
+        own = Shape(slots, LENGTH, K)
+        checkpoints = find(str(folder / target)), find(str(folder / draft))
+        runners = load_nxdi_pair(*checkpoints, execution, own, settings(given, eagle), start_on_device)
+        runners[0].warm_up()
+        batcher = Batcher("fused")
+        loaded = [Loaded(Engine(runner, batcher), ToyTokenizer()) for runner in runners]
+        return fused_generator(loaded[0], loaded[1], K, DraftChoice("model"))
+
+    async def ask(generator: Any, prompt: list[int], sampling: Any, count: int, k: int | None) -> dict[str, Any]:
+        request = GenerationRequest(
+            token_ids=tuple(prompt),
+            max_new_tokens=count,
+            sampling=sampling,
+            ignore_end_of_sequence=True,
+            speculation_length=k,
+        )
+        tokens: list[int] = []
+        async for event in generator.generate(request):
+            tokens += getattr(event, "token_ids", ())
+            stats = getattr(event, "stats", None)
+        return {"tokens": tokens, "accepted": stats.accepted, "drafted": stats.drafted}
+
+    async def compare(name: str, make: Any, model: Any, sampling: Any = greedy, total: int = 60) -> None:
+        try:
+            await compared(name, make(), model, sampling, total)
+        except Exception as error:
+            report[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
+
+    async def compared(name: str, generator: Any, model: Any, sampling: Any, total: int) -> None:
+        counts = [total - len(p) for p in prompts]
+        got = await asyncio.gather(*(ask(generator, p, sampling, c, K) for p, c in zip(prompts, counts, strict=True)))
+        expected = [alone(model, p, sampling, c) for p, c in zip(prompts, counts, strict=True)]
+        report[name] = {
+            "same": [g["tokens"] == e for g, e in zip(got, expected, strict=True)],
+            "accepted": sum(g["accepted"] for g in got),
+            "drafted": sum(g["drafted"] for g in got),
+        }
+
+    report: dict[str, Any] = {"fields": field_names()}
+    verifier, drafter = one("target", True), one("draft", False)
+    report["shapes"] = [verifier.runner.shapes.bit_exact, verifier.runner.shapes.note]
+
+    def drafts(request: Any, stats: Any, limit: Any) -> Any:
+        return ModelDrafter(drafter.engine, VOCABULARY, request.rule, limit=limit)
+
+    await compare("plain, to the last position", lambda: plain_generator(verifier), target, total=LENGTH)
+    await compare("plain, sampled", lambda: plain_generator(verifier), target, sampled)
+    await compare("drafted, greedy", lambda: drafted_generator(verifier, K, "draft", drafts), target, total=LENGTH)
+    await compare("drafted, sampled", lambda: drafted_generator(verifier, K, "draft", drafts), target, sampled)
+    await compare("fused", lambda: pair("target", "draft"), target, total=LENGTH)
+    await compare("plain after fused", lambda: plain_generator(one("target", True, fused_qkv=True)), target)
+    await compare("fused, families differ", lambda: pair("other", "draft"), other)
+    await compare("one line", lambda: plain_generator(one("target", True, slots=1)), target, total=LENGTH)
+    await compare("fused, one line", lambda: pair("target", "draft", slots=1), target, total=LENGTH)
+    seq_ids_mask = {"apply_seq_ids_mask": True}
+    await compare("with a mask of sequence ids", lambda: pair("target", "draft", **seq_ids_mask), target)
+    await compare("eagle", lambda: pair("target", "head", eagle=True), target)
+    buckets = {"token_generation_buckets": [32, 64, 96], "context_encoding_buckets": [16, 96]}
+    await compare("buckets", lambda: plain_generator(one("other", True, **buckets)), other, total=LENGTH)
+    greedily = {"on_device_sampling_config": {"do_sample": False}}
+    await compare("tokens only", lambda: plain_generator(one("target", True, **greedily)), target)
+    both = greedily | {"output_logits": True}
+    await compare("sampled on the host", lambda: plain_generator(one("target", True, **both)), target, sampled)
+    return report
+
+
+def main() -> int:
+    logging.disable(logging.WARNING)
+    folder = Path(sys.argv[1])
+    prepare(folder)
+    print(json.dumps(asyncio.run(scenarios(folder))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""NxDI runners over the stand-in, loaded the way a server loads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.checkpoints.locate import find
+from tandem.runners.loading import Execution, Shape
+from tandem.runners.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
+from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
+from tandem.runners.nxdi.runner import NxdiRunner
+from tandem.runners.nxdi.settings import NxdiSettings
+from tests.runners.nxdi import simulated
+from tests.runners.nxdi.simulated import Application, model_folder
+
+SHAPE = Shape(slots=3, max_length=64, max_draft=4)
+
+
+class Bench:
+    """Makes runners in a folder of its own. `settings` are NxdiSettings' fields, `fast` is --fast."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.salted: dict[tuple[int, float, str], Path] = {}
+
+    def model(self, salt: int = 0, miss: float = 0.0, model_type: str = "llama") -> Path:
+        key = (salt, miss, model_type)
+        if key not in self.salted:
+            self.salted[key] = model_folder(self.folder, f"model{len(self.salted)}", *key)
+        return self.salted[key]
+
+    def settings(self, given: dict[str, Any]) -> NxdiSettings:
+        return NxdiSettings(compiled_dir=str(self.folder / "compiled"), **given)
+
+    def one(self, verifies: bool, miss: float, shape: Shape, fast: bool, given: dict[str, Any]) -> NxdiRunner:
+        checkpoint, execution = find(str(self.model(miss=miss))), Execution(exact=not fast)
+        runner = load_nxdi(checkpoint, execution, shape, self.settings(given), verifies, start_on_device)
+        assert isinstance(runner, NxdiRunner)
+        runner.warm_up()
+        return runner
+
+    def target(self, shape: Shape = SHAPE, fast: bool = False, **given: Any) -> NxdiRunner:
+        return self.one(True, 0.0, shape, fast, given)
+
+    def draft(self, miss: float = 0.3, shape: Shape = SHAPE, **given: Any) -> NxdiRunner:
+        return self.one(False, miss, shape, False, given)
+
+    def pair(
+        self, miss: float = 0.3, shape: Shape = SHAPE, fast: bool = False, model_type: str = "llama", **given: Any
+    ) -> tuple[FusedRunner, FusedDraft]:
+        target, draft = find(str(self.model())), find(str(self.model(miss=miss, model_type=model_type)))
+        execution = Execution(exact=not fast)
+        pair = load_nxdi_pair(target, draft, execution, shape, self.settings(given), start_on_device)
+        pair[0].warm_up()
+        return pair
+
+
+def application() -> Application:
+    """The one that was loaded last."""
+    return simulated.LOADED[-1]
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Imported into the test files that want it."""
+    simulated.install(monkeypatch)
+    return Bench(tmp_path)

@@ -1,0 +1,170 @@
+"""Every architecture on NxDI says what the target alone says, alone and batched, to the end of the sequence."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tandem.clients.distributed import connect_distributed
+from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
+from tandem.engine.batcher import Batcher
+from tandem.engine.drafting import Drafting
+from tandem.engine.sequences import Engine, ModelDrafter
+from tandem.engine.generators import drafted_generator, plain_generator
+from tandem.runners.loading import Shape
+from tandem.runners.protocol import Runner
+from tandem.runners.toy import ToyTokenizer
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import GenerationRequest, InvalidField, Rule, SamplingParams
+from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
+from tests.support import GREEDY, SAMPLED, Answer, answer, fused_site, ids, oracle, run, target_site
+
+PROMPTS = (b"x", b"ab", b"a longer prompt, of thirty tokens", b"abc", b"another one")
+BOTH = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+
+
+def truth(prompt: bytes, sampling: SamplingParams, count: int) -> tuple[int, ...]:
+    return oracle(prompt, sampling, count, past_the_end=True)
+
+
+def asked(prompt: bytes, sampling: SamplingParams, total: int, **rest: int) -> GenerationRequest:
+    return ids(prompt, total - len(prompt), sampling=sampling, ignore_end_of_sequence=True, **rest)
+
+
+async def together(generator, requests) -> list[Answer]:
+    return list(await asyncio.gather(*(answer(generator.generate, request) for request in requests)))
+
+
+def loaded(runner: Runner, batcher: Batcher) -> Loaded:
+    return Loaded(Engine(runner, batcher), ToyTokenizer())
+
+
+@BOTH
+def test_plain_decoding_says_what_the_target_says_up_to_the_last_position(bench: Bench, sampling) -> None:  # noqa: F811
+    async def scenario() -> list[Answer]:
+        generator = plain_generator(loaded(bench.target(), Batcher("test")))
+        return await together(generator, [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
+
+    for prompt, got in zip(PROMPTS, run(scenario()), strict=True):
+        assert got.token_ids == truth(prompt, sampling, SHAPE.max_length - len(prompt))
+
+
+@pytest.mark.parametrize("miss", [0.0, 0.3, 1.0])
+@BOTH
+def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling, miss: float) -> None:  # noqa: F811
+    async def scenario() -> list[Answer]:
+        target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(miss), Batcher("d"))
+
+        def drafter(request, stats, limit):
+            return ModelDrafter(draft.engine, target.runner.limits.vocab_size, request.rule, limit=limit)
+
+        generator = drafted_generator(target, 4, "draft", drafter)
+        return await together(generator, [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
+
+    answers = run(scenario())
+    for prompt, got in zip(PROMPTS, answers, strict=True):
+        assert got.token_ids == truth(prompt, sampling, SHAPE.max_length - len(prompt))
+    if miss == 0:
+        assert all(got.completion.stats.accepted == got.completion.stats.drafted for got in answers)
+
+
+@BOTH
+def test_the_distributed_loop_over_the_wire_says_the_same(bench: Bench, sampling) -> None:  # noqa: F811
+    async def scenario() -> list[Answer]:
+        draft = loaded(bench.draft(0.3), Batcher("d"))
+        async with target_site(bench.target()) as site:
+            config = ModelConfig(shape=Shape(3, 64, 4), draft=DraftChoice("model", "x"), backend="toy", default_k=4)
+            drafting = Drafting(draft, draft.tokenizer, config.draft)
+            generator, client = await connect_distributed(drafting, config, site.address, 10.0, Pipeline.ON)
+            try:
+                return await together(generator, [asked(p, sampling, 60) for p in PROMPTS[:3]])
+            finally:
+                await client.close()
+
+    for prompt, got in zip(PROMPTS, run(scenario()), strict=False):
+        assert got.token_ids == truth(prompt, sampling, 60 - len(prompt))
+
+
+@pytest.mark.parametrize("miss", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_a_fused_graph_says_what_the_target_says_for_every_length(
+    bench: Bench,  # noqa: F811
+    miss: float,
+    model_type: str,
+) -> None:
+    async def scenario() -> list[Answer]:
+        async with fused_site(*bench.pair(miss, model_type=model_type), k=4) as site, site.client() as client:
+            requests = [asked(p, GREEDY, 64, speculation_length=k) for k, p in enumerate(PROMPTS)]
+            return await together(client, requests)
+
+    answers = run(scenario())
+    for prompt, got in zip(PROMPTS, answers, strict=True):
+        assert got.token_ids == truth(prompt, GREEDY, 64 - len(prompt))
+    assert [got.completion.stats.drafted > 0 for got in answers] == [False, True, True, True, True]
+
+
+def test_a_fused_graph_counts_what_it_drafted_and_accepted(bench: Bench) -> None:  # noqa: F811
+    async def scenario() -> Answer:
+        async with fused_site(*bench.pair(0.0), k=4) as site, site.client() as client:
+            return await answer(client.generate, ids(b"ab", 21, speculation_length=4, ignore_end_of_sequence=True))
+
+    stats = run(scenario()).completion.stats
+    assert (stats.rounds, stats.drafted, stats.accepted) == (5, 19, 19) or stats.accepted == stats.drafted
+
+
+@pytest.mark.parametrize("service", ["fused", "tokens only"])
+def test_a_sampled_request_is_refused_at_the_request(bench: Bench, service: str) -> None:  # noqa: F811
+    async def scenario() -> None:
+        sampled = asked(b"ab", SAMPLED, 20)
+        if service == "fused":
+            async with fused_site(*bench.pair()) as site, site.client() as client:
+                await answer(client.generate, sampled)
+        target = bench.target(neuron_config={"on_device_sampling_config": {"do_sample": False}})
+        async with target_site(target) as site, site.client() as client:
+            await answer(client.generate, sampled)
+
+    with pytest.raises(Exception, match=r"temperature: 0\.9.*greedily only"):
+        run(scenario())
+    assert not any(call["position_ids"] == [[0, 1]] for call in application().calls)  # nothing was prefilled for it
+
+
+def test_a_session_that_samples_is_refused_when_it_opens(bench: Bench) -> None:  # noqa: F811
+    runner = bench.target(neuron_config={"on_device_sampling_config": {}})
+    with pytest.raises(InvalidField, match="temperature"):
+        Engine(runner, Batcher("test")).admit(SAMPLED)
+
+
+def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(bench: Bench) -> None:  # noqa: F811
+    given = {"neuron_config": {"on_device_sampling_config": {"do_sample": False}}}
+
+    async def scenario() -> list[Answer]:
+        target, draft = loaded(bench.target(**given), Batcher("t")), loaded(bench.draft(0.2, **given), Batcher("d"))
+
+        def drafter(request, stats, limit):
+            return ModelDrafter(draft.engine, 258, request.rule, limit=limit)
+
+        return await together(drafted_generator(target, 4, "d", drafter), [asked(p, GREEDY, 50) for p in PROMPTS])
+
+    for prompt, got in zip(PROMPTS, run(scenario()), strict=True):
+        assert got.token_ids == truth(prompt, GREEDY, 50 - len(prompt))
+
+
+def test_rejection_draws_from_what_the_draft_model_said(bench: Bench) -> None:  # noqa: F811
+    """Same seed, same tokens, wherever the draft runs."""
+
+    async def scenario() -> list[Answer]:
+        answers = []
+        for _ in range(2):
+            target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(0.3), Batcher("d"))
+
+            def drafter(request, stats, limit, draft=draft):
+                return ModelDrafter(draft.engine, 258, request.rule, limit=limit)
+
+            request = ids(b"abc", 40, sampling=SAMPLED, rule=Rule.REJECTION, ignore_end_of_sequence=True)
+            answers.append(await answer(drafted_generator(target, 3, "d", drafter).generate, request))
+        return answers
+
+    first, second = run(scenario())
+    assert first.token_ids == second.token_ids
+    assert first.completion.stats.accepted > 0

@@ -1,0 +1,40 @@
+"""Every command of the recipes with --backend nxdi asks for something that NxDI can do."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from tandem.cli import main
+from tandem.cli.configuration import model_config
+from tandem.runners.nxdi.load import _wish
+from tandem.runners.nxdi.build import Kind, plan_build
+from tests.support import REPOSITORY
+
+LINES = sorted(
+    {
+        line[line.index("main.py ") :]
+        for page in (REPOSITORY / "docs").rglob("*.md")
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if re.search(r"main\.py --role (target|fused_target|draft_worker) .*--backend nxdi", line)
+    }
+)
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: " ".join(line.split()[2:8]))
+def test_a_recipes_command_is_something_that_nxdi_can_do(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    args = main.parser().parse_args(shlex.split(line)[1:])
+    config = model_config(args, args.model or args.target_model)
+    kinds = {"fused_target": Kind.FUSED, "draft_worker": Kind.PLAIN}
+    kind = kinds.get(args.role, Kind.WINDOW if config.shape.max_draft else Kind.PLAIN)
+    build = plan_build(_wish(kind, config.execution, config.shape), config.nxdi)
+    assert build.max_length > 0 and build.neuron["tp_degree"] == args.tp_degree
+    if kind is Kind.FUSED:
+        assert build.max_length >= config.shape.max_length - build.layout.span
+
+
+def test_there_are_recipes() -> None:
+    assert len(LINES) >= 3

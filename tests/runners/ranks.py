@@ -1,0 +1,70 @@
+"""What each of two ranks does in tests/runners/test_tensor_parallel.py; torch.distributed.run starts it twice."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tandem.checkpoints.locate import find
+from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.graph_runner import CompiledRunner
+from tests.runners.graph_check import StrictBackend
+from tandem.runners.torch.graphs import Compiled
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.torch.platforms import CPU
+from tandem.runners.protocol import PrefillRow, VerifyRow
+from tandem.runners.torch.tensor_parallel import Link, Ranks
+from tandem.runners.torch.runner import TorchRunner
+from tests.runners.compiled import GREEDY, PROMPT
+from tests.runners.strict import TRAINIUM
+
+SHAPE = Shape(slots=1, max_length=64, max_draft=2, chunk=16)
+
+
+def logits_and_tokens(runner: TorchRunner) -> tuple[torch.Tensor, list[int]]:
+    """Of greedy decoding after PROMPT, with the same drafts every time."""
+    for start in range(0, len(PROMPT) - 1, 16):
+        runner.prefill([PrefillRow(0, start, PROMPT[:-1][start : start + 16])])
+    tokens, first = list(PROMPT), None
+    while len(tokens) < 40:
+        row = VerifyRow(0, len(tokens) - 1, tokens[-1], (3, 4), GREEDY)
+        if first is None:
+            first = runner.verify_logits([row])[:, :3].clone()
+        (verdict,) = runner.verify([row])
+        tokens += verdict.token_ids  # type: ignore[union-attr]
+    assert first is not None
+    return first, tokens
+
+
+def runner(folder: Path, degree: int) -> TorchRunner:
+    made = load_runner(find(str(folder)), Execution("cpu", "float32", 1, "off", tp_degree=degree), SHAPE)
+    made.warm_up()
+    assert isinstance(made, TorchRunner)
+    return made
+
+
+def main(folder: Path, output: Path) -> None:
+    ranks = Ranks.here(2)
+    link = Link.join(CPU, ranks)
+    eager = runner(folder, 2)
+    backend = StrictBackend()
+    limits = eager.limits
+    model = CompiledModel(eager.model.module, limits.slots, limits.max_length, 16, "cpu", platform=TRAINIUM, ranks=2)
+    graphs = CompiledRunner(model, limits, replace(eager.identity), lambda _: Compiled(backend))
+    graphs.warm_up()
+    found = {
+        "eager": logits_and_tokens(eager),
+        "graphs": logits_and_tokens(graphs),
+        "code": [graph.module.code for graph in backend.graphs],
+        "exact": eager.shapes.bit_exact,
+        "heads": model.buffers[0].shape[0],
+    }
+    torch.save(found, output / f"rank{ranks.rank}.pt")
+    link.part()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,99 @@
+"""The real pair, loaded once a test session: SmolLM2-135M-Instruct, and its first layers as a (bad) model draft."""
+
+from __future__ import annotations
+
+import functools
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tandem.training.first_layers import write_first_layers
+from tandem.engine.loading import load_tokenizer
+from tandem.checkpoints.locate import Checkpoint, find
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.protocol import PrefillRow, Runner, VerifyRow
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
+from tandem.speculation.draws import draw
+from tandem.speculation.types import SamplingParams
+
+DTYPES = ("bfloat16", "float32")
+COMPILE = ("native", "off")
+SHAPE = Shape(slots=4, max_length=256, max_draft=5)
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
+PROMPTS = (
+    "Count from 1 to 20, one number per line.",
+    "Write a Python function that returns the factorial of n.",
+    "Why is the sky blue? Answer in one sentence.",
+)
+
+
+@functools.cache
+def checkpoint() -> Checkpoint:
+    return unpacked(find(None))
+
+
+@functools.cache
+def tokenizer() -> HuggingFaceTokenizer:
+    return load_tokenizer(find(None))
+
+
+@functools.cache
+def target(dtype: str, compile: str = "native") -> Any:
+    """Its runner: a NativeRunner or a TorchRunner."""
+    return _load(checkpoint(), dtype, compile, verifies=True)
+
+
+@functools.cache
+def draft(dtype: str, compile: str = "native", layers: int = 20) -> Any:
+    """The target's first `layers` layers: agrees with it now and then, which is all a test wants."""
+    return _load(_truncated(layers), dtype, compile, verifies=False)
+
+
+@functools.cache
+def _truncated(layers: int) -> Checkpoint:
+    return write_first_layers(None, layers, Path(tempfile.mkdtemp(prefix="tandem-draft-")))
+
+
+def _load(source: Checkpoint, dtype: str, compile: str, verifies: bool) -> Any:
+    runner = load_runner(source, Execution("cpu", dtype, 2, compile), SHAPE, verifies)
+    runner.warm_up()
+    return runner
+
+
+def logits_of(runner: Any, rows: Sequence[VerifyRow], which: int = 0) -> torch.Tensor:
+    """The target's logits [width, vocabulary] of row `which`, as its step gives them."""
+    return torch.as_tensor(runner.verify_logits(rows)[which])
+
+
+def prompt_tokens(text: str) -> list[int]:
+    return tokenizer().encode(text, chat=True)
+
+
+def fill(runner: Runner, slot: int, tokens: Sequence[int]) -> None:
+    chunk = runner.limits.chunk
+    for start in range(0, len(tokens), chunk):
+        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + chunk]))])
+
+
+def plain(
+    runner: Any, prompt: Sequence[int], count: int, sampling: SamplingParams
+) -> tuple[list[int], list[torch.Tensor]]:
+    """`count` tokens by plain decoding alone in slot 0, with the logits behind each."""
+    fill(runner, 0, prompt[:-1])
+    tokens, behind = list(prompt), []
+    for _ in range(count):
+        logits = logits_of(runner, [VerifyRow(0, len(tokens) - 1, tokens[-1], (), sampling)])[0].clone()
+        behind.append(logits)
+        tokens.append(draw(logits.float().numpy(), sampling, len(tokens)).token)
+    return tokens[len(prompt) :], behind
+
+
+def planted_draft(truth: Sequence[int], k: int, random_: random.Random) -> tuple[int, ...]:
+    """The next `k` true tokens, some of them spoilt."""
+    return tuple(t if random_.random() < 0.6 else random_.randrange(1000, 40000) for t in truth[:k])

@@ -1,0 +1,79 @@
+"""Every step at every bucket, by Trainium's rules, on arguments that look like a running server's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from tandem.runners.torch.buckets import AskedBuckets, buckets_for
+from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.fused_graph import FusedGraph
+from tests.runners.graph_check import Captured, checked
+from tandem.runners.torch.graphs import Graph, Made
+from tandem.runners.torch.platforms import NEURON
+from tandem.runners.protocol import TAIL
+from tests.runners.compiled import CACHE, LIMITS, SIZES, module
+
+TRAINIUM = replace(NEURON, device="cpu")  # its rules, on tensors that are here
+
+
+class Checking:
+    """A maker that checks each step it is given, and makes nothing of it."""
+
+    def __init__(self, wanted: tuple[str, ...]) -> None:
+        self.made, self._wanted = Made(), wanted
+        self.graphs: dict[str, Captured] = {}
+
+    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
+        if name.startswith(self._wanted):
+            self.graphs[name] = checked(step, lively(name, arguments))
+        return step.forward
+
+    def seal(self) -> None:
+        pass
+
+
+def model(family: str, dtype: torch.dtype, draft: bool, only: Sequence[int] | None = None) -> CompiledModel:
+    return CompiledModel(module(family, dtype, draft), *CACHE, only, platform=TRAINIUM)
+
+
+def steps(family: str, dtype: torch.dtype, *batches: int, wanted: tuple[str, ...] = ("",)) -> dict[str, Captured]:
+    """A target's, a draft's and their common ones, for these batches: those whose names begin as wanted."""
+    target, draft = model(family, dtype, False), model(family, dtype, True)
+    makers = Checking(wanted), Checking(wanted), Checking(wanted)
+    buckets = buckets_for(TRAINIUM, LIMITS, AskedBuckets(batches))
+    target.prepare(makers[0], buckets, verifies=True)
+    draft.prepare(makers[1], buckets, verifies=False)
+    FusedGraph(target, draft, makers[2])
+    kinds = zip(("target", "draft", "both"), makers, strict=True)
+    return {f"{kind} {name}": graph for kind, maker in kinds for name, graph in maker.graphs.items()}
+
+
+def lively(name: str, arguments: Sequence[Any]) -> list[Any]:
+    """The arguments with full caches, real noise, and rows in the middle of their sequences; the last is padding."""
+    chance = torch.Generator().manual_seed(len(name))
+    *given, rows = arguments
+    given = [_random(value, chance) for value in given]
+    count = len(rows)
+    fed = torch.randint(0, SIZES["vocab_size"], rows.shape, generator=chance, dtype=torch.int32)
+    fed[:, 0] = torch.randperm(LIMITS.slots, generator=chance)[:count]
+    fed[:, 1] = torch.randint(TAIL, 60, (count,), generator=chance)
+    if not name.startswith("prefill"):
+        fed[:, 2] = torch.tensor([min(2, rows.shape[1] - 3), 1])[:count]
+    if name.startswith("fused"):
+        fed[:, 3] = torch.tensor([3, 2])[:count]
+    if count > 1:
+        fed[-1] = rows[-1]
+    return [*given, fed]
+
+
+def _random(value: Any, chance: torch.Generator) -> Any:
+    if isinstance(value, list | tuple):
+        return [_random(each, chance) for each in value]
+    if value.dim() == 2:
+        return torch.tensor([[0.8, 20.0, 0.9, 0.01, 0.0], [1.0, 2.0**30, 1.0, 0.0, 1.0]])[: len(value)]  # warping
+    return torch.randn(value.shape, generator=chance).to(value.dtype)

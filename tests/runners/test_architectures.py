@@ -1,0 +1,139 @@
+"""Stock transformers modules of several families and checkpoint formats run in slots and decode as they do at home."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from tandem.checkpoints.locate import CheckpointError, find
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.protocol import PrefillRow, VerifyRow
+from tandem.speculation.types import SamplingParams
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 211,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+}
+FAMILIES = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "llama_tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
+}
+PROMPT = [5, 9, 100, 7, 33, 9, 100]
+
+
+def made(family: str, folder: Path, **saving: Any) -> Any:
+    torch.manual_seed(3)
+    module = FAMILIES[family]().eval()
+    module.save_pretrained(folder, **saving)
+    return module
+
+
+def load(folder: Path, dtype: str = "float32"):  # type: ignore[no-untyped-def]
+    runner = load_runner(find(str(folder)), Execution("cpu", dtype), Shape(slots=3, max_length=100, max_draft=3))
+    runner.warm_up()
+    return runner
+
+
+def decode(runner, slot: int, count: int) -> list[int]:  # type: ignore[no-untyped-def]
+    """Greedy tokens, three at a time with whatever drafts."""
+    runner.prefill([PrefillRow(slot, 0, tuple(PROMPT[:-1]))])
+    tokens = list(PROMPT)
+    while len(tokens) < len(PROMPT) + count:
+        (verdict,) = runner.verify([VerifyRow(slot, len(tokens) - 1, tokens[-1], (8, 8), SamplingParams())])
+        tokens += verdict.token_ids
+    return tokens[len(PROMPT) :][:count]
+
+
+def home(module: Any, count: int) -> list[int]:
+    ids = torch.tensor([PROMPT])
+    with torch.inference_mode():
+        out = module.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, eos_token_id=None
+        )
+    return out[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_decode_as_transformers_does(family: str, tmp_path: Path) -> None:
+    module = made(family, tmp_path)
+    runner = load(tmp_path)
+    assert runner.shapes.bit_exact
+    assert decode(runner, 1, 40) == home(module, 40)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_dtypes_decode_alike_in_every_slot(dtype: str, tmp_path: Path) -> None:
+    made("llama", tmp_path)
+    runner = load(tmp_path, dtype)
+    assert runner.identity.dtype == dtype
+    assert decode(runner, 0, 20) == decode(runner, 2, 20)
+
+
+@pytest.mark.parametrize(("length", "most"), [(12, 3), (17, 16), (64, 0)])
+def test_short_sequences_and_long_drafts_can_be_served(length: int, most: int, tmp_path: Path) -> None:
+    module = made("llama", tmp_path)
+    runner = load_runner(find(str(tmp_path)), Execution("cpu", "float32"), Shape(2, length, most))
+    runner.warm_up()
+    runner.prefill([PrefillRow(1, 0, tuple(PROMPT[:-1]))])
+    (verdict,) = runner.verify([VerifyRow(1, len(PROMPT) - 1, PROMPT[-1], (), SamplingParams())])
+    assert runner.shapes.bit_exact and list(verdict.token_ids) == home(module, 1)
+
+
+def test_sharded_safetensors_load(tmp_path: Path) -> None:
+    module = made("llama", tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert decode(load(tmp_path), 0, 8) == home(module, 8)
+
+
+def test_pickled_weights_load(tmp_path: Path) -> None:
+    module = made("llama", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(module.state_dict(), tmp_path / "pytorch_model.bin")
+    assert decode(load(tmp_path), 0, 8) == home(module, 8)
+
+
+def test_weights_that_lack_a_tensor_are_refused_by_name(tmp_path: Path) -> None:
+    module = made("llama", tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    state = module.state_dict()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.up_proj"):
+        load(tmp_path)
+
+
+def test_a_damaged_weight_file_is_refused_with_its_folder(tmp_path: Path) -> None:
+    made("llama", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 64)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        load(tmp_path)
+
+
+def test_a_sequence_longer_than_the_models_positions_is_refused(tmp_path: Path) -> None:
+    made("llama", tmp_path)
+    with pytest.raises(ValueError, match="sequence_length: 4096 is above the model's 128 positions"):
+        load_runner(find(str(tmp_path)), Execution("cpu", "float32"), Shape(1, 4096, 2))
+
+
+def test_an_unknown_architecture_is_refused_in_one_line(tmp_path: Path) -> None:
+    made("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "nonesuch", "architectures": ["None"]}))
+    with pytest.raises(CheckpointError) as refusal:
+        load(tmp_path)
+    assert "nonesuch" in str(refusal.value) and "\n" not in str(refusal.value)

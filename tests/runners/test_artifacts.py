@@ -1,0 +1,95 @@
+"""Graphs kept on disk: a second process compiles nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tandem.runners.torch.artifacts import KEPT, Packages, package_folder
+from tandem.checkpoints.locate import find
+from tandem.runners.torch.graphs import GraphRefused
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.protocol import PrefillRow, VerifyRow
+from tandem.runners.startup import Startup
+from tandem.checkpoints.trusted_cache import seal
+from tests.runners.compiled import FAMILIES, GREEDY, PROMPT
+from tests.support import REPOSITORY
+
+SHAPE = Shape(slots=1, max_length=64, max_draft=2)
+
+
+def decode(folder: Path, compile: str) -> dict[str, Any]:
+    """Tokens, and what warm-up noted; run in a process of its own as well."""
+    startup = Startup()
+    runner = load_runner(find(str(folder)), Execution("cpu", "float32", 2, compile), SHAPE, startup=startup)
+    runner.warm_up(startup)
+    runner.prefill([PrefillRow(0, 0, PROMPT[:-1])])
+    tokens = list(PROMPT)
+    while len(tokens) < 40:
+        (verdict,) = runner.verify([VerifyRow(0, len(tokens) - 1, tokens[-1], (3, 4), GREEDY)])
+        tokens += verdict.token_ids  # type: ignore[union-attr]
+    return {"tokens": tokens[:40], "notes": startup.notes, "exact": runner.shapes.bit_exact}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_second_process_compiles_nothing_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    torch.manual_seed(3)
+    model = tmp_path / "model"
+    LlamaForCausalLM(FAMILIES["llama"]()[1]).save_pretrained(model)
+    first = decode(model, "inductor")
+    assert first["exact"] and "2 compiled in" in first["notes"][0]
+    assert first["tokens"] == decode(model, "off")["tokens"]
+    code = (
+        "import json, sys, pathlib; from tests.runners.test_artifacts import decode; "
+        "print(json.dumps(decode(pathlib.Path(sys.argv[1]), 'inductor')))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(model)], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    second = json.loads(ran.stdout.splitlines()[-1])
+    assert "2 from disk in" in second["notes"][0] and "compiled in" not in second["notes"][0]
+    assert second["tokens"] == first["tokens"]
+
+
+def test_a_damaged_package_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "verify-1x4.pt2"
+    path.write_bytes(b"nothing of the kind")
+    path.with_suffix(".json").write_text('{"compile_seconds": 1.0}')
+    packages = Packages(tmp_path)
+    assert packages._load(path) is None, "nothing says that it was written whole"
+    seal(path.with_suffix(".sealed"), [path, path.with_suffix(".json")])
+    assert packages._load(path) is None, "a package that its reader refuses"
+    path.write_bytes(b"nothing of the king")
+    assert packages._load(path) is None
+    assert caplog.text.count("made again") == 2 and packages.made.loaded == 0
+    assert "its hash is another" in caplog.text
+
+
+def test_sealed_packages_make_nothing(tmp_path: Path) -> None:
+    packages = Packages(tmp_path)
+    packages.seal()
+    with pytest.raises(GraphRefused, match="after warm-up"):
+        packages.graph("late", torch.nn.Identity(), ())
+
+
+def test_graphs_of_other_facts_lie_elsewhere_and_the_oldest_make_room(tmp_path: Path) -> None:
+    folders = [package_folder(tmp_path, "m", {"weights": number}) for number in range(KEPT + 2)]
+    assert len(set(folders)) == KEPT + 2 and package_folder(tmp_path, "m", {"weights": 0}) == folders[0]
+    for age, folder in enumerate(reversed(folders)):
+        folder.mkdir(parents=True)
+        (folder / "x").touch()
+        os.utime(folder, (1000 - age, 1000 - age))
+    package_folder(tmp_path, "m", {"weights": KEPT + 1}, keeps=True)
+    assert all(folder.is_dir() for folder in folders), "a shared folder is nobody's to clear"
+    package_folder(tmp_path, "m", {"weights": KEPT + 1})
+    assert [folder.is_dir() for folder in folders] == [False, False, *[True] * KEPT]

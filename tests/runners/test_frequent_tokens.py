@@ -1,0 +1,79 @@
+"""A draft whose head knows frequent tokens only: the same choices as the whole head's among them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tandem.checkpoints.locate import CheckpointError, find
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.protocol import PrefillRow, ProposeRow
+from tandem.speculation.draws import draw
+from tandem.speculation.types import SamplingParams
+from tests.support import GREEDY, SAMPLED
+
+VOCABULARY = 211
+ONLY = [3, 4, 10, 50, 51, 52, 100, 150, 199]
+PROMPT = [5, 9, 100, 7, 33, 9, 100]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        max_position_embeddings=128,
+        tie_word_embeddings=True,
+        attention_bias=True,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    (tmp_path / "frequent_tokens.json").write_text(json.dumps(ONLY))
+    return tmp_path
+
+
+def load(folder: Path, verifies: bool = False):  # type: ignore[no-untyped-def]
+    runner = load_runner(find(str(folder)), Execution("cpu", "float32"), Shape(2, 100, 4), verifies=verifies)
+    runner.warm_up()
+    return runner
+
+
+def expected(folder: Path, sampling: SamplingParams, k: int) -> list[int]:
+    """Draws from transformers' own logits, with all other tokens impossible."""
+    module = LlamaForCausalLM.from_pretrained(folder).eval()
+    tokens = list(PROMPT)
+    for _ in range(k):
+        with torch.inference_mode():
+            logits = module(input_ids=torch.tensor([tokens])).logits[0, -1]
+        full = torch.full_like(logits, -torch.inf)
+        full[ONLY] = logits[ONLY]
+        tokens.append(draw(full.numpy(), sampling, len(tokens)).token)
+    return tokens[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, SamplingParams(temperature=1.5, seed=11)])
+def test_a_draft_draws_among_its_frequent_tokens(folder: Path, sampling: SamplingParams) -> None:
+    runner = load(folder)
+    runner.prefill([PrefillRow(1, 0, tuple(PROMPT[:-2]))])
+    (proposal,) = runner.propose([ProposeRow(1, len(PROMPT) - 1, tuple(PROMPT[-2:]), 4, sampling)])
+    assert list(proposal.token_ids) == expected(folder, sampling, 4)
+    assert set(proposal.token_ids) <= set(ONLY)
+    assert runner.limits.vocab_size == VOCABULARY
+
+
+def test_the_same_folder_as_a_target_keeps_its_whole_head(folder: Path) -> None:
+    assert load(folder, verifies=True).model.only is None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '["a"]', "[-1]", "[5000]", "{}"])
+def test_a_bad_list_is_named(folder: Path, content: str) -> None:
+    (folder / "frequent_tokens.json").write_text(content)
+    with pytest.raises(CheckpointError, match=str(folder)):
+        load(folder)

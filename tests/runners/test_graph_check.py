@@ -1,0 +1,255 @@
+"""What Trainium's compiler must be able to take: every step passes the strict check, and what it may not hold is seen.
+
+Then each graph is lowered to StableHLO and run by XLA: its results are those of the graph run by torch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.runners import stablehlo
+from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.graph_runner import CompiledRunner
+from tests.runners.graph_check import GraphRejected, StrictBackend, checked, tensors
+from tandem.runners.torch.graphs import Compiled
+from tandem.runners.protocol import FusedRow, ProposeRow, fused
+from tandem.runners.startup import Startup
+from tandem.speculation.types import Rule, SamplingParams
+from tests.runners.compiled import CACHE, LIMITS, PROMPT, Sequences, eager, fill, identity, module, plain
+from tests.runners.strict import TRAINIUM, model, steps
+
+NO_STABLEHLO = stablehlo.missing()
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "batches", "wanted"),
+    [
+        ("llama", torch.float32, (2,), ("sample", "fused")),  # fused: propose and verify; prefill's are verify's parts
+        *(
+            pytest.param(family, dtype, batches, ("",), marks=[pytest.mark.thorough, pytest.mark.timeout(400)])
+            for family in ("llama", "qwen2", "qwen3")
+            for dtype, batches in ((torch.float32, (1, 2)), (torch.bfloat16, (2,)))
+        ),
+    ],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
+def test_every_step_at_every_bucket_passes_and_lowers(
+    family: str, dtype: torch.dtype, batches: tuple[int, ...], wanted: tuple[str, ...]
+) -> None:
+    graphs = steps(family, dtype, *batches, wanted=wanted)
+    each = ("both fused-{}x3", "draft logits-{}x1", "draft logits-{}x8", "draft propose-{}x3", "draft sample-{}x3")
+    expected_names = {name.format(batch) for name in (*each, "target verify-{}x4") for batch in batches}
+    expected_names |= {"draft prefill-1x16", "target prefill-1x16"}
+    assert set(graphs) == {name for name in expected_names if name.split()[1].startswith(wanted)}
+    if NO_STABLEHLO:
+        pytest.skip(f"steps pass the strict check; not lowered: {NO_STABLEHLO}")
+    for name, graph in graphs.items():
+        functional = graph.functional()
+        expected = list(tensors(functional(*[value.clone() for value in graph.inputs])))
+        results = stablehlo.executed(stablehlo.lowered(functional), graph.inputs)
+        for ours, theirs in zip(results, expected, strict=True):
+            assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), name
+            tolerance = agreement(name, dtype, ours)
+            if tolerance is not None:
+                torch.testing.assert_close(
+                    ours, theirs, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+                )
+
+
+def agreement(name: str, dtype: torch.dtype, result: Tensor) -> float | None:
+    """How well XLA's result must agree with torch's. None: not at all.
+
+    In bfloat16 many logits are equal or nearly so, and the two round differently: another token may be the largest,
+    and what follows from it differs. Float32 says that a graph computes the right thing, bfloat16 that it runs.
+    """
+    if dtype is torch.float32:
+        return TOLERANCE[dtype] if result.is_floating_point() else 0.0
+    chained = name.split()[1].startswith(("propose", "sample", "fused"))
+    return None if chained or not result.is_floating_point() else TOLERANCE[dtype]
+
+
+class Planted(nn.Module):
+    """A step that is fine but for what is planted in it."""
+
+    def __init__(self, plant: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.plant = plant
+
+    def forward(self, cache: Tensor, rows: Tensor) -> Tensor:
+        return self.plant(cache, rows[:, 0])
+
+
+def _index_put(cache: Tensor, at: Tensor) -> Tensor:
+    cache[:, at.long()] = cache[:, :2]
+    return at
+
+
+def _returned(cache: Tensor, at: Tensor) -> Tensor:
+    return cache.index_copy(1, at.long(), cache[:, :2] + 1)
+
+
+def _drawn(cache: Tensor, at: Tensor) -> Tensor:
+    return torch.multinomial(cache[0].softmax(-1), 1).int()
+
+
+PLANTS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "index_put": (_index_put, "index_put: not among the operations that are known to compile, at: cache"),
+    "item": (lambda cache, at: at + int(at[0].item()), "item"),
+    "multinomial": (_drawn, "multinomial: makes random numbers"),
+    "rand": (lambda cache, at: at + torch.rand(2).int(), "rand: makes random numbers"),
+    "float64": (lambda cache, at: (cache.double().sum() + at).int(), "_to_copy: torch.float64"),
+    "int64": (lambda cache, at: (at.long() * 3).int(), "mul: 64-bit integers other than indices"),
+    "scatter_add": (
+        lambda cache, at: at.scatter_add(0, at.long(), at),
+        "scatter_add: adds integers at indices",
+    ),
+    "cumprod": (lambda cache, at: at.cumprod(0, dtype=torch.int32), "cumprod: not among the operations"),
+    "returned cache": (_returned, r"scatter: returns \[2, 5, 4\] that is not written in place"),
+    "nonzero": (lambda cache, at: at[at > 1], "nonzero|data dependent|Dynamic|dynamic"),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_is_planted_is_seen(plant: str) -> None:
+    step, message = PLANTS[plant]
+    with pytest.raises(GraphRejected, match=message):
+        checked(Planted(step), (torch.zeros(2, 5, 4), torch.tensor([[1], [2]], dtype=torch.int32)))
+
+
+def test_a_number_read_from_the_device_is_seen_where_dynamo_would_let_it_pass() -> None:
+    step = Planted(PLANTS["item"][0])
+    with (
+        torch._dynamo.config.patch(capture_scalar_outputs=True),
+        pytest.raises(GraphRejected, match=r"not known when compiling|_local_scalar_dense"),
+    ):
+        checked(step, (torch.zeros(2, 5, 4), torch.tensor([[1], [2]], dtype=torch.int32)))
+
+
+def test_a_symbolic_shape_is_seen() -> None:
+    run = torch.compile(lambda x: x + 1, fullgraph=True, dynamic=True, backend=StrictBackend())
+    with pytest.raises(Exception, match=r"a number that is not known when compiling|a symbolic shape"):
+        run(torch.zeros(3, 4))
+
+
+def test_64_bit_rows_are_seen() -> None:
+    with pytest.raises(GraphRejected, match="64-bit integers other than indices"):
+        checked(Planted(lambda cache, at: at.int()), (torch.zeros(2, 5, 4), torch.tensor([[1], [2]])))
+
+
+def test_a_graph_that_computes_something_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Twofold(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (2 if torch.compiler.is_compiling() else 3)
+
+    with pytest.raises(GraphRejected, match="result 0 is not that of module code"):
+        checked(Twofold(), (torch.ones(2),))
+
+
+@pytest.mark.skipif(NO_STABLEHLO is not None, reason=str(NO_STABLEHLO))
+def test_what_has_no_lowering_is_said() -> None:
+    class Counting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.cumprod(0)
+
+    graph = torch.fx.experimental.proxy_tensor.make_fx(Counting())(torch.ones(3))
+    with pytest.raises(stablehlo.NotLowered, match="torch-mlir: Lowering Torch Backend IR -> StableHLO"):
+        stablehlo.lowered(graph)
+
+
+def strict_pair() -> tuple[CompiledRunner, CompiledRunner, list[StrictBackend]]:
+    """Target and draft whose every step is a graph that passed the check."""
+    backends: list[StrictBackend] = []
+
+    def maker(_: str) -> Compiled:
+        backends.append(StrictBackend())
+        return Compiled(backends[-1])
+
+    pair = []
+    for draft in (False, True):
+        runner = CompiledRunner(model("llama", torch.float32, draft), LIMITS, identity(torch.float32), maker, not draft)
+        runner.warm_up()
+        pair.append(runner)
+    pair[0].fuse(pair[1], Startup())
+    return pair[0], pair[1], backends
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_rows_join_and_leave_sampled_and_greedy_and_nothing_is_compiled_again() -> None:
+    target, draft, backends = strict_pair()
+    made = [len(backend.graphs) for backend in backends]
+    assert made == [3, 9, 2]
+    ours, chance = Sequences(target, draft), random.Random(4)
+    truth = {slot: plain(eager(), prompt, 30) for slot, prompt in ((0, PROMPT), (1, PROMPT[::-1]))}
+    ours.join(0, PROMPT)
+    for number in range(8):
+        if number == 2:
+            ours.join(1, PROMPT[::-1])
+        present = [slot for slot in ours.tokens if chance.random() < 0.8] or [0]
+        ours.round(present, k=chance.randrange(1, 4))
+        sampled(target, draft, present)
+    for slot, tokens in ours.tokens.items():
+        assert tokens == truth[slot][: len(tokens)]
+    assert ours.accepted > 0 and len(ours.tokens[1]) > len(PROMPT) + 3
+    assert [len(backend.graphs) for backend in backends] == made
+
+
+def sampled(target: CompiledRunner, draft: CompiledRunner, slots: list[int]) -> None:
+    """A sampled round of each rule, which writes no further than the greedy sequences' next round."""
+    for rule in (Rule.AGREEMENT, Rule.REJECTION):
+        rows = [
+            FusedRow(ProposeRow(slot, 70, PROMPT[-2:], 2, SamplingParams(temperature=0.8, top_k=20, seed=slot), rule))
+            for slot in slots
+        ]
+        for result in fused(target, draft)(rows):
+            assert not isinstance(result, Exception)
+            assert len(result.proposal.token_ids) == 2
+            assert len(result.proposal.distributions) == (2 if rule is Rule.REJECTION else 0)
+
+
+WARPINGS = [  # the tiny model's choices are nearly alike, so low temperatures
+    SamplingParams(temperature=0.1, seed=3),
+    SamplingParams(temperature=0.1, top_k=5, seed=4),
+    SamplingParams(temperature=0.03, top_p=0.8, seed=5),
+    SamplingParams(temperature=0.05, top_k=30, top_p=0.6, seed=6),
+    SamplingParams(temperature=0.05, min_p=0.2, seed=7),
+    SamplingParams(),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("only", [None, tuple(range(3, 200, 2))], ids=["whole head", "frequent tokens"])
+def test_a_draft_given_noise_draws_what_the_host_draws(only: tuple[int, ...] | None) -> None:
+    runners = []
+    for platform in (TRAINIUM, None):
+        own = CompiledModel(_copy(), *CACHE, only, platform=platform and replace(platform))
+        runner = CompiledRunner(own, LIMITS, identity(torch.float32), lambda _: Compiled("eager"), False)
+        runner.warm_up()
+        fill(runner, 0, PROMPT[:-2])
+        fill(runner, 1, PROMPT[:-2])
+        runners.append(runner)
+    for one, other in zip(WARPINGS, WARPINGS[1:] + WARPINGS[:1], strict=True):
+        rows = [ProposeRow(s, len(PROMPT) - 1, PROMPT[-2:], 3, p) for s, p in enumerate((one, other))]
+        given, drawn = (runner.propose(rows) for runner in runners)
+        assert [p.token_ids for p in given] == [p.token_ids for p in drawn]  # type: ignore[union-attr]
+        stepwise = [replace(row, rule=Rule.REJECTION) for row in rows]
+        for ours, theirs in zip(*(runner.propose(stepwise) for runner in runners), strict=True):
+            assert ours.token_ids == theirs.token_ids  # type: ignore[union-attr]
+            for sent, expected in zip(ours.distributions, theirs.distributions, strict=True):  # type: ignore[union-attr]
+                assert dict(zip(sent.token_ids, sent.weights, strict=True)) == pytest.approx(
+                    dict(zip(expected.token_ids, expected.weights, strict=True)), rel=1e-4
+                )
+
+
+def _copy() -> Any:
+    import copy
+
+    return copy.deepcopy(module("llama", torch.float32, True))

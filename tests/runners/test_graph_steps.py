@@ -1,0 +1,254 @@
+"""Steps as graphs say what the steps themselves say, and no graph is made after warm-up."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tandem.runners.torch import graph_runner
+from tandem.runners.torch import fused_graph
+from tandem.runners.torch.buckets import buckets_for
+from tandem.runners.batch_invariance import certify_fused, certify_graphs
+from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.graphs import Compiled, GraphRefused
+from tandem.runners.torch.platforms import CPU
+from tandem.runners.protocol import FusedRow, ProposeRow, VerifyRow, fused_step
+from tandem.runners.torch.graph_modules import VerifyStep, judged, leading, verify_row
+from tandem.runners.torch.model import to_host
+from tandem.speculation.acceptance import agree
+from tandem.speculation.draws import BadLogits, draw
+from tandem.speculation.types import SamplingParams
+from tests.runners.compiled import (
+    CACHE,
+    GREEDY,
+    LIMITS,
+    PROMPT,
+    Sequences,
+    compiled,
+    compiled_target,
+    eager,
+    fill,
+    module,
+    plain,
+)
+
+SAMPLED = SamplingParams(temperature=0.9, seed=5)
+
+
+def rows(drafts: list[tuple[int, ...]], sampling: SamplingParams = GREEDY) -> list[VerifyRow]:
+    return [VerifyRow(slot, len(PROMPT) - 1, PROMPT[-1], draft, sampling) for slot, draft in enumerate(drafts)]
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "tolerance"),
+    [("qwen2", torch.float32, 1e-5), ("qwen3", torch.float32, 1e-5), ("llama", torch.bfloat16, 2e-2)],
+)
+def test_compiled_steps_give_the_logits_and_verdicts_of_eager_ones(
+    family: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    target, ours = eager(family, dtype), compiled_target(family, dtype)
+    for runner in (target, ours):
+        fill(runner, 0, PROMPT[:-1])
+    (alone,) = target.verify(rows([()]))
+    asked = rows([(*alone.token_ids, 8)])  # type: ignore[union-attr]
+    expected, logits = target.verify_logits(asked), ours.verify_logits(asked)
+    torch.testing.assert_close(logits[:, :3], expected[:, :3], atol=tolerance, rtol=tolerance)
+    own = [
+        agree(row.draft, lambda i, r=r: draw(logits[r, i].float().numpy(), GREEDY, 0)) for r, row in enumerate(asked)
+    ]
+    assert [(v.token_ids, v.accepted) for v in ours.verify(asked)] == [(v.token_ids, v.accepted) for v in own]
+
+
+def test_acceptance_on_the_device_is_agreement_also_where_logits_are_not_finite() -> None:
+    chance = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        logits = torch.randint(0, 4, (3, 4, 5), generator=chance).float()  # ties are common
+        logits[torch.rand(logits.shape, generator=chance) < 0.03] = float("nan")
+        logits[torch.rand(logits.shape, generator=chance) < 0.03] = float("inf")
+        drafts = torch.where(torch.rand((3, 3), generator=chance) < 0.7, logits[:, :3].argmax(-1), 2)
+        counts = torch.randint(0, 4, (3,), generator=chance)
+        best, accepted, sound = judged(logits, drafts, counts, torch.arange(4))
+        for r in range(3):
+            draft = drafts[r, : counts[r]].tolist()
+            try:
+                verdict = agree(draft, lambda i, own=logits[r]: draw(own[i].numpy(), GREEDY, 0))  # type: ignore[misc]
+            except BadLogits:
+                assert not sound[r]
+                continue
+            assert sound[r]
+            assert int(accepted[r]) == verdict.accepted
+            assert tuple(best[r, : verdict.accepted + 1].tolist()) == verdict.token_ids
+
+
+def test_leading_counts_up_to_the_first_that_is_false() -> None:
+    flags = torch.tensor([[True, True, False, True], [False, True, True, True], [True] * 4])
+    assert leading(flags, torch.arange(4)).tolist() == [2, 0, 4]
+
+
+def test_fused_graphs_decode_as_the_target_alone() -> None:
+    ours = Sequences(*compiled())
+    ours.join(1, PROMPT)
+    while len(ours.tokens[1]) < len(PROMPT) + 20:
+        ours.round([1])
+    assert ours.accepted > 0
+    assert ours.tokens[1][: len(PROMPT) + 20] == plain(eager(), PROMPT, 20)
+
+
+def test_rows_join_and_leave_and_ask_for_any_length() -> None:
+    ours, chance = Sequences(*compiled()), random.Random(2)
+    other = PROMPT[::-1]
+    truth = {slot: plain(eager(), prompt, 40) for slot, prompt in ((0, PROMPT), (1, other))}
+    ours.join(0, PROMPT)
+    for number in range(14):
+        if number == 3:
+            ours.join(1, other)
+        present = [slot for slot in ours.tokens if chance.random() < 0.8] or [0]
+        chance.shuffle(present)
+        ours.round(present, k=chance.randrange(1, 4))
+    for slot, tokens in ours.tokens.items():
+        assert tokens[:61] == truth[slot][: len(tokens)][:61]
+    assert len(ours.tokens[1]) > len(PROMPT) + 8
+
+
+def test_a_fused_graph_returns_what_two_steps_return() -> None:
+    target, draft = compiled()
+    for slot in range(2):
+        fill(target, slot, PROMPT[:-1])
+        fill(draft, slot, PROMPT[:-2])
+    asked = [FusedRow(ProposeRow(slot, len(PROMPT) - 1, PROMPT[-2:], k, GREEDY)) for slot, k in ((1, 3), (0, 2))]
+    one_call = target.fused_with(draft)
+    assert one_call is not None
+    together = one_call(asked)
+    proposals = draft.propose([row.propose for row in asked])
+    ids = [p.token_ids for p in proposals]  # type: ignore[union-attr]
+    verdicts = target.verify(
+        [VerifyRow(s, len(PROMPT) - 1, PROMPT[-1], d, GREEDY) for s, d in zip((1, 0), ids, strict=True)]
+    )
+    assert [r.proposal.token_ids for r in together] == ids  # type: ignore[union-attr]
+    assert [r.verdict.token_ids for r in together] == [v.token_ids for v in verdicts]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        FusedRow(ProposeRow(0, 20, PROMPT[-2:], 2, SAMPLED)),
+        FusedRow(ProposeRow(0, 20, PROMPT[-2:], 2, GREEDY), margins=True),
+        FusedRow(ProposeRow(0, 20, PROMPT[-1:], 2, GREEDY), given=(4, 5)),
+        FusedRow(ProposeRow(0, 20, PROMPT[-1:], 0, GREEDY)),
+    ],
+    ids=["sampled", "margins", "copied", "undrafted"],
+)
+def test_rows_that_the_fused_graph_cannot_answer_take_two_steps(row: FusedRow) -> None:
+    (target, draft), reference = compiled(), (eager(), eager(draft=True))
+    for runner in (target, draft, *reference):
+        fill(runner, 0, PROMPT[:-1])
+    one_call = target.fused_with(draft)
+    assert one_call is not None
+    (ours,), (theirs,) = one_call([row]), fused_step(*reference, [row])
+    assert ours.verdict.token_ids == theirs.verdict.token_ids  # type: ignore[union-attr]
+
+
+def test_a_greedy_fused_round_is_one_copy_each_way_and_then_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = Sequences(*compiled())
+    ours.join(0, PROMPT)
+    ours.join(1, PROMPT[::-1])
+    ours.round([0, 1])
+    reads: list[str] = []
+    for name in ("tolist", "item", "cpu", "numpy", "__int__", "__bool__", "__index__"):
+        original = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda self, *a, n=name, o=original, **k: (reads.append(n), o(self, *a, **k))[1]
+        )
+    uploads: list[object] = []
+    original_tensor = CompiledModel.tensor
+    monkeypatch.setattr(
+        CompiledModel, "tensor", lambda self, values: (uploads.append(values), original_tensor(self, values))[1]
+    )
+    for _ in range(3):
+        ours.round([0, 1])
+    assert reads == ["tolist"] * 3
+    assert uploads == [], "the next round's rows were on the device"
+    ours.round([1])
+    assert len(uploads) == 1 and reads == ["tolist"] * 4
+
+
+def test_no_graph_is_made_after_warm_up() -> None:
+    maker = Compiled("eager")
+    model = CompiledModel(module("qwen2", torch.float32, True), *CACHE)
+    model.prepare(maker, buckets_for(CPU, LIMITS), verifies=True)
+    maker.seal()
+    assert maker.made.compiled == 3  # one to prefill, and one to verify for either batch
+    row = verify_row(rows([(1, 2)])[0], 4)
+    for count in (1, 2, 1, 2):
+        for _ in range(3):
+            to_host(model.verified([[slot, *row[1:]] for slot in range(count)])[1])
+    assert maker.made.compiled == 3
+    with pytest.raises(GraphRefused, match="no graph was made to verify 1 rows of 3 tokens"):
+        model.forward([0], model.tensor([[1, 2, 3]]), model.tensor([0]))
+    with pytest.raises(GraphRefused, match="after warm-up"):
+        maker.graph("late", VerifyStep(model, 112), (model.buffers, model.tensor([row])))
+
+
+def test_a_step_of_another_shape_or_kind_is_refused_and_not_compiled() -> None:
+    maker = Compiled("eager")
+    model = CompiledModel(module("qwen2", torch.float32, True), *CACHE)
+    rows = model.tensor([[0, 0, 0, 1, 1]])
+    graph = maker.graph("verify", VerifyStep(model, 112), (model.buffers, rows))
+    maker.seal()
+    with pytest.raises(GraphRefused, match=r"rows of shape \[1, 6\] are not the bucket's \[1, 5\]"):
+        graph(model.buffers, model.tensor([[0, 0, 0, 1, 1, 1]]))
+    with pytest.raises(Exception, match=r"compiled again after warm-up|Hard failure due to fullgraph"):
+        graph(model.buffers, rows.to(torch.int64))
+    assert maker.made.compiled == 1
+
+
+class Faulty:
+    """A compiled model whose logits depend on how many rows there are."""
+
+    def __init__(self, model: CompiledModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+    def forward(self, slots, tokens, starts, length=None, head=True):  # type: ignore[no-untyped-def]
+        out = self._model.forward(slots, tokens, starts, length, head)
+        return out + 1e-4 if head and len(slots) == 1 else out
+
+
+@pytest.mark.parametrize(("exact", "batches"), [(True, (2,)), (False, (1, 2))])
+def test_graphs_whose_bits_differ_leave_one_bucket_or_are_said_to_differ(exact: bool, batches: tuple[int, ...]) -> None:
+    model = Faulty(compiled()[0].model)
+    shapes = certify_graphs(model, LIMITS, 4, (1, 2), exact)  # type: ignore[arg-type]
+    assert shapes.batches == batches
+    assert shapes.bit_exact is exact
+
+
+def test_a_fused_graph_with_other_bits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = compiled()
+    graph = target._fused[id(draft)]
+    assert certify_fused(graph, LIMITS, target.shapes)
+    run = fused_graph.FusedGraph.run
+
+    def spoilt(self, given):  # type: ignore[no-untyped-def]
+        logits, after, results = run(self, given)
+        return torch.nextafter(logits, torch.tensor(torch.inf)), after, results
+
+    monkeypatch.setattr(fused_graph.FusedGraph, "run", spoilt)
+    assert not certify_fused(graph, LIMITS, target.shapes)
+
+
+def test_sampled_rows_follow_the_seeded_law_on_graphs_too() -> None:
+    (target, _), reference = compiled(), eager()
+    for runner in (target, reference):
+        for slot in range(2):
+            fill(runner, slot, PROMPT[:-1])
+    asked = rows([(7, 8), (9,)], SAMPLED)
+    assert [v.token_ids for v in target.verify(asked)] == [v.token_ids for v in reference.verify(asked)]  # type: ignore[union-attr]
+
+
+def test_a_row_that_failed_says_so() -> None:
+    assert isinstance(graph_runner._verdict([1, 2, 0, 0], 2), RuntimeError)
+    assert graph_runner._verdict([1, 2, 1, 1], 2).token_ids == (1, 2)  # type: ignore[union-attr]

@@ -1,0 +1,286 @@
+"""The C++ step: the logits of transformers, the same bits in every shape of step, nothing left over from before."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tandem.runners.loading import Execution, NativeRefused, Shape, load_runner
+from tandem.runners.native import build
+from tandem.runners.native.load import NotHere, agree, load_native
+from tandem.runners.native.model import NotNative
+from tandem.runners.native.runner import NativeRunner
+from tandem.runners.protocol import (
+    FusedRow,
+    Identity,
+    Limits,
+    PrefillRow,
+    ProposeRow,
+    RowFailed,
+    VerifyRow,
+    fused,
+    fused_step,
+)
+from tandem.runners.torch.model import UnsupportedModel
+from tandem.speculation.types import SamplingParams
+from tests.runners import real
+
+VOCAB, SLOTS, CHUNK = 211, 3, 64
+LIMITS = Limits(SLOTS, 120, 5, CHUNK, VOCAB)
+GREEDY = SamplingParams()
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 90,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILY = {
+    "llama": (transformers.LlamaConfig, {}),
+    "llama with biases, no shared heads, a tied head": (
+        transformers.LlamaConfig,
+        {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 6, "tie_word_embeddings": True},
+    ),
+    "llama3 rotary embedding, wide heads": (transformers.LlamaConfig, {"rope_parameters": LLAMA3, "head_dim": 96}),
+    "heads 48 wide, as stories15M has": (transformers.LlamaConfig, {"head_dim": 48}),
+    "mistral": (transformers.MistralConfig, {"sliding_window": None}),
+    "qwen2": (transformers.Qwen2Config, {}),
+    "qwen3": (transformers.Qwen3Config, {}),
+}
+DTYPES = (torch.float32, torch.bfloat16)
+every_model = pytest.mark.parametrize("name", FAMILY)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+
+
+def module_of(name: str = "llama", dtype: torch.dtype = torch.float32, **changes: object):  # type: ignore[no-untyped-def]
+    kind, own = FAMILY[name]
+    torch.manual_seed(3)
+    module = transformers.AutoModelForCausalLM.from_config(kind(**{**SIZES, **own, **changes}), dtype=dtype)
+    for parameter in module.parameters():  # biases and norms start as 0 and 1, which would hide that they are lost
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+    return module.eval()
+
+
+def native(module, only=None, verifies=True, threads=2) -> NativeRunner:  # type: ignore[no-untyped-def]
+    return load_native(module, threads, LIMITS, Identity("m", "r", "d", "cpu", "native"), verifies, only)
+
+
+def sequence(count: int, seed: int = 0) -> list[int]:
+    return [random.Random(seed * 1000 + i).randrange(VOCAB) for i in range(count)]
+
+
+@every_model
+@every_dtype
+def test_logits_are_those_of_transformers(name: str, dtype: torch.dtype) -> None:
+    module, tokens = module_of(name, dtype), sequence(100)
+    ours = native(module).model.feed([1], [0], [tokens[:60]])
+    assert ours is not None
+    with torch.inference_mode():
+        theirs = module(input_ids=torch.tensor([tokens[:60]]), use_cache=False).logits[0].float().numpy()
+    distance = np.linalg.norm(ours - theirs) / np.linalg.norm(theirs - theirs.mean())
+    assert distance < (1e-5 if dtype is torch.float32 else 0.06)
+
+
+@every_model
+@every_dtype
+def test_a_tokens_bits_depend_on_no_width_row_slot_neighbour_or_number_of_threads(
+    name: str, dtype: torch.dtype
+) -> None:
+    module, tokens = module_of(name, dtype), sequence(90)
+    runner, chance = native(module), random.Random(5)
+    whole = runner.model.feed([0], [0], [tokens[:CHUNK]]), runner.model.feed([0], [CHUNK], [tokens[CHUNK:]])
+    behind = np.concatenate(whole)  # type: ignore[arg-type]
+    for other in (runner, native(module, threads=1), native(module, threads=3)):
+        done = {slot: 0 for slot in range(SLOTS)}
+        while any(done[slot] < len(tokens) for slot in done):
+            slots = [s for s in chance.sample(range(SLOTS), chance.randint(1, SLOTS)) if done[s] < len(tokens)]
+            rows = [tokens[done[s] : done[s] + chance.randint(1, 9)] for s in slots]
+            if not rows:
+                continue
+            logits = other.model.feed(slots, [done[s] for s in slots], rows)
+            expected = np.concatenate(
+                [behind[done[s] : done[s] + len(row)] for s, row in zip(slots, rows, strict=True)]
+            )
+            assert np.array_equal(logits, expected)  # type: ignore[arg-type]
+            for s, row in zip(slots, rows, strict=True):
+                done[s] = max(0, done[s] + len(row) - chance.randint(0, 3) * (done[s] + len(row) < 80))  # roll back
+
+
+@every_dtype
+def test_what_stands_behind_a_position_does_not_reach_it_not_even_as_nan(dtype: str) -> None:
+    runner = native(module_of(dtype=dtype))
+    tokens = [8 if t == 7 else t for t in sequence(40)]
+    clean = runner.model.feed([2], [0], [tokens])
+    poisoned = module_of(dtype=dtype)
+    poisoned.get_input_embeddings().weight.data[7] = torch.nan
+    runner = load_native_unchecked(poisoned)
+    runner.model.feed([2], [0], [[7] * 80])  # the slot is full of NaN
+    for at in range(0, 40, 5):
+        again = runner.model.feed([2], [at], [tokens[at : at + 5]])
+        assert np.array_equal(again, clean[at : at + 5])  # type: ignore[index, arg-type]
+
+
+def load_native_unchecked(module) -> NativeRunner:  # type: ignore[no-untyped-def]
+    """A poisoned module cannot pass the comparison with itself: NaN is equal to nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tandem.runners.native.load.agree", lambda model, module: 0.0)
+        return native(module)
+
+
+def test_a_poisoned_row_fails_alone() -> None:
+    module = module_of()
+    module.get_input_embeddings().weight.data[7] = torch.nan
+    runner = load_native_unchecked(module)
+    tokens = [t for t in sequence(20) if t != 7]
+    for slot in (0, 1):
+        runner.prefill([PrefillRow(slot, 0, tuple(tokens[:-1]))])
+    rows = [VerifyRow(0, len(tokens) - 1, 7, (5,), GREEDY), VerifyRow(1, len(tokens) - 1, tokens[-1], (7,), GREEDY)]
+    failed, sound = runner.verify(rows)
+    assert isinstance(failed, RowFailed) and "no finite largest logit" in str(failed)
+    assert sound.accepted == 0 and len(sound.token_ids) == 1  # type: ignore[union-attr]
+    (alone,) = runner.verify([VerifyRow(1, len(tokens) - 1, tokens[-1], (), GREEDY)])
+    assert sound.token_ids == alone.token_ids  # type: ignore[union-attr]
+
+
+@every_dtype
+@pytest.mark.parametrize("only", [None, tuple(range(0, VOCAB, 2))], ids=["whole head", "narrow head"])
+def test_a_fused_round_is_the_same_as_its_parts(dtype: torch.dtype, only: tuple[int, ...] | None) -> None:
+    target, draft = native(module_of(dtype=dtype)), native(module_of("qwen3", dtype), only, verifies=False)
+    chance = random.Random(2)
+    for trial in range(12):
+        tokens = {slot: sequence(chance.randint(3, 60), seed=trial * 7 + slot) for slot in range(SLOTS)}
+        rows = []
+        for slot in chance.sample(range(SLOTS), chance.randint(1, SLOTS)):
+            fill(target, slot, tokens[slot][:-1])
+            fill(draft, slot, tokens[slot][:-2])
+            tail = tuple(tokens[slot][-chance.choice((2, 3)) :])
+            given = tuple(sequence(chance.randint(1, 5), seed=99 + trial)) if chance.random() < 0.3 else ()
+            rows.append(
+                FusedRow(ProposeRow(slot, len(tokens[slot]) - 1, tail, chance.randrange(6), GREEDY), given=given)
+            )
+        together, apart = fused(target, draft)(rows), fused_step(target, draft, rows)
+        for one, other in zip(together, apart, strict=True):
+            assert one.proposal.token_ids == other.proposal.token_ids  # type: ignore[union-attr]
+            assert one.verdict == other.verdict  # type: ignore[union-attr]
+
+
+def fill(runner: NativeRunner, slot: int, tokens: list[int]) -> None:
+    for start in range(0, len(tokens), CHUNK):
+        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + CHUNK]))])
+
+
+def test_the_best_token_is_the_lowest_of_equals() -> None:
+    module = module_of()
+    module.get_output_embeddings().weight.data[:] = module.get_output_embeddings().weight.data[0]
+    runner = load_native_unchecked(module)
+    (verdict,) = runner.verify([VerifyRow(0, 0, 5, (0, 0, 0), GREEDY)])
+    assert verdict.token_ids == (0, 0, 0, 0)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_act": "gelu"}, "activation gelu"),
+        ({"head_dim": 24}, "head_dim 24"),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "type dynamic"),
+    ],
+)
+def test_what_the_step_does_not_compute_is_refused_by_name(changes: dict[str, object], reason: str) -> None:
+    with pytest.raises(NotHere, match=reason):
+        native(module_of(**changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("mistral", {"sliding_window": 64}, "attention of kind sliding_attention does not fit a slot cache of 120"),
+        ("llama", {"max_position_embeddings": 100}, "sequence_length: 120 is above the model's 100"),
+    ],
+)
+def test_positions_that_cannot_see_all_before_them_are_refused(
+    name: str, changes: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        native(module_of(name, **changes))  # type: ignore[arg-type]
+
+
+def test_other_dtypes_and_families_are_refused_by_name() -> None:
+    with pytest.raises(NotHere, match="float16"):
+        native(module_of(dtype=torch.float16))
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2))
+    with pytest.raises(NotHere, match="models of type gpt2"):
+        native(gpt2)
+
+
+def test_a_model_whose_formula_differs_is_found_out() -> None:
+    """A norm that transformers computes otherwise: the same configuration, other logits."""
+    module = module_of()
+    runner = native(module)
+    assert agree(runner.model, module) < 1e-5
+    module.model.layers[0].input_layernorm.variance_epsilon = 50.0
+    with pytest.raises(NotNative, match="away from the model's own"):
+        agree(runner.model, module)
+
+
+def test_a_draft_that_ends_outside_the_targets_vocabulary_is_cut_in_the_fused_round() -> None:
+    draft = native(module_of(), verifies=False)
+    target = load_native(
+        module_of(vocab_size=100), 2, Limits(SLOTS, 120, 5, CHUNK, 100), Identity("", "", "", "", ""), True, None
+    )
+    tokens = [t % 100 for t in sequence(30)]
+    fill(target, 0, tokens[:-1])
+    fill(draft, 0, tokens[:-2])
+    (result,) = fused(target, draft)([FusedRow(ProposeRow(0, 29, tuple(tokens[-2:]), 5, GREEDY))])
+    whole = draft.propose([ProposeRow(0, 29, tuple(tokens[-2:]), 5, GREEDY)])[0].token_ids  # type: ignore[union-attr]
+    known = next((i for i, token in enumerate(whole) if token >= 100), 5)
+    assert result.proposal.token_ids == whole[:known] and known < 5  # type: ignore[union-attr]
+
+
+def test_without_a_compiler_auto_falls_back_and_native_says_why(monkeypatch, tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    with caplog.at_level("INFO", "tandem.models"):
+        runner = load_runner(real.checkpoint(), Execution("cpu", "float32", 2), Shape(1, 64, 2))
+    assert not isinstance(runner, NativeRunner)
+    assert "no C++ compiler" in caplog.text
+    with pytest.raises(NativeRefused, match="compile: native steps cannot be had: no C"):
+        load_runner(real.checkpoint(), Execution("cpu", "float32", 2, "native"), Shape(1, 64, 2))
+
+
+def test_the_library_is_compiled_once(monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
+    compiled: list[str] = []
+
+    def compile_fake(compiler, target):  # type: ignore[no-untyped-def]
+        compiled.append(compiler)
+        target.write_bytes(b"library")
+
+    monkeypatch.setattr(build, "_compile", compile_fake)
+    assert build.library_path() == build.library_path()
+    assert len(compiled) == 1
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    build.library_path()
+    assert len(compiled) == 2
+
+
+def test_a_compiler_that_refuses_is_reported_in_one_line(monkeypatch, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "--no-such-flag"))
+    with pytest.raises(build.CannotBuild, match=r"failed: .*no-such-flag"):
+        build.library_path()

@@ -1,0 +1,132 @@
+"""Devices are described in one place, and one that is not here is refused in one line that says what is missing."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from tandem.cli import main
+from tandem.runners.torch import platforms
+from tandem.runners.torch.buckets import AskedBuckets, Buckets, buckets_for
+from tandem.runners.torch.graphs import Captured, Compiled
+from tandem.runners.torch.graph_compilers import makers
+from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, chosen, platform_of, ways
+from tandem.runners.protocol import Identity
+from tests.runners.compiled import FAMILIES, LIMITS
+
+IDENTITY = Identity("m", "none", "bfloat16", "neuron", "torch")
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, version: str, folder: Path | None = None) -> None:
+    """As if torch-neuronx were, of that version."""
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "torch-neuronx" else real(name))
+    spec = importlib.machinery.ModuleSpec("torch_neuronx", None)
+    spec.submodule_search_locations = [] if folder is None else [str(folder)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch_neuronx") is not None, reason="torch-neuronx is here")
+def test_neuron_without_its_software_is_one_line_that_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LlamaForCausalLM(FAMILIES["llama"]()[1]).save_pretrained(tmp_path)
+    arguments = ["--role", "verify_target", "--device", "neuron", "--model", str(tmp_path), "--prompt", "x"]
+    capsys.readouterr()
+    assert main.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "main.py: device: neuron is not available here (torch-neuronx is not installed; "
+        "docs/trainium-torchneuron.md says how to install it)"
+    )
+
+
+def test_pypis_placeholder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "1.0")
+    with pytest.raises(ValueError, match=r"torch-neuronx 1.0 is PyPI's empty placeholder; AWS's own is on http"):
+        chosen("neuron")
+
+
+def test_the_xla_package_is_not_taken_for_torchneuron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "2.9.0.2.15.32035", tmp_path)
+    with pytest.raises(ValueError, match=r"torch-neuronx 2.9.0.2.15.32035 is the PyTorch/XLA package, not TorchNeuron"):
+        chosen("neuron")
+
+
+@pytest.mark.parametrize("backend", ["neuron_dynamo_backend.py", "neuron_dynamo_backend"])
+def test_torchneuron_without_a_device_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    (tmp_path / backend).mkdir()
+    installed(monkeypatch, "2.14.3.0.1", tmp_path)
+    monkeypatch.delenv("TORCH_NEURONX_COMPILE_ONLY", raising=False)
+    assert platforms._neuron_absent(tmp_path) == (
+        f"no {tmp_path}/neuron0: not a Trainium instance, or its driver is not loaded"
+    )
+
+
+def test_an_unknown_device_and_what_a_device_cannot_compile_are_refused() -> None:
+    assert DEVICES == ("auto", "cpu", "cuda", "neuron")
+    with pytest.raises(ValueError, match="device: 'tpu' is not one of auto, cpu, cuda, neuron"):
+        platform_of("tpu")
+    with pytest.raises(ValueError, match="compile: native is not for neuron: auto or neuron"):
+        ways("native", NEURON)
+    with pytest.raises(ValueError, match="compile: neuron is not for cpu: auto or native or inductor or off"):
+        ways("neuron", CPU)
+
+
+def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
+    for name in (NEURON.code, NEURON.cores, *NEURON.environment):
+        monkeypatch.setenv(str(name), "")
+        monkeypatch.delenv(str(name))
+    NEURON.prepare()
+    assert os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] == str(tmp_path / "neff")
+    assert os.environ["TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"] == "1"
+    assert "NEURON_RT_VISIBLE_CORES" not in os.environ
+    NEURON.prepare("/shared/neff", "0-3")
+    assert os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/shared/neff"
+    assert os.environ["NEURON_RT_VISIBLE_CORES"] == "0-3"
+    NEURON.prepare()
+    assert os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/shared/neff", "what the environment says stays"
+    with pytest.raises(ValueError, match="cores: cpu takes none; --threads says how many threads it uses"):
+        CPU.prepare(cores="0")
+
+
+def test_each_platform_makes_graphs_its_own_way() -> None:
+    compiled = makers(NEURON, IDENTITY, LIMITS, None)("target")
+    assert isinstance(compiled, Compiled) and compiled._backend == "neuron"
+    assert isinstance(makers(CUDA, IDENTITY, LIMITS, None)("target"), Captured)
+
+
+def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> None:
+    assert buckets_for(NEURON, LIMITS) == Buckets((1, 2), 4, 16, (3,))
+    assert buckets_for(CUDA, LIMITS) == Buckets((1, 2), 4, 16, (1, 2, 3))
+    assert buckets_for(NEURON, LIMITS, AskedBuckets((2,), (1,))) == Buckets((2,), 4, 16, (1, 3))
+    with pytest.raises(ValueError, match="batch_buckets: 3 is outside 1 to 2, the batch"):
+        buckets_for(CPU, LIMITS, AskedBuckets((3,)))
+    with pytest.raises(ValueError, match="draft_buckets: 9 is outside 1 to 3, the max_speculation_length"):
+        buckets_for(CPU, LIMITS, AskedBuckets(drafts=(9,)))
+
+
+def test_the_cpu_is_described() -> None:
+    assert CPU.absent() is None
+    CPU.synchronize()
+    assert CPU.describe().startswith("cpu (") and CPU.memory() > 2**28
+    assert chosen("auto") is (CUDA if torch.cuda.is_available() else CPU)
+
+
+def test_the_commands_of_its_page_are_understood() -> None:
+    page = (Path(main.__file__).parent / "docs" / "trainium-torchneuron.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^(?:python|torchrun --.*) main\.py (.*)", page, re.MULTILINE)
+    assert len(lines) == 6
+    for line in lines:
+        args = main.parser().parse_args(line.split())
+        if args.tp_degree == 1:
+            main.model_config(args, args.target_model or args.model)

@@ -1,0 +1,226 @@
+"""What lies in a cache is used where it is whole and ours; else it is made again, and no link is followed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tandem.checkpoints import file_hashes
+from tandem.checkpoints import gguf_cache
+from tandem.checkpoints import trusted_cache
+from tandem.checkpoints.locate import Checkpoint, find
+from tandem.checkpoints.file_hashes import FileHashes
+from tandem.runners.native import build
+from tandem.checkpoints.trusted_cache import Untrusted, flaw, locked, private_folder, seal
+
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+NOBODY = 65534
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def sealed(folder: Path) -> tuple[Path, Path]:
+    """A note and a file that it seals."""
+    folder = private_folder(folder)
+    file = folder / "made"
+    file.write_bytes(b"machine code")
+    seal(folder / "note.json", [file])
+    return folder / "note.json", file
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def half(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flipped(file: Path) -> None:
+    """Same size, same time of writing."""
+    status = file.stat()
+    content = file.read_bytes()
+    file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def another_users(file: Path) -> None:
+    os.chown(file, NOBODY, NOBODY)
+
+
+def writable(file: Path) -> None:
+    file.chmod(0o666)
+
+
+def linked(file: Path) -> None:
+    elsewhere = file.with_name("elsewhere")
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+
+
+DAMAGE = {each.__name__: each for each in (empty, half, flipped, writable, linked, Path.unlink)} | {
+    "another users": pytest.param(another_users, marks=NEEDS_ROOT)
+}
+
+
+@pytest.mark.parametrize("of", ["the file", "its note"])
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_what_is_damaged_or_anothers_is_not_used(tmp_path: Path, damage: Callable[[Path], None], of: str) -> None:
+    note, file = sealed(tmp_path / "kept")
+    assert flaw(note) is None
+    damage(file if of == "the file" else note)
+    wrong = flaw(note)
+    assert wrong is not None and "\n" not in wrong and (wrong or (of == "its note" and not note.exists()))
+
+
+def test_a_library_that_is_damaged_is_compiled_again_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler of one line; the key, the lock and the seal are the real ones."""
+    compiled = []
+
+    def compile(compiler: str, target: Path) -> None:
+        compiled.append(compiler)
+        target.unlink(missing_ok=True)
+        target.write_bytes(b"\x7fELF" * 1000)
+
+    monkeypatch.setattr(build, "_compile", compile)
+    target = build.library_path()
+    content = target.read_bytes()
+    for i, damage in enumerate((None, empty, half, flipped, writable, linked, Path.unlink)):
+        if damage:
+            damage(target)
+        assert build.library_path() == target and len(compiled) == 1 + i
+        assert target.read_bytes() == content and not target.is_symlink()
+        assert build.library_path() == target and len(compiled) == 1 + i, "and not once more"
+
+
+def test_a_link_in_the_locks_place_empties_nothing(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("all of it")
+    (tmp_path / "x.lock").symlink_to(precious)
+    with pytest.raises(OSError), locked(tmp_path / "x.lock"):
+        pass
+    assert precious.read_text() == "all of it"
+    os.mkfifo(tmp_path / "pipe.lock")
+    with pytest.raises(Untrusted, match="is not a file"), locked(tmp_path / "pipe.lock"):
+        pass
+
+
+def test_a_folder_of_ours_is_closed_to_others(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert private_folder(folder) == folder and folder.stat().st_mode & 0o777 == 0o755
+    assert private_folder(tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+@NEEDS_ROOT
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    os.chown(folder, NOBODY, NOBODY)
+    with pytest.raises(Untrusted, match="belongs to another user"):
+        private_folder(folder)
+
+
+@NEEDS_ROOT
+def test_in_a_shared_folder_of_roots_a_user_has_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a volume of Kubernetes is mounted; and what another user prepared there is refused."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
+    own = private_folder(shared)
+    assert own == shared / f"user-{NOBODY}" and own.stat().st_mode & 0o777 == 0o700
+    os.chown(own, 12345, 12345)
+    with pytest.raises(Untrusted, match="belongs to another user"):
+        private_folder(shared)
+
+
+def test_a_hash_is_remembered_until_anything_about_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_hashes, "REMEMBERED_BYTES", 4)
+    monkeypatch.setattr(file_hashes, "SETTLED_SECONDS", -1.0)
+    read: list[Path] = []
+    original = file_hashes._read
+    monkeypatch.setattr(
+        file_hashes, "_read", lambda number, file, *more: (read.append(file), original(number, file, *more))
+    )
+    hashes, file = FileHashes(private_folder(tmp_path / "hashes")), tmp_path / "weights"
+    file.write_bytes(b"12345678")
+    first = hashes.of(file)
+    assert hashes.of(file) == first and len(read) == 1
+    status = file.stat()
+    while file.stat().st_ctime_ns == status.st_ctime_ns:  # the file system's clock ticks
+        time.sleep(0.001)
+        file.write_bytes(b"1234x678")
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert hashes.of(file) != first and len(read) == 2
+    for note in (tmp_path / "hashes").iterdir():
+        note.write_text("{")
+    assert hashes.of(file) != first and len(read) == 3, "a damaged note is not believed"
+
+
+def test_a_file_that_was_just_written_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_hashes, "REMEMBERED_BYTES", 4)
+    folder, file = private_folder(tmp_path / "hashes"), tmp_path / "weights"
+    file.write_bytes(b"12345678")
+    os.utime(file, (time.time() + 3600, time.time() + 3600))  # however slow this machine is
+    FileHashes(folder).of(file)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_file_that_changes_while_it_is_read_has_no_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "weights"
+    file.write_bytes(b"12345678")
+    monkeypatch.setattr(file_hashes, "_read", lambda *asked: os.truncate(file, 3))
+    with pytest.raises(OSError, match="changed while it was read"):
+        FileHashes(None).of(file)
+
+
+def test_a_cache_that_cannot_be_used_costs_time_and_nothing_else(tmp_path: Path, cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    with contextlib.suppress(OSError):
+        private_folder(cache)
+    file = tmp_path / "weights"
+    file.write_bytes(b"12345678")
+    assert trusted_cache.file_hashes().of(file) == FileHashes(None).of(file)
+    with pytest.raises(build.CannotBuild):
+        build.library_path()
+
+
+def test_a_note_says_what_it_seals(tmp_path: Path) -> None:
+    note, file = sealed(tmp_path / "kept")
+    assert set(json.loads(note.read_text())) == {file.name}
+
+
+def test_unpacked_weights_that_are_damaged_are_unpacked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def convert(checkpoint: Checkpoint, folder: Path) -> None:
+        made.append(folder)
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(b"weights" * 100)
+
+    monkeypatch.setattr(gguf_cache, "convert", convert)
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    packed = find(str(tmp_path / "m.gguf"))
+    folder = Path(gguf_cache.unpacked(packed).folder)
+    for i, damage in enumerate((None, empty, half, flipped, writable, linked, Path.unlink)):
+        if damage:
+            damage(folder / "model.safetensors")
+        assert Path(gguf_cache.unpacked(packed).folder) == folder and len(made) == 1 + i
+        assert (folder / "model.safetensors").read_bytes() == b"weights" * 100
+        assert gguf_cache.unpacked(packed).folder == str(folder) and len(made) == 1 + i, "and not once more"

@@ -1,0 +1,166 @@
+"""A pair measured: replayed rounds are a deployment's rounds, and the figures add up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tandem.cli import main
+from tandem.training.acceptance.costs import Costs
+from tandem.training.acceptance.measure import AcceptConfig, Measured, Rounds, measure
+from tandem.training.acceptance.replay import Continuation, Remembered, agreement, replay
+from tandem.training.acceptance.show import print_measured
+from tandem.comparison.measuring.workloads import given_prompts
+from tandem.engine.loading import DraftChoice, ModelConfig
+from tandem.engine.batcher import Batcher
+from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
+from tandem.runners.loading import Shape
+from tandem.runners.toy import ToyConfig
+from tandem.speculation.drafters import NgramDrafter
+from tandem.speculation.length import FixedLength
+from tandem.speculation.loop import DraftThenVerify, speculate
+from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.types import SamplingParams, SpeculationStats
+from tests.support import GREEDY, SAMPLED, oracle, run, toy
+
+PROMPT = tuple(b"a prompt, a prompt, a pro")
+COUNT = 40
+
+
+class Silent:
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def said(sampling: SamplingParams) -> Continuation:
+    return Continuation("toy", PROMPT, tuple(oracle(PROMPT, sampling, COUNT, past_the_end=True)), sampling)
+
+
+async def deployed(drafter: ModelDrafter, engine: Engine, sampling: SamplingParams, k: int) -> SpeculationStats:
+    stats = SpeculationStats()
+    rounds = DraftThenVerify(LocalVerifier(engine), drafter)
+    async for _ in speculate(PROMPT, sampling, FixedLength(k), rounds, Stopping(StopRules(COUNT), Silent()), stats):
+        pass
+    return stats
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_a_replay_has_the_rounds_of_a_deployment(sampling: SamplingParams, k: int) -> None:
+    async def test() -> None:
+        batcher = Batcher("test")
+        target, draft = Engine(toy(), batcher), Engine(toy(ToyConfig(miss=0.3)), batcher)
+        real = await deployed(ModelDrafter(draft, 258), target, sampling, k)
+        remembered = Remembered(ModelDrafter(draft, 258), said(sampling), 5)
+        found = await replay(remembered, said(sampling), k)
+        assert remembered.asked == found.rounds - (found.drafted_per_position[:1] != [found.rounds])
+        for name in ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "accepted_by"):
+            assert getattr(found, name) == getattr(real, name), name
+        assert 0 < real.accepted < real.drafted
+        await batcher.close()
+
+    run(test())
+
+
+def test_agreement_asks_after_every_token_of_the_target() -> None:
+    async def test() -> None:
+        batcher = Batcher("test")
+        config = ToyConfig(miss=0.3)
+        found = await agreement(ModelDrafter(Engine(toy(config), batcher), 258), said(GREEDY))
+        text = [*PROMPT, *said(GREEDY).answer]
+        guesses = [
+            oracle(text[:i], GREEDY, 1, config, past_the_end=True)[0] == text[i] for i in range(len(PROMPT), len(text))
+        ]
+        assert (found.agreed, found.proposed, found.tokens) == (sum(guesses), COUNT, COUNT)
+        assert 0 < found.agreed < COUNT
+        silent = await agreement(NgramDrafter(longest=9, shortest=9), said(GREEDY))
+        assert silent.proposed < COUNT and silent.tokens == COUNT
+        await batcher.close()
+
+    run(test())
+
+
+def test_predicted_speedup_is_tokens_per_round_over_its_cost() -> None:
+    rounds = Rounds(10, 25, 50, 15, (0.9,), {}, {}, asked=4)
+    costs = Costs({0: 0.04, 5: 0.05}, {1: 0.003, 5: 0.011})
+    assert rounds.speedup(costs, 5) == pytest.approx(2.5 * 0.04 / (0.05 + 0.4 * 0.011))
+    assert costs.ratio == pytest.approx(0.05)
+    assert Costs({0: 0.04}, {}).ratio is None
+
+
+def measured(**changes: object) -> Measured:
+    models = ModelConfig(
+        shape=Shape(2, 160, 4), backend="toy", model="step=0.002", draft=DraftChoice("model", "miss=0.3,step=0.0002")
+    )
+    config = AcceptConfig(
+        models, given_prompts(("one prompt", "another prompt")), max_new_tokens=30, longest=3, repeats=3
+    )
+    return asyncio.run(measure(config, lambda line: None))
+
+
+def test_a_pair_is_measured_with_every_drafter() -> None:
+    found = measured()
+    drafters = {d.name: d for d in found.drafters}
+    assert list(drafters) == ["ngram", "model", "hybrid"]
+    model = drafters["model"]
+    share = model.agreement["all"].agreed / model.agreement["all"].tokens
+    assert 0.5 < share < 0.9
+    assert model.agreement["all"].tokens == found.tokens
+    assert model.rounds[3]["all"].tokens_per_round > model.rounds[1]["all"].tokens_per_round > 1.3
+    assert model.rounds[2]["all"].accepted_by == {"model": model.rounds[2]["all"].accepted}
+    k, speedup = model.best(found.costs)
+    assert k in (1, 2, 3) and 1 < speedup < 3
+    assert drafters["ngram"].best(found.costs)[0] in (0, 1, 2, 3)
+
+
+def test_the_role_prints_tables_and_writes_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("first prompt\nsecond prompt\n")
+    output = tmp_path / "figures" / "accept.json"
+    code = main.main(
+        f"--role accept --backend toy --draft_model miss=0.2 --prompt_text {prompts} --gamma 2 --max_new_tokens 16"
+        f" --output {output}".split()
+    )
+    text = capsys.readouterr().out
+    assert code == 0
+    for part in ("Agreement", "Rounds of 2", "speculation length", "cost ratio", "hybrid", "file"):
+        assert part in text
+    figures = json.loads(output.read_text())
+    assert figures["prompts"] == {"file": 2}
+    assert {d["name"] for d in figures["drafters"]} == {"ngram", "model", "hybrid"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--max_new_tokens 1 --prompt x", "max_new_tokens: 1 is below 2"),
+        ("--gamma 0 --prompt x", "speculation_length: 0 is below 1"),
+        ("--prompt_text /nowhere", "/nowhere"),
+        ("--temperature -1 --prompt x", "temperature: -1.0"),
+    ],
+)
+def test_the_role_names_what_is_wrong(flags: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["--role", "accept", "--backend", "toy", *flags.split()]) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_steps_that_took_no_time_and_drafters_without_a_round_are_written_and_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = measured()
+    still = Costs(dict.fromkeys(found.costs.verify, 0.0), dict.fromkeys(found.costs.propose, 0.0))
+    none = Rounds(0, 0, 0, 0, (0.0, 0.0, 0.0), {}, {}, 0)
+    idle = replace(found.drafters[0], rounds={k: dict.fromkeys(of, none) for k, of in found.drafters[0].rounds.items()})
+    for costs, drafters in ((still, found.drafters), (found.costs, (idle,)), (still, (idle,))):
+        one = replace(found, costs=costs, drafters=drafters)
+        assert json.loads(one.as_json())["tokens"] == found.tokens
+        print_measured(one, Console(width=130))
+    assert "plain decoding is as fast" in capsys.readouterr().out

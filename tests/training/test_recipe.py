@@ -1,0 +1,233 @@
+"""generate, train and evaluate on a tiny Qwen2 with a byte tokenizer: the whole recipe in seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
+from tandem.training import evaluate as evaluation
+from tandem.training.evaluate import EvaluateConfig, evaluate
+from tandem.training.generate import GenerateConfig, generate
+from tandem.training.loop import Training
+from tandem.training.prompts import MAKERS, training_prompt
+from tandem.training.settings import TrainConfig
+from tandem.training.shards import ShardFolder, split
+from tandem.training.student import StudentConfig
+from tandem.training.train import train
+
+TEMPLATE = "{% for m in messages %}<u>{{ m['content'] }}</u>{% endfor %}{% if add_generation_prompt %}<a>{% endif %}"
+STUDENT = StudentConfig(hidden=24, layers=1, heads=2, feed_forward=32)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2 of 258 tokens. Its embeddings are large, so that its choices are clear and can be learnt."""
+    folder = tmp_path_factory.mktemp("tiny-target")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: i for i, symbol in enumerate(("<pad>", "<end>", *alphabet))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
+    wrapped.chat_template = TEMPLATE
+    wrapped.save_pretrained(folder)
+    torch.manual_seed(4)
+    module = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=258,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            eos_token_id=1,
+            pad_token_id=0,
+            bos_token_id=None,
+        )
+    )
+    module.lm_head.weight.data *= 10
+    module.save_pretrained(folder)
+    return folder
+
+
+def generating(target: Path, output: Path, **changes: Any) -> GenerateConfig:
+    config = GenerateConfig(
+        output, str(target), tokens=1200, own=6, shard=30, rows=8, max_prompt=40, max_new_tokens=24, dtype="float32"
+    )
+    return replace(config, **changes)
+
+
+@pytest.fixture(scope="module")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("data")
+    assert generate(generating(target, output), quiet) >= 1200
+    return output
+
+
+def answers(folder: Path, number: int) -> dict[tuple[int, ...], list[tuple[float, tuple[int, ...]]]]:
+    found: dict[tuple[int, ...], list[tuple[float, tuple[int, ...]]]] = {}
+    for one in split(ShardFolder(folder).read(number)):
+        found.setdefault(tuple(one.prompt), []).append((one.temperature, tuple(one.answer)))
+    return {prompt: sorted(said) for prompt, said in found.items()}
+
+
+def test_greedy_training_data_is_what_transformers_generates(target: Path, data: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    checked = 0
+    for one in list(split(ShardFolder(data).read(0)))[:12]:
+        assert one.ids.shape == one.logprobs.shape == (len(one.answer), 24)
+        assert (np.diff(one.logprobs, axis=1) <= 0).all()
+        if one.temperature:
+            continue
+        prompt = torch.from_numpy(one.prompt.astype(np.int64))[None]
+        out = module.generate(
+            prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=len(one.answer), do_sample=False
+        )
+        assert out[0, prompt.shape[1] :].tolist() == one.answer.tolist() == one.ids[:, 0].tolist()
+        checked += 1
+    assert checked >= 3
+
+
+def test_generation_cut_short_goes_on_with_the_same_data(target: Path, data: Path, tmp_path: Path) -> None:
+    generate(generating(target, tmp_path, tokens=1), quiet)
+    assert ShardFolder(tmp_path).numbers() == [0]
+    written = (tmp_path / "shard-00000.npz").stat().st_mtime_ns
+    generate(generating(target, tmp_path), quiet)
+    assert (tmp_path / "shard-00000.npz").stat().st_mtime_ns == written
+    assert ShardFolder(tmp_path).numbers() == ShardFolder(data).numbers()
+    for number in ShardFolder(data).numbers():
+        assert answers(tmp_path, number) == answers(data, number)
+
+
+def test_data_of_another_seed_or_target_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds data made with seed 1, not 2"):
+        generate(generating(target, data, seed=2), quiet)
+    with pytest.raises(ValueError, match="holds data of the target"):
+        train(TrainConfig(data, tmp_path / "draft", None, STUDENT), quiet)
+
+
+def training(target: Path, data: Path, output: Path, **changes: Any) -> TrainConfig:
+    config = TrainConfig(data, output, str(target), STUDENT, epochs=12, batch=256, warm_up=5, device="cpu")
+    return replace(config, **changes)
+
+
+@pytest.fixture(scope="module")
+def trained(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A draft, trained once for whoever looks at one, and what training said."""
+    folder = tmp_path_factory.mktemp("trained") / "draft"
+    return folder, train(training(target, data, folder), quiet)
+
+
+def test_training_makes_the_draft_agree_and_transformers_loads_it(
+    target: Path, data: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    few = train(training(target, data, tmp_path / "few", epochs=0.1), quiet)
+    folder, many = trained
+    assert many["held_out_agreement"]["all"] > few["held_out_agreement"]["all"] + 0.1
+    module, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not info["missing_keys"] and module.config.vocab_size == 258
+    assert not (folder / "training_state.pt").exists()
+
+
+def test_training_goes_on_from_another_draft_in_that_ones_shape(target: Path, data: Path, tmp_path: Path) -> None:
+    first = train(training(target, data, tmp_path / "first", epochs=6), quiet)
+    wide = StudentConfig(hidden=48, layers=2, heads=2, feed_forward=64)
+    config = training(target, data, tmp_path / "second", epochs=0.1, rate=1e-5, student=wide, start=tmp_path / "first")
+    second = train(config, quiet)
+    assert second["config"]["student"] == first["config"]["student"] != json.loads(json.dumps(asdict(wide)))
+    assert abs(second["held_out_agreement"]["all"] - first["held_out_agreement"]["all"]) < 0.02
+
+
+def test_a_draft_of_another_vocabulary_is_no_start(target: Path, data: Path, tmp_path: Path) -> None:
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=99, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="has a vocabulary of 99, the target one of 258"):
+        train(training(target, data, tmp_path / "draft", start=tmp_path / "other"), quiet)
+
+
+class CutShort(Exception):
+    pass
+
+
+def test_training_cut_short_ends_with_the_same_weights(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(training(target, data, tmp_path / "whole", epochs=3), quiet)
+    one_step = Training._one
+
+    def dies_at_step_7(self: Training, group: list[int]) -> tuple[float, int, int]:
+        if self.step == 7:
+            raise CutShort
+        return one_step(self, group)
+
+    config = training(target, data, tmp_path / "cut", epochs=3, save_minutes=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_one", dies_at_step_7)
+        with pytest.raises(CutShort):
+            train(config, quiet)
+    assert config.state.exists()
+    lines: list[str] = []
+    assert train(config, lines.append)["steps"] == whole["steps"] > 7
+    assert "going on from step 7" in lines
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert weights[0] == weights[1]
+
+
+def test_evaluation_writes_figures_and_a_card(
+    target: Path, data: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    draft = shutil.copytree(trained[0], tmp_path / "draft")
+    train(training(target, data, tmp_path / "less", max_tokens=300, epochs=1), quiet)
+    prompts = (Prompt("a", "letters", "abcabcabc", False), Prompt("b", "other", "what is this", True))
+    config = EvaluateConfig(draft, str(target), (0.0, 0.8), (tmp_path / "less",), prompts, 20, 3, 1, "float32", "cpu")
+    found = asyncio.run(evaluate(config, quiet))
+    greedy = {d.name: d for d in found[0].drafters}
+    assert set(greedy) == {"ngram", "model", "hybrid"}
+    assert greedy["model"].agreement["all"].agreed > 0
+    card = (draft / "README.md").read_text()
+    share = greedy["model"].agreement["letters"]
+    assert f"{share.agreed / share.tokens:.3f}" in card and "apache-2.0" in card and "What data brings" in card
+    figures = json.loads((draft / "acceptance.json").read_text())
+    assert [one["sampling"]["temperature"] for one in figures] == [0.0, 0.8]
+    assert figures[0]["costs"]["ratio"] > 0
+
+
+def test_the_commands_name_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluation.main(["--draft_model", str(tmp_path), "--temperatures", "warm"]) == 2
+    assert "temperatures: 'warm' is not a list" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="max-new-tokens: 0 is below 1"):
+        GenerateConfig(tmp_path, max_new_tokens=0)
+    with pytest.raises(ValueError, match="hard: 2"):
+        TrainConfig(tmp_path, tmp_path, hard=2)
+
+
+def test_no_built_in_prompt_is_trained_on() -> None:
+    held_out = {" ".join(prompt.text.split()) for prompt in built_in_prompts()}
+    made = [training_prompt(1, i, ("Say something.",)) for i in range(20_000)]
+    assert {prompt.kind for prompt in made} == {*MAKERS, "own"}
+    assert not held_out & {" ".join(prompt.text.split()) for prompt in made}
+    assert len({prompt.text for prompt in made}) > 12_000
