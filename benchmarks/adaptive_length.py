@@ -24,7 +24,6 @@ from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
-from tandem.rpc.generation_client import GenerationClient
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, FUSED, REMOTE_DRAFT
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
@@ -32,6 +31,7 @@ from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.run import Contender, RequestSettings, measure
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts
+from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import ModelInfo, SamplingParams
 
 ADAPTIVE, PLAIN = "auto", "plain"

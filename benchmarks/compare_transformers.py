@@ -25,7 +25,6 @@ from benchmarks.contenders import Starting, answer_in_turn, connect, describe, e
 from benchmarks.figures import Agreement, Pairing, Ratio, Sample, agreement, ratios
 from benchmarks.keeping import kept
 from benchmarks.tables import contender_table, kind_table
-from tandem.rpc.channel import FUSED
 from tandem.comparison.measuring.architectures import DISTRIBUTED
 from tandem.comparison.measuring.architectures import FUSED as FUSED_ARCHITECTURE
 from tandem.comparison.measuring.config import DTYPES, ComparisonConfig
@@ -33,6 +32,7 @@ from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import BUILT_IN, built_in_prompts
+from tandem.rpc.channel import FUSED
 from tandem.speculation.types import ModelInfo
 
 if TYPE_CHECKING:
@@ -129,8 +129,8 @@ async def _our_endpoints(args: argparse.Namespace, starter: Starting) -> dict[st
 def _stock(args: argparse.Namespace, dtype: str) -> tuple[list[StockContender], StockModel]:
     """Imported late: --help needs no torch."""
     from benchmarks.stock import StockContender, StockModel
-    from tandem.checkpoints.locate import find
     from tandem.checkpoints.gguf_cache import unpacked
+    from tandem.checkpoints.locate import find
 
     model = StockModel(unpacked(find(None)), dtype, args.threads)
     assistances: dict[str, dict[str, Any]] = {

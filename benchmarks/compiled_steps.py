@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from benchmarks.arguments import Parser, positive
-from tandem.checkpoints.locate import embedded_draft, find
 from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.locate import embedded_draft, find
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.native.runner import Logits, NativeRunner
 from tandem.runners.protocol import FusedRow, FusedStep, Fuses, PrefillRow, ProposeRow, VerifyRow, fused

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from benchmarks.figures import Sample
-from tandem.rpc.generation_client import GenerationClient
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.servers import Fleet, Server
 from tandem.comparison.measuring.workloads import Prompt
+from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import Chunk, Completion, GenerationRequest, ModelInfo, SpeculationStats
 
 WARM_UP_TOKENS = 12
@@ -120,8 +120,8 @@ async def connect(
 
 def encode(prompts: Sequence[Prompt], model: str | None = None) -> dict[str, list[int]]:
     """Every side is given ids, so that none pays for tokenization and all see the same prompt."""
-    from tandem.engine.loading import load_tokenizer
     from tandem.checkpoints.locate import find
+    from tandem.engine.loading import load_tokenizer
 
     tokenizer = load_tokenizer(find(model))
     return {prompt.name: tokenizer.encode(prompt.text, prompt.chat) for prompt in prompts}

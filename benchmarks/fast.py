@@ -154,8 +154,8 @@ async def measure(settings: Settings, outcome: Outcome, say: Say) -> None:
 
 
 def _limit(outcome: Outcome, threads: int) -> Limit:
-    from tandem.checkpoints.locate import find
     from tandem.checkpoints.gguf_cache import unpacked
+    from tandem.checkpoints.locate import find
 
     best = bandwidth.bandwidth_of(outcome.readings, threads)
     return bandwidth.limit_of(Path(unpacked(find(None)).folder), "bfloat16", best)
@@ -165,8 +165,8 @@ async def _peers(
     settings: Settings, logs: Path, stack: contextlib.AsyncExitStack, outcome: Outcome, say: Say
 ) -> list[vllm_peer.Peer]:
     """vLLM plain, with n-grams, and with our draft; what does not start is said and left out."""
-    from tandem.checkpoints.locate import embedded_draft, find
     from tandem.checkpoints.gguf_cache import unpacked
+    from tandem.checkpoints.locate import embedded_draft, find
 
     python = settings.vllm_python
     if why := vllm_peer.absence(python):

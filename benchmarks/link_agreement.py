@@ -26,15 +26,15 @@ from rich.table import Table
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
 from benchmarks.packet_link import PacketLink
-from tandem.rpc.generation_client import GenerationClient
-from tandem.comparison.measuring.deployment import MAIN
 from tandem.comparison.links.echo import message, receive
-from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.links.link import DelayLink, Link
+from tandem.comparison.links.netns import NetnsLink
 from tandem.comparison.links.overhead import Echo, round_trips, spacing_for
 from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.links.netns import NetnsLink
+from tandem.comparison.measuring.deployment import MAIN
+from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.servers import Fleet
+from tandem.rpc.generation_client import GenerationClient
 
 ALLOWED = 0.05
 REPLY_BYTES = 64

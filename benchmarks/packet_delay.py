@@ -2,7 +2,8 @@
 
 The kernel's TCP does everything but the waiting: each IP packet is written to the other device half a round-trip time
 after it was read from the first, and after its turn on the link where that has a bandwidth. Says `ready` when the
-devices are there; `set RTT_MS MBPS` as `tandem.comparison.links.delay_proxy` has it; ends when stdin does, and the devices with it.
+devices are there; `set RTT_MS MBPS` as `tandem.comparison.links.delay_proxy` has it; ends when stdin does, and the
+devices with it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tandem.comparison.links.line_process import LineProcess
-from tandem.comparison.links.settings import LinkSettings
 from tandem.comparison.links.netns import NetnsLink, must
+from tandem.comparison.links.settings import LinkSettings
 
 
 class PacketLink(NetnsLink):

@@ -22,15 +22,15 @@ from rich.table import Table
 
 from benchmarks.arguments import Parser
 from benchmarks.keeping import kept
-from tandem.rpc.generation_client import GenerationClient
-from tandem.comparison.measuring.deployment import MAIN
-from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring.deployment import MAIN
+from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.records import Measurement
 from tandem.comparison.measuring.run import Contender, RequestSettings, measure, rotated
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
+from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.theory import StepCosts, expected_tokens, rate_for, tpot_pipelined
 from tandem.speculation.types import SamplingParams
 

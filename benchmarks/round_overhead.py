@@ -25,15 +25,15 @@ from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.figures import quantile
-from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.remote_verifier import RemoteVerifier
-from tandem.rpc.verifier_client import VerifierClient
 from tandem.comparison.measuring.config import DTYPES
 from tandem.comparison.measuring.deployment import MAIN
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.servers import Fleet
 from tandem.engine.batcher import Batcher
 from tandem.engine.sequences import Engine
+from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import VerifierClient
 from tandem.runners.loading import CHUNK
 from tandem.runners.protocol import Limits, PrefillRow, VerifyRow
 from tandem.runners.toy import VOCAB_SIZE, ToyRunner
@@ -417,8 +417,8 @@ async def measure(args: argparse.Namespace, say: Callable[[str], None]) -> Repor
 
 
 async def _real(args: argparse.Namespace, say: Callable[[str], None]) -> tuple[list[Row], list[Row], float]:
-    from tandem.engine.loading import load_tokenizer
     from tandem.checkpoints.locate import find
+    from tandem.engine.loading import load_tokenizer
     from tandem.runners.toy import ToyTokenizer
 
     k = args.speculation_length

@@ -20,8 +20,8 @@ from benchmarks.arguments import Parser, positive
 from benchmarks.bars import Bar
 from benchmarks.second_pair_files import pair_in, prepare
 from tandem.comparison.measuring.config import DRAFTERS, ComparisonConfig
-from tandem.comparison.report.earlier import read_comparison
 from tandem.comparison.measuring.workloads import built_in_prompts
+from tandem.comparison.report.earlier import read_comparison
 
 ARCHITECTURES = ("autoregressive", "distributed", "pipelined", "fused")
 RTTS_MS = (0.0, 50.0)
@@ -121,8 +121,8 @@ def comparison_of(arguments: argparse.Namespace) -> ComparisonConfig:
 
 def run(config: ComparisonConfig) -> int:
     """Compares, prints the bars, and returns the comparison's exit code."""
-    from tandem.rpc.generation_client import GenerationClient
     from tandem.comparison.measuring.driver import run_comparison
+    from tandem.rpc.generation_client import GenerationClient
 
     code = run_comparison(config, GenerationClient.connect)
     file = config.output_dir / "comparison.json"

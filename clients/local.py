@@ -6,11 +6,11 @@ import time
 from dataclasses import replace
 
 from tandem.clients.distributed import open_distributed
-from tandem.rpc.endpoint_pool import Persistence
 from tandem.clients.terminal import ClientConfig, Events, run_prompts
-from tandem.engine.loading import ModelConfig, load
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
+from tandem.engine.loading import ModelConfig, load
+from tandem.rpc.endpoint_pool import Persistence
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationRequest
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from tandem.engine.generator import Generator
+from tandem.engine.generators import drafted_generator
+from tandem.engine.loading import Loaded
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
 from tandem.rpc.traced_rounds import traced_drafter
-from tandem.engine.loading import Loaded
-from tandem.engine.generator import Generator
-from tandem.engine.generators import drafted_generator
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.fallible import FallibleDrafter
 from tandem.speculation.types import DraftLimit, GenerationRequest, SpeculationStats

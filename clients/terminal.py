@@ -9,10 +9,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from tandem.clients.profile import Profile
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.printable import printable
-from tandem.clients.profile import Profile
 from tandem.rpc.request_context import Request, begin, current, new_id
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.speculation.types import Chunk, Completion, GenerationRequest
@@ -166,8 +166,8 @@ class _Screen:
 
 
 async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRequest) -> Outcome:
-    from tandem.rpc.errors import TandemError
     from tandem.engine.batcher import DeviceLost
+    from tandem.rpc.errors import TandemError
     from tandem.runners.protocol import RowFailed
     from tandem.speculation.pipeline import OutOfStep
     from tandem.speculation.types import InvalidField, TooLong

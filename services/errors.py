@@ -15,12 +15,12 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from tandem.engine.batcher import DeviceLost, StepHung
+from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.errors import TandemError
 from tandem.rpc.printable import printable
 from tandem.rpc.request_context import current
-from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.runners.protocol import RowFailed
-from tandem.engine.slots import NoFreeSlot
 from tandem.services.security.limits import LimitReached
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
 from tandem.services.verify_stream import StreamIdle

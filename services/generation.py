@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from tandem.rpc import wire
 from tandem.engine.generator import Generator
+from tandem.rpc import wire
 from tandem.services.errors import Interrupted, NotRead, QueueFull
-from tandem.services.security.identity import caller
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.security.limits import Limits, Running
 from tandem.services.security.call_limits import origin
+from tandem.services.security.identity import caller
+from tandem.services.security.limits import Limits, Running
 from tandem.speculation.types import Chunk, Completion, GenerationRequest, SpeculationStats
 
 KEPT = 1 / 8

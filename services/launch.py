@@ -8,31 +8,31 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tandem.rpc.credentials import Credentials
 from tandem.clients.distributed import connect_distributed
-from tandem.rpc.endpoint_pool import Persistence
 from tandem.clients.profile import Profile
 from tandem.clients.remote_draft import open_remote_draft
-from tandem.rpc.remote_drafter import PROPOSE_SECONDS
-from tandem.engine.loading import Loaded, ModelConfig, close, load, load_pair
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, drafting_info, load_drafting
-from tandem.engine.sequences import Engine
 from tandem.engine.follower import run_follower
 from tandem.engine.generator import Generator, RequestDefaults
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
+from tandem.engine.loading import Loaded, ModelConfig, close, load, load_pair
 from tandem.engine.rank_processes import RankProcesses, rank_processes, watched
+from tandem.engine.sequences import Engine
 from tandem.engine.slots import MOST_WAITING
 from tandem.engine.step_watch import StepBound, StepWatch
-from tandem.services.observability.calls import CallInterceptor
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.remote_drafter import PROPOSE_SECONDS
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
+from tandem.services.observability.calls import CallInterceptor
 from tandem.services.observability.setup import Observability, ObservabilityConfig
-from tandem.services.sessions.proposals import Proposals
 from tandem.services.server import Hosted, ServeConfig, serve
 from tandem.services.sessions.costs import Note
+from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Completion, GenerationRequest, ModelInfo

@@ -19,13 +19,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from tandem.runners.startup import Startup
 from tandem.engine.step_watch import StepWatch
-from tandem.services.shutdown import STOP_SECONDS, Ending, bounded
+from tandem.runners.startup import Startup
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.health_port import AddressInUse, ProbePort
+from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.config import Security
+from tandem.services.shutdown import STOP_SECONDS, Ending, bounded
 
 log = logging.getLogger("tandem.server")
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from tandem.rpc import wire
-from tandem.engine.sequences import Engine, TargetSequence
 from tandem.engine.generator import check_tokens
-from tandem.services.sessions import checkout
+from tandem.engine.sequences import Engine, TargetSequence
+from tandem.rpc import wire
 from tandem.services.errors import Mismatch, OtherModel
 from tandem.services.generation import GenerateMethod
-from tandem.services.security.identity import caller
 from tandem.services.lifecycle import Lifecycle
+from tandem.services.security.identity import caller
 from tandem.services.security.limits import Limits
 from tandem.services.security.names import check_name
+from tandem.services.sessions import checkout
 from tandem.services.sessions.costs import Note, SessionCosts
 from tandem.services.sessions.table import Fence, Session, SessionKey, SessionTable, session_key
 from tandem.services.verify_stream import answered_in_order

@@ -18,31 +18,31 @@ from typing import Any
 
 import grpc
 
-from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub
-from tandem.rpc.credentials import Credentials
+from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.clients.distributed import connect_distributed
-from tandem.rpc.endpoint_pool import Persistence
-from tandem.rpc.generation_client import GenerationClient
 from tandem.clients.remote_draft import open_remote_draft
-from tandem.rpc.remote_drafter import DraftClient
-from tandem.rpc.verifier_client import Deadlines, VerifierClient
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, drafting_info, load_drafting
-from tandem.engine.sequences import Engine
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
+from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
+from tandem.engine.sequences import Engine
+from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.remote_drafter import DraftClient
+from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Limits, Runner
-from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.runners.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
-from tandem.services.sessions import checkout
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.sessions.proposals import Proposals
 from tandem.services.security.config import Security
+from tandem.services.sessions import checkout
+from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
@@ -52,7 +52,7 @@ from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parents[1]
 MAIN = str(REPOSITORY / "main.py")
 HANG = 60.0
 """Seconds after which what is awaited counts as hung. No test passes or fails by how fast a busy machine is."""

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import compare
-from tandem.cli import main
+from tandem.cli import compare, main
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
 

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import compare
-from tandem.cli import configuration
-from tandem.cli import main
+from tandem.cli import compare, configuration, main
 from tests.planning.support import CONFIGS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "docs/trainium.md", *sorted((ROOT / "docs/recipes").glob("*.md"))]
 BLOCK = re.compile(r"```(bash|text)\n(.*?)```", re.DOTALL)
 ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=\S+")

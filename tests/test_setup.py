@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 PLACEHOLDERS = {"torch-neuronx", "neuronx-cc", "neuronx-distributed-inference", "nki"}
 SETUP_FILES = ("Makefile", "requirements.txt", "constraints.txt", "requirements-weights.txt")

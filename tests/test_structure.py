@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 LAUNCHERS = ("main", "compare_architectures", "command_line", "configuration", "flag_row", "flags", "model_flags")
 
 # A package, and which of the others it may import.
@@ -150,10 +150,22 @@ def later():
 """
     module, tree = Path("speculation/drafters/ngram.py"), ast.parse(hiding)
     everywhere = {name for name, _ in imports_in(tree, module)}
-    assert everywhere >= {"grpc.aio", "tandem.runners.protocol", "torch", "tandem.rpc.channel", "tandem.comparison.report.files"}
+    assert everywhere >= {
+        "grpc.aio",
+        "tandem.runners.protocol",
+        "torch",
+        "tandem.rpc.channel",
+        "tandem.comparison.report.files",
+    }
     assert "speculation.services.session" in everywhere  # relative: still inside speculation
     at_import = {name for name, _ in imports_in(tree, module, deferred=False)}
-    assert at_import == {"grpc.aio", "models", "tandem.runners.protocol", "speculation.services", "speculation.services.session"}
+    assert at_import == {
+        "grpc.aio",
+        "models",
+        "tandem.runners.protocol",
+        "speculation.services",
+        "speculation.services.session",
+    }
 
 
 def test_the_contract_is_not_importable():

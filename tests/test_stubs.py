@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 BUF = Path(sys.executable).parent / "buf"
 BUF_IS_THERE = pytest.mark.skipif(not BUF.exists(), reason=f"{BUF} is absent: pip install buf-bin")
 

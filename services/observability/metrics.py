@@ -14,11 +14,11 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.engine.batcher import Batcher
-from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.engine.slots import SlotPool
+from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
+from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import Call, CallObserver
 from tandem.services.observability.generation_metrics import MODEL_LABELS, GenerationMetrics
-from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.scraped_metrics import States
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.fallible import DrafterHealth

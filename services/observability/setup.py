@@ -8,18 +8,18 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.slots import SlotPool
+from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.runners.startup import Startup
-from tandem.services.observability.calls import CallInterceptor, CallObserver
-from tandem.services.shutdown import bounded_call
 from tandem.services.generation import Watch
 from tandem.services.lifecycle import Lifecycle
+from tandem.services.observability.calls import CallInterceptor, CallObserver
 from tandem.services.observability.request_log import RequestLog
-from tandem.services.sessions.table import SessionTable
 from tandem.services.observability.spans import CallSpans
+from tandem.services.sessions.table import SessionTable
+from tandem.services.shutdown import bounded_call
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.types import ModelInfo
 

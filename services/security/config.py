@@ -11,12 +11,12 @@ import grpc
 
 from tandem.rpc.credentials import on_this_machine
 from tandem.services.errors import ErrorInterceptor
+from tandem.services.observability.prompt_log import PromptLogInterceptor
+from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.identity import IdentityInterceptor
 from tandem.services.security.limits import MESSAGE_BYTES, Limits
-from tandem.services.observability.prompt_log import PromptLogInterceptor
 from tandem.services.security.tls import TlsConfig, server_credentials
 from tandem.services.security.tokens import AcceptedTokens
-from tandem.services.security.call_limits import TransportInterceptor
 
 log = logging.getLogger("tandem.security")
 

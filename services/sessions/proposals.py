@@ -6,15 +6,15 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from tandem.rpc import wire
 from tandem.engine.drafting import Drafting
 from tandem.engine.generator import check_tokens
-from tandem.services.sessions import checkout
+from tandem.rpc import wire
 from tandem.services.errors import Mismatch
-from tandem.services.security.identity import caller
 from tandem.services.lifecycle import Lifecycle
+from tandem.services.security.identity import caller
 from tandem.services.security.limits import Limits
 from tandem.services.security.names import check_name
+from tandem.services.sessions import checkout
 from tandem.services.sessions.proposal_limits import Proposed
 from tandem.services.sessions.table import Session, SessionConflict, SessionKey, SessionTable, session_key
 from tandem.speculation.drafters import Drafter, teach

@@ -15,12 +15,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tandem.cli.configuration import credentials
+from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import DEFAULT, PIPELINED
 from tandem.comparison.measuring.config import BACKENDS, DRAFTERS, DTYPES, PIPELINES, ComparisonConfig, parse_connect
-from tandem.comparison.links.settings import LINK_KINDS
-from tandem.comparison.report.earlier import read_comparison
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
-from tandem.cli.configuration import credentials
+from tandem.comparison.report.earlier import read_comparison
 from tandem.comparison.report.write import write_report
 from tandem.speculation.types import Rule, SamplingParams
 
@@ -281,8 +281,8 @@ def render_again(arguments: argparse.Namespace) -> int:
 
 def report_again(arguments: argparse.Namespace) -> int:
     """Everything that follows from a run's records, which may have been cut short."""
-    from tandem.comparison.report.publishing import publish
     from tandem.comparison.measuring.record_log import read_records
+    from tandem.comparison.report.publishing import publish
 
     measured = read_records(arguments.from_records)
     if not measured.records:
@@ -308,8 +308,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = build_config(arguments)
     except ValueError as error:
         parser.error(str(error))
-    from tandem.rpc.generation_client import GenerationClient  # grpc and rich come only now
     from tandem.comparison.measuring.driver import run_comparison
+    from tandem.rpc.generation_client import GenerationClient  # grpc and rich come only now
 
     def connect(address: str, service: str) -> GenerationClient:
         theirs = address in config.connect.values()

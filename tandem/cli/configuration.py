@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from tandem.cli.flags import SAMPLING
 
 if TYPE_CHECKING:
-    from tandem.training.acceptance.measure import AcceptConfig
-    from tandem.rpc.credentials import Credentials
     from tandem.clients.terminal import ClientConfig
     from tandem.comparison.analysis.advice import AdviceConfig
-    from tandem.engine.loading import ModelConfig
     from tandem.engine.compile_ahead import CompileConfig
-    from tandem.runners.nxdi.settings import NxdiSettings
+    from tandem.engine.loading import ModelConfig
     from tandem.planning.plan import PlanConfig
+    from tandem.rpc.credentials import Credentials
+    from tandem.runners.nxdi.settings import NxdiSettings
     from tandem.services.launch import RoleConfig
     from tandem.services.security.config import Security
     from tandem.speculation.depth import Pipeline
     from tandem.speculation.types import SamplingParams
+    from tandem.training.acceptance.measure import AcceptConfig
 
 STARTED = time.monotonic()
 MAIN = Path(__file__).with_name("main.py")
@@ -33,8 +33,8 @@ MOST = 5  # draft tokens per round that a server allows unless it is told
 def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     """Which models, on what, in which shape."""
     from tandem.engine.loading import DraftChoice, ModelConfig
-    from tandem.runners.torch.buckets import AskedBuckets
     from tandem.runners.loading import Execution, Shape
+    from tandem.runners.torch.buckets import AskedBuckets
 
     nxdi = args.backend == "nxdi"  # which shares a model among cores itself
     k = speculation_length(args.speculation_length)
@@ -108,12 +108,12 @@ def speculation_length(given: str | None) -> int | None:
 def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """A server's whole configuration."""
     from tandem.engine.generator import RequestDefaults
-    from tandem.runners.startup import Startup
     from tandem.engine.step_watch import named_seconds
-    from tandem.services.shutdown import Ending
+    from tandem.runners.startup import Startup
     from tandem.services.launch import RoleConfig
     from tandem.services.observability.setup import ObservabilityConfig
     from tandem.services.server import ServeConfig
+    from tandem.services.shutdown import Ending
 
     startup = Startup(STARTED)
     startup.add("importing", startup.total())
@@ -160,8 +160,8 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
 
 def security(args: argparse.Namespace) -> Security:
     """Who may reach a server, how, and with how much."""
-    from tandem.services.security.limits import MESSAGE_BYTES, Limits, message_bytes
     from tandem.services.security.config import Security
+    from tandem.services.security.limits import MESSAGE_BYTES, Limits, message_bytes
     from tandem.services.security.tls import tls_config
     from tandem.services.security.tokens import AcceptedTokens
 
@@ -235,8 +235,8 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
 
 def accept_config(args: argparse.Namespace) -> AcceptConfig:
     """Which pair to measure, on what. The rounds go up to the speculation length asked for."""
-    from tandem.training.acceptance.measure import AcceptConfig
     from tandem.comparison.measuring.workloads import built_in_prompts, given_prompts, read_prompt_file
+    from tandem.training.acceptance.measure import AcceptConfig
 
     prompts = given_prompts(args.prompt or (), args.chat)
     prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()

@@ -1,4 +1,5 @@
-"""A row of the table of main.py's flags (tandem/cli/flags.py): what a flag is called, and which roles and backends take it."""
+"""A row of the table of main.py's flags (tandem/cli/flags.py): what a flag is called, and which roles and backends take
+it."""
 
 from __future__ import annotations
 

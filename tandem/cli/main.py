@@ -11,8 +11,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from tandem.rpc.logs import set_up
-from tandem.rpc.printable import printable
 from tandem.cli.command_line import RoleParser
 from tandem.cli.configuration import (
     accept_config,
@@ -24,6 +22,8 @@ from tandem.cli.configuration import (
     plan_config,
     role_config,
 )
+from tandem.rpc.logs import set_up
+from tandem.rpc.printable import printable
 
 Run = Coroutine[Any, Any, Any]
 
@@ -67,8 +67,8 @@ def _client(args: argparse.Namespace) -> Run:
 
 
 def _fused_client(args: argparse.Namespace) -> Run:
-    from tandem.rpc.channel import FUSED
     from tandem.clients.terminal import run_client
+    from tandem.rpc.channel import FUSED
 
     return run_client(client_config(args), FUSED)
 
@@ -80,8 +80,8 @@ def _verify_target(args: argparse.Namespace) -> Run:
 
 
 def _verify_draft(args: argparse.Namespace) -> Run:
-    from tandem.clients.local import run_alone
     from tandem.checkpoints.locate import embedded_draft
+    from tandem.clients.local import run_alone
 
     model = args.model or args.draft_model or embedded_draft()
     if model is None:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from tandem.cli.flag_row import ALONE, ASKING, DRAFTING, LOADING, NXDI, REAL, SERVERS, SHARED, TORCH, Group, flag, switch
+from tandem.cli.flag_row import (
+    ALONE,
+    ASKING,
+    DRAFTING,
+    LOADING,
+    NXDI,
+    REAL,
+    SERVERS,
+    SHARED,
+    TORCH,
+    Group,
+    flag,
+    switch,
+)
 
 DRAFT_HELP = "hybrid (prompt lookup, else the draft model), model, or ngram (lookup alone); auto: hybrid if it can"
 

@@ -1,1 +1,1 @@
-"""Model execution: runners, the slot KV cache, the batcher, checkpoints and tokenizers."""
+"""From requests to steps: generator, sequences, KV slots, batcher."""

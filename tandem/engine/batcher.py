@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tandem.engine.batch_window import Patience
-from tandem.runners.protocol import RowFailed
 from tandem.engine.slots import SlotPool
+from tandem.runners.protocol import RowFailed
 
 log = logging.getLogger("tandem.models")
 

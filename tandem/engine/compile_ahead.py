@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tandem.engine.loading import ModelConfig
 from tandem.checkpoints.locate import find
+from tandem.engine.loading import ModelConfig
+from tandem.engine.rank_processes import end_with_rank_0, rank_processes
+from tandem.runners.loading import load_runner
+from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_runner import CompiledRunner
 from tandem.runners.torch.graphs import Made
-from tandem.runners.loading import load_runner
 from tandem.runners.torch.platforms import Platform, chosen
-from tandem.engine.rank_processes import end_with_rank_0, rank_processes
-from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import Link
 
 PARTS = ("target", "draft", "fused")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load_draft, own_tokenizer
+from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter
-from tandem.runners.protocol import RowFailed
+from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load_draft, own_tokenizer
 from tandem.engine.slots import NoFreeSlot
+from tandem.runners.protocol import RowFailed
 from tandem.runners.startup import Startup
-from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.speculation.drafters import Guesser
 from tandem.speculation.fallible import DrafterHealth, FallibleGuesser
 from tandem.speculation.types import DraftLimit, ModelInfo, Rule, SpeculationStats

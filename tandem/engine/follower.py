@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 
-from tandem.engine.loading import ModelConfig, load, load_pair
 from tandem.engine.batcher import Batcher
+from tandem.engine.loading import ModelConfig, load, load_pair
 from tandem.engine.rank_processes import end_with_rank_0
 from tandem.runners.torch.tensor_parallel import Leader, follow
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from tandem.checkpoints.tokenizers import Tokenizer
-from tandem.speculation.round_statistics import Experience
 from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPolicy
 from tandem.speculation.loop import Rounds, speculate
+from tandem.speculation.round_statistics import Experience
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import (
     Chunk,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
-from tandem.engine.sequences import LocalVerifier, ModelDrafter
+from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
+from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
+from tandem.engine.sequences import LocalVerifier, ModelDrafter
 from tandem.runners.nxdi.fused import FusedDraft
-from tandem.checkpoints.tokenizers import same_tokens
 from tandem.speculation.drafters import Drafter, Guesser, NgramDrafter
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.hybrid import HybridDrafter

@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, field
 
-from tandem.engine.batcher import CLOSE_SECONDS, Batcher
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, embedded_draft, find
-from tandem.engine.sequences import Engine
 from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, embedded_draft, find
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
+from tandem.engine.batcher import CLOSE_SECONDS, Batcher
+from tandem.engine.sequences import Engine
 from tandem.runners.loading import CHUNK, Execution, Shape, load_runner, transformers_logging
 from tandem.runners.nxdi.availability import require_nxdi
 from tandem.runners.nxdi.settings import NxdiSettings
-from tandem.runners.torch.platforms import chosen
 from tandem.runners.protocol import Fuses, Limits, Runner
 from tandem.runners.startup import Startup
+from tandem.runners.torch.platforms import chosen
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, Link, Ranks
-from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
 from tandem.speculation.lookup_policy import Trust, TrustedLookup
 

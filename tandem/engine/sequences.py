@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, Timed
+from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import (
     TAIL,
     PrefillRow,
@@ -21,7 +22,6 @@ from tandem.runners.protocol import (
     VerifyRow,
     verify_sized,
 )
-from tandem.engine.slots import SlotPool
 from tandem.speculation.types import (
     Draft,
     DraftLimit,

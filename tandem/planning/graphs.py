@@ -12,9 +12,9 @@ def graphs_of(role: str, load: Load, route: Route) -> int:
     """Graphs of a `target`, a `draft` or a `fused` pair.
 
     NxD Inference: one per context bucket and one per decode bucket, whatever the role (a pair is one model there).
-    Tandem's own steps where nothing but graphs may run (tandem/runners/torch/graph_model.py, fused_graph.py): a prefill each; a
-    verification per row bucket; greedy and sampled proposals per row and draft bucket, and two steps of the draft's
-    logits per row bucket; a fused pair has all of them and its own per row and draft bucket.
+    Tandem's own steps where nothing but graphs may run (tandem/runners/torch/graph_model.py, fused_graph.py): a prefill
+    each; a verification per row bucket; greedy and sampled proposals per row and draft bucket, and two steps of the
+    draft's logits per row bucket; a fused pair has all of them and its own per row and draft bucket.
     """
     if route is Route.NXDI:
         return len(load.context_buckets) + len(load.decode_buckets)

@@ -15,9 +15,9 @@ import grpc
 from google.protobuf import empty_pb2
 
 from tandem.cli import main
-from tandem.rpc.logs import set_up
 from tandem.cli.configuration import role_config
 from tandem.ray_serve.ingress import SECONDS_LEFT
+from tandem.rpc.logs import set_up
 from tandem.services.launch import Host, run_draft_worker, run_fused, run_target
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.server import Hosted, ServeConfig

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Generic, TypeVar
 
-from tandem.rpc.errors import TandemError
 from tandem.rpc.endpoint_pool import LOST
+from tandem.rpc.errors import TandemError
 
 Server = TypeVar("Server")
 Reply = TypeVar("Reply")

@@ -18,11 +18,11 @@ import grpc
 
 from tandem.rpc import wire
 from tandem.rpc.answer_times import Waits
-from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, LOST, Patience
+from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.liveness import answered, watch
 from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
-from tandem.rpc.liveness import answered, watch
 from tandem.rpc.verifier_client import Peer, VerifierClient
 from tandem.speculation.pipeline import ATTEMPTS, Answer
 from tandem.speculation.types import Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict

@@ -14,8 +14,8 @@ from tandem.rpc.answer_times import AnswerTimes
 from tandem.rpc.channel import TARGET, open_channel, stub
 from tandem.rpc.closing import Closes
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, Persistence, Roster, addresses_of, disagreement
+from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.liveness import Health, check_health
 from tandem.speculation.types import ModelInfo

@@ -19,11 +19,11 @@ from typing import Any
 import grpc
 
 from tandem.rpc import wire
-from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.endpoint_pool import LOST
+from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.liveness import watch
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.request_context import outgoing
-from tandem.rpc.liveness import watch
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.speculation.pipeline import MOST_IN_FLIGHT, Answer, RoundsLost
 from tandem.speculation.types import Draft, Rule, SamplingParams, SpeculationStats

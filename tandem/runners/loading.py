@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.runners.torch.buckets import AskedBuckets
+from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,
@@ -16,11 +16,11 @@ from tandem.checkpoints.locate import (
     frequent_tokens,
     weights_revision,
 )
-from tandem.checkpoints.gguf_cache import unpacked
 from tandem.runners.native import NotHere
-from tandem.runners.torch.platforms import DEVICES, Platform, chosen, platform_of, ways
 from tandem.runners.protocol import TAIL, Identity, Limits, Runner
 from tandem.runners.startup import Startup
+from tandem.runners.torch.buckets import AskedBuckets
+from tandem.runners.torch.platforms import DEVICES, Platform, chosen, platform_of, ways
 from tandem.runners.torch.tensor_parallel import sharding
 
 Only = Sequence[int] | None  # the tokens that a draft model's head knows
@@ -215,9 +215,9 @@ def _off(build: Build) -> Runner:
 
 
 def _graphs(build: Build) -> Runner:
+    from tandem.runners.torch.graph_compilers import makers
     from tandem.runners.torch.graph_model import CompiledModel
     from tandem.runners.torch.graph_runner import CompiledRunner
-    from tandem.runners.torch.graph_compilers import makers
 
     limits, platform, identity = build.limits, build.platform, build.identity("torch")
     model = CompiledModel(

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from tandem.speculation.round_statistics import ALONE, Experience, proposer_of, without_queue
 from tandem.speculation.acceptance_rates import HIGHEST, AcceptanceCounts
+from tandem.speculation.round_statistics import ALONE, Experience, proposer_of, without_queue
 from tandem.speculation.types import Draft, DraftLimit, Proposer, Verdict
 
 FIRST = 3

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.acceptance_rates import AcceptanceCounts
+from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.types import Draft, Proposer, SamplingParams
 
 LONGEST = 8

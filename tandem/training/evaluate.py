@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.training.acceptance.measure import AcceptConfig, Measured, measure
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
-from tandem.training.card import card
 from tandem.engine.loading import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import SamplingParams
+from tandem.training.acceptance.measure import AcceptConfig, Measured, measure
+from tandem.training.card import card
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.locate import Checkpoint, find
 from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.locate import Checkpoint, find
 
 
 def write_first_layers(target: str | None, layers: int, output: Path) -> Checkpoint:

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.locate import find, weights_revision
+from tandem.runners.loading import end_ids
 from tandem.training.prompts import TrainingPrompt, training_prompt
 from tandem.training.shards import Answered, ShardFolder, join
-from tandem.checkpoints.locate import find, weights_revision
-from tandem.checkpoints.gguf_cache import unpacked
-from tandem.runners.loading import end_ids
 
 TEMPERATURES = (0.0, 0.6, 0.9)  # of the continuations of one prompt
 _OWN_FILE = "own_prompts.json"
@@ -93,8 +93,8 @@ class _Target:
     def __init__(self, config: GenerateConfig) -> None:
         from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
-        from tandem.training.sampling import ATTENTION, BatchSampler, SamplerConfig, batch_attention
         from tandem.runners.loading import choose_device, choose_dtype, transformers_logging
+        from tandem.training.sampling import ATTENTION, BatchSampler, SamplerConfig, batch_attention
 
         transformers_logging()
         AttentionInterface.register(ATTENTION, batch_attention)

@@ -1,7 +1,8 @@
 """Training prompts of the built-in kinds, made from a seed: the same (seed, index) is always the same prompt.
 
 A draft learns what its target says, so the prompts only have to lead the target into every kind of text that will be
-asked of it. The built-in evaluation prompts (`tandem/comparison/measuring/prompts.py`) are held out: a test holds these apart.
+asked of it. The built-in evaluation prompts (`tandem/comparison/measuring/prompts.py`) are held out: a test holds these
+apart.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from tandem.training.shards import Answered, ShardFolder, join, split
-from tandem.checkpoints.locate import find, weights_revision
 from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.locate import find, weights_revision
+from tandem.training.shards import Answered, ShardFolder, join, split
 
 _MARK = "\u241f"
 

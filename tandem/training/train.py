@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
 from tandem.training.distill import Softmax, agreement
 from tandem.training.loop import Training, TrainingData
 from tandem.training.settings import HELD_OUT, TrainConfig
 from tandem.training.shards import Answered, ShardFolder, split
 from tandem.training.student import StudentConfig, build, go_on_from, shape_of
-from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
-from tandem.checkpoints.gguf_cache import unpacked
 
 
 def read_data(config: TrainConfig, revision: str, vocab_size: int) -> TrainingData:

@@ -23,8 +23,8 @@ CITIES = _split(
     Utrecht; Valencia; Warsaw; York; Zurich; Athens; Bergen; Cardiff; Dallas; Edinburgh; Florence; Ghent"""
 )
 STREETS = _split(
-    """Maple Street; Station Road; Oak Avenue; Mill Lane; Church Street; Harbour Road; Garden Row; Elm Drive; King Street;
-    Bridge Street; Park Avenue; Hill Road; Cedar Lane; Market Square; River Walk; Victoria Road; Queen Street"""
+    """Maple Street; Station Road; Oak Avenue; Mill Lane; Church Street; Harbour Road; Garden Row; Elm Drive; King
+    Street; Bridge Street; Park Avenue; Hill Road; Cedar Lane; Market Square; River Walk; Victoria Road; Queen Street"""
 )
 ROLES = _split(
     """manager; analyst; teacher; nurse; driver; editor; chef; clerk; developer; tester; lawyer; pilot; plumber; writer;
@@ -55,41 +55,41 @@ EXTRAS = _split(
     and after each one a word that rhymes; with one sentence about each; separated by commas"""
 )
 TOPICS = _split(
-    """gardening; coffee; the moon; volcanoes; dogs; cats; budgeting; yoga; bread; chess; the ocean; bees; photosynthesis;
-    electricity; magnets; the Roman Empire; the water cycle; vaccines; exercise; stress; reading; writing; running;
-    swimming; cooking pasta; soup; vegetables; recycling; solar power; wind turbines; cars; trains; airplanes; bicycles;
-    computers; passwords; the internet; email; phones; photography; painting; music; the guitar; the piano; singing;
-    dancing; theatre; movies; history; geography; maps; mountains; rivers; deserts; forests; rain; snow; thunder; wind;
-    earthquakes; the sun; stars; planets; gravity; atoms; water; salt; sugar; honey; tea; chocolate; cheese; milk; eggs;
-    rice dishes; fish; birds; insects; spiders; snakes; horses; cows; sheep; whales; sharks; dinosaurs; fossils; rocks;
-    gold; iron; glass; paper; wood; plastic; cotton; wool; shoes; houses; bridges; towers; schools; teachers; exams;
-    homework; libraries; museums; hospitals; doctors; dentists; headaches; colds; sore throats; back pain; teeth; skin;
-    hair; eyes; glasses; ears; the heart; the brain; memory; dreams; habits; patience; friendship; kindness; honesty;
-    anger; fear of flying; public speaking; making friends; saying no; saving money; taxes; insurance; rent; moving house;
-    neighbours; noise; cleaning; laundry; ironing; stains; mold; paint; lamps; batteries; plants; roses; tomatoes; lawns;
-    compost; weeds; birthdays; weddings; gifts; holidays; camping; hiking; packing; jet lag; learning a language; Spanish;
-    grammar; spelling; essays; poems; novels; newspapers; advertising; small businesses; job applications; resumes;
-    meetings; teamwork; leadership; working from home; time management; procrastination; motivation; meditation;
-    breathing; walking; weight training; stretching; marathon training; football; tennis; basketball; fishing; sewing;
-    knitting; origami; magic tricks; puzzles; mathematics; fractions; percentages; statistics; probability; geometry;
-    algebra; Python; databases; spreadsheets; robots; artificial intelligence; encryption; backups; video games"""
+    """gardening; coffee; the moon; volcanoes; dogs; cats; budgeting; yoga; bread; chess; the ocean; bees;
+    photosynthesis; electricity; magnets; the Roman Empire; the water cycle; vaccines; exercise; stress; reading;
+    writing; running; swimming; cooking pasta; soup; vegetables; recycling; solar power; wind turbines; cars; trains;
+    airplanes; bicycles; computers; passwords; the internet; email; phones; photography; painting; music; the guitar;
+    the piano; singing; dancing; theatre; movies; history; geography; maps; mountains; rivers; deserts; forests; rain;
+    snow; thunder; wind; earthquakes; the sun; stars; planets; gravity; atoms; water; salt; sugar; honey; tea;
+    chocolate; cheese; milk; eggs; rice dishes; fish; birds; insects; spiders; snakes; horses; cows; sheep; whales;
+    sharks; dinosaurs; fossils; rocks; gold; iron; glass; paper; wood; plastic; cotton; wool; shoes; houses; bridges;
+    towers; schools; teachers; exams; homework; libraries; museums; hospitals; doctors; dentists; headaches; colds; sore
+    throats; back pain; teeth; skin; hair; eyes; glasses; ears; the heart; the brain; memory; dreams; habits; patience;
+    friendship; kindness; honesty; anger; fear of flying; public speaking; making friends; saying no; saving money;
+    taxes; insurance; rent; moving house; neighbours; noise; cleaning; laundry; ironing; stains; mold; paint; lamps;
+    batteries; plants; roses; tomatoes; lawns; compost; weeds; birthdays; weddings; gifts; holidays; camping; hiking;
+    packing; jet lag; learning a language; Spanish; grammar; spelling; essays; poems; novels; newspapers; advertising;
+    small businesses; job applications; resumes; meetings; teamwork; leadership; working from home; time management;
+    procrastination; motivation; meditation; breathing; walking; weight training; stretching; marathon training;
+    football; tennis; basketball; fishing; sewing; knitting; origami; magic tricks; puzzles; mathematics; fractions;
+    percentages; statistics; probability; geometry; algebra; Python; databases; spreadsheets; robots; artificial
+    intelligence; encryption; backups; video games"""
 )
 QUESTIONS = _split(
-    """What is {t} and why does it matter?; How can I learn more about {t}?; Explain {t} to a ten-year-old.;
-    What are the most important facts about {t}?; Give me five tips about {t}.; Why do people care about {t}?;
-    What are common mistakes with {t}?; How did {t} change over time?; I want to get better at {t}. Where do I start?;
-    Tell me something surprising about {t}.; What are the advantages and disadvantages of {t}?;
-    How would you explain {t} in simple words?; What should a beginner know about {t}?;
-    Can you help me with {t}? I do not know much about it.; What questions should I ask about {t}?;
-    My friend is interested in {t}. What would you recommend?; How does {t} work?; What is the best way to deal with {t}?;
-    I have a problem with {t}. What can I do?; Write a short introduction to {t}.; What are the benefits of {t}?;
-    How much time does it take to understand {t}?; What is the history of {t}?; Is {t} good for you?;
-    What do I need to know about {t} before the weekend?; Describe {t} in three sentences.;
-    What are some good habits related to {t}?; How do experts think about {t}?; What equipment do I need for {t}?;
-    Why is {t} difficult for many people?; How can parents teach children about {t}?; Compare {t} with {u}.;
-    What do {t} and {u} have in common?; Which is more useful to know about, {t} or {u}?; Where can I find help with {t}?;
-    How should I talk about {t} with my family?; What does science say about {t}?; Plan a lesson about {t}.;
-    I am worried about {t}. How should I prepare?; Give me step by step advice on {t}."""
+    """What is {t} and why does it matter?; How can I learn more about {t}?; Explain {t} to a ten-year-old.; What are
+    the most important facts about {t}?; Give me five tips about {t}.; Why do people care about {t}?; What are common
+    mistakes with {t}?; How did {t} change over time?; I want to get better at {t}. Where do I start?; Tell me something
+    surprising about {t}.; What are the advantages and disadvantages of {t}?; How would you explain {t} in simple
+    words?; What should a beginner know about {t}?; Can you help me with {t}? I do not know much about it.; What
+    questions should I ask about {t}?; My friend is interested in {t}. What would you recommend?; How does {t} work?;
+    What is the best way to deal with {t}?; I have a problem with {t}. What can I do?; Write a short introduction to
+    {t}.; What are the benefits of {t}?; How much time does it take to understand {t}?; What is the history of {t}?; Is
+    {t} good for you?; What do I need to know about {t} before the weekend?; Describe {t} in three sentences.; What are
+    some good habits related to {t}?; How do experts think about {t}?; What equipment do I need for {t}?; Why is {t}
+    difficult for many people?; How can parents teach children about {t}?; Compare {t} with {u}.; What do {t} and {u}
+    have in common?; Which is more useful to know about, {t} or {u}?; Where can I find help with {t}?; How should I talk
+    about {t} with my family?; What does science say about {t}?; Plan a lesson about {t}.; I am worried about {t}. How
+    should I prepare?; Give me step by step advice on {t}."""
 )
 PEOPLE = _split(
     """a fisherman; a young girl; an old soldier; a clockmaker; a librarian; a thief; a widow; a gardener; a pianist;
@@ -98,14 +98,16 @@ PEOPLE = _split(
     a carpenter; a spy; a wolf; a nurse; a taxi driver; a stranger; an astronaut; a farmer; a knight; a magician"""
 )
 PLACES = _split(
-    """a forest; a small town by the river; a desert; an empty hotel; a mountain village; a train; a city at night;
-    a castle; an island; a library; a market; a ship; a hospital; a farm; a school; a museum; a cave; a garden; a theatre;
-    a ruined church; a border crossing; a space station; a valley; a harbour; a bridge; an old house; a bakery; a swamp"""
+    """a forest; a small town by the river; a desert; an empty hotel; a mountain village; a train; a city at night; a
+    castle; an island; a library; a market; a ship; a hospital; a farm; a school; a museum; a cave; a garden; a theatre;
+    a ruined church; a border crossing; a space station; a valley; a harbour; a bridge; an old house; a bakery; a
+    swamp"""
 )
 OBJECTS = _split(
-    """a key; a map; a broken watch; a photograph; a book with no title; a coin; a violin; a mirror; a locked box; a ring;
-    a diary; a candle; a compass; a red scarf; a seed; a telegram; a feather; a painting; a lantern; a stone; a bell;
-    a knife; a doll; a music box; a crown; a ticket; a telescope; a shell; a pair of boots; an umbrella; a portrait"""
+    """a key; a map; a broken watch; a photograph; a book with no title; a coin; a violin; a mirror; a locked box; a
+    ring; a diary; a candle; a compass; a red scarf; a seed; a telegram; a feather; a painting; a lantern; a stone; a
+    bell; a knife; a doll; a music box; a crown; a ticket; a telescope; a shell; a pair of boots; an umbrella; a
+    portrait"""
 )
 MOODS = _split(
     """quiet; angry; hopeful; tired; strange; bright; lonely; grey; golden; bitter; sweet; cold; warm; dark; silent;
@@ -122,8 +124,8 @@ NOUNS = _split(
     task; customer; vehicle; ticket; score; session; token; node; page; address; payment; device; song; movie; recipe"""
 )
 FIELDS = _split(
-    """name; price; size; weight; title; author; email; phone; city; age; status; count; level; date; score; owner; code;
-    label; speed; height; balance; rating; length; depth; brand"""
+    """name; price; size; weight; title; author; email; phone; city; age; status; count; level; date; score; owner;
+    code; label; speed; height; balance; rating; length; depth; brand"""
 )
 TASKS = _split(
     """reverses a string; checks whether a number is prime; computes the factorial of a number; counts the vowels in a

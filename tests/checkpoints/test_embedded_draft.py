@@ -11,16 +11,16 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from tandem.training.acceptance.replay import Agreement, Continuation, agreement
+from tandem.checkpoints.locate import EMBEDDED_DRAFT, embedded_draft, find, frequent_tokens
 from tandem.comparison.measuring.workloads import built_in_prompts
+from tandem.engine.batcher import Batcher
+from tandem.engine.generators import make_drafter
 from tandem.engine.loading import DraftChoice, load_tokenizer
 from tandem.engine.loading import Loaded as LoadedModel
-from tandem.engine.batcher import Batcher
-from tandem.checkpoints.locate import EMBEDDED_DRAFT, embedded_draft, find, frequent_tokens
 from tandem.engine.sequences import Engine
-from tandem.engine.generators import make_drafter
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.speculation.types import SamplingParams
+from tandem.training.acceptance.replay import Agreement, Continuation, agreement
 from tests.runners import real
 
 GREEDY = SamplingParams()

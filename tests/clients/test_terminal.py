@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tandem.rpc.channel import TARGET
-from tandem.rpc.errors import TandemError
 from tandem.clients.terminal import MAX_AT_ONCE, ClientConfig, run_prompts, which_service
 from tandem.engine.batcher import DeviceLost
+from tandem.rpc.channel import TARGET
+from tandem.rpc.errors import TandemError
 from tandem.runners.protocol import RowFailed
 from tandem.speculation.types import Chunk, Completion, FinishReason, GenerationRequest, SpeculationStats
 from tests.support import fused_site, listening, run, target_site, worker_site

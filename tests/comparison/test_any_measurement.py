@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tandem.comparison.report import earlier
 from tandem.comparison.analysis.advice import advice_lines, advise
+from tandem.comparison.analysis.regression import against, against_lines
 from tandem.comparison.analysis.whole import analyse
 from tandem.comparison.measuring.history import run_as_json
 from tandem.comparison.measuring.measured import Measured
-from tandem.comparison.analysis.regression import against, against_lines
+from tandem.comparison.report import earlier
 from tandem.comparison.report.files import comparison_as_csv, comparison_as_json
-from tandem.comparison.report.terminal import print_comparison
 from tandem.comparison.report.html import html
 from tandem.comparison.report.markdown import markdown_of
 from tandem.comparison.report.sections import report_of
+from tandem.comparison.report.terminal import print_comparison
 from tandem.comparison.report.write import write_report
 from tandem.speculation.types import Rule
 from tests.comparison.made_up import NAMES, POOLS, SHAPES, Shape, measured

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tandem.comparison.measuring.conditions import LinkChoice, plan
 from tandem.comparison.analysis.decision import Decision, decide
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.predictions import best_length
-from tandem.comparison.measuring.records import Record
 from tandem.comparison.analysis.summary import References, summarize
+from tandem.comparison.measuring.conditions import LinkChoice, plan
+from tandem.comparison.measuring.records import Record
 from tandem.speculation.types import SamplingParams
 from tests.comparison.test_predictions import request, theory
 

@@ -22,7 +22,7 @@ from tandem.comparison.links.settings import wire_bits
 from tests.support import HANG
 from tests.timing import promptly, timed
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Proxy:

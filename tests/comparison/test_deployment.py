@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tandem.rpc.credentials import Credentials
 from tandem.comparison.measuring.architectures import COMPARED
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy, incomparable, target_command
+from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import ModelInfo
 from tests.comparison.fakes import MODEL, prompt
 

@@ -17,13 +17,11 @@ import pytest
 
 from tandem.comparison.analysis import whole
 from tandem.comparison.measuring import deployment
-from tandem.comparison.report import terminal
 from tandem.comparison.measuring.calibration import Calibrator
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import run_comparison
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.comparison.report import plots_time
-from tandem.comparison.report import sections
+from tandem.comparison.report import plots_time, sections, terminal
 from tandem.speculation.types import Chunk, Completion, GenerationRequest
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
 
@@ -55,7 +53,7 @@ ADDRESSES = {
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComparisonConfig:
     main = tmp_path / "main.py"
     main.write_text(STAND_IN)
-    monkeypatch.setattr(deployment, "MAIN", main)
+    monkeypatch.setattr(deployment, "LAUNCH", (sys.executable, str(main)))
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
     return ComparisonConfig(prompts=(prompt("one"), prompt("two", "prose")), output_dir=tmp_path / "out")
 
@@ -139,7 +137,9 @@ def test_a_failed_request_gives_exit_code_1_and_the_rest_is_still_measured(confi
 def test_a_server_that_refuses_its_arguments_gives_exit_code_2_and_its_own_line(
     config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    deployment.MAIN.write_text("import sys; print('main.py: error: model folder X is missing'); sys.exit(2)")
+    Path(deployment.LAUNCH[-1]).write_text(
+        "import sys; print('main.py: error: model folder X is missing'); sys.exit(2)"
+    )
     assert run_comparison(replace(config, architectures=("fused",)), Network().connect) == 2
     assert capsys.readouterr().err.splitlines() == [
         "compare_architectures.py: error: server fused exited with code 2 while starting:"

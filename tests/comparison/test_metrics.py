@@ -16,8 +16,8 @@ from tandem.comparison.analysis.metrics import (
     sent_ahead,
     speedup,
 )
-from tandem.comparison.measuring.records import Failure, Record, attribute_seconds
 from tandem.comparison.analysis.summary import References, summarize, summary_as_json
+from tandem.comparison.measuring.records import Failure, Record, attribute_seconds
 from tandem.speculation.types import SpeculationStats
 from tests.comparison.fakes import MEASUREMENT, record
 

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 import tandem.comparison.links.netns
-from tandem.rpc.generation_client import GenerationClient
+from tandem.comparison.links.netns import NetnsLink, netem
 from tandem.comparison.links.overhead import Echo, round_trips
 from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.links.netns import NetnsLink, netem
 from tandem.comparison.measuring.servers import Fleet
+from tandem.rpc.generation_client import GenerationClient
 from tests.support import HANG
 from tests.timing import ROOM
 
-MAIN = Path(__file__).resolve().parent.parent.parent / "main.py"
+MAIN = Path(__file__).resolve().parents[2] / "main.py"
 
 
 def why_not(discipline: list[str] | None) -> str:

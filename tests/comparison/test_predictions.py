@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from tandem.comparison.measuring.calibration import Calibration
-from tandem.comparison.measuring.conditions import LinkChoice, plan
 from tandem.comparison.analysis.costs import costs_by_architecture
 from tandem.comparison.analysis.findings import Theory, model_from_json, theory_as_json, theory_of
 from tandem.comparison.analysis.predictions import best_length, crossing, drafted
-from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.comparison.analysis.summary import References, summarize
+from tandem.comparison.measuring.calibration import Calibration
+from tandem.comparison.measuring.conditions import LinkChoice, plan
+from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.speculation.types import SamplingParams
 from tests.comparison.fakes import MEASUREMENT
 

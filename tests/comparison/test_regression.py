@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from tandem.comparison.measuring.records import Record, record_as_json
 from tandem.comparison.analysis.regression import against, against_lines
+from tandem.comparison.measuring.records import Record, record_as_json
 from tests.comparison.test_predictions import request
 
 

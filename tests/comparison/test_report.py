@@ -10,13 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tandem.comparison.analysis.identity import MarginTrace
+from tandem.comparison.analysis.summary import References, summarize
+from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, FUSED
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import these_versions, this_machine
-from tandem.comparison.analysis.identity import MarginTrace
-from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.records import Failure, Record
 from tandem.comparison.report.files import (
     Comparison,
@@ -27,7 +28,6 @@ from tandem.comparison.report.files import (
     write_csv,
     write_json,
 )
-from tandem.comparison.analysis.summary import References, summarize
 from tandem.comparison.report.terminal import print_comparison
 from tests.comparison.fakes import MODEL, prompt, record
 

@@ -7,7 +7,16 @@ import asyncio
 import pytest
 
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.measuring.run import Contender, RequestSettings, Stage, measure, measure_all, rotated, trace_margins, warm_up
+from tandem.comparison.measuring.run import (
+    Contender,
+    RequestSettings,
+    Stage,
+    measure,
+    measure_all,
+    rotated,
+    trace_margins,
+    warm_up,
+)
 from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats
 from tests.comparison.fakes import FakeGenerator, prompt
 

@@ -7,8 +7,8 @@ import functools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.engine.loading import ModelConfig
+from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.runners.loading import Execution
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline

@@ -12,8 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tandem.cli import compare
-from tandem.cli import main
+from tandem.cli import compare, main
 from tandem.comparison.measuring.architectures import CONNECTABLE
 from tests.deploy.karpenter import KINDS
 from tests.deploy.kustomize import containers

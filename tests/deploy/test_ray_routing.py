@@ -8,10 +8,10 @@ import sys
 import grpc
 import pytest
 
-from tandem.rpc.channel import DRAFT, TARGET
+from tandem.ray_serve.application import RayConfig, application, main
 from tandem.ray_serve.ingress import STATUS_DETAILS, RoutedContext
 from tandem.ray_serve.replica import ReplicaContext
-from tandem.ray_serve.application import RayConfig, application, main
+from tandem.rpc.channel import DRAFT, TARGET
 from tests.support import REPOSITORY
 
 
@@ -94,7 +94,8 @@ def test_without_ray_there_is_one_line_that_says_what_to_do(
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["--", "--role", "target"]) == 2
     assert (
-        capsys.readouterr().err == "tandem.ray_serve.application: ray is not installed: pip install '.[ray]' in Tandem's folder\n"
+        capsys.readouterr().err
+        == "tandem.ray_serve.application: ray is not installed: pip install '.[ray]' in Tandem's folder\n"
     )
 
 

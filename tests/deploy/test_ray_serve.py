@@ -13,11 +13,11 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
+from tandem.ray_serve.application import RayConfig, run, start
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.ray_serve.application import RayConfig, run, start
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Completion
 from tandem.v1 import target_verifier_pb2 as pb

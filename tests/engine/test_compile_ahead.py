@@ -13,12 +13,12 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from tandem.cli import main
-from tandem.runners.torch.artifacts import Packages
 from tandem.checkpoints.locate import find
-from tandem.runners.torch.graphs import Graph
+from tandem.cli import main
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.startup import Startup
+from tandem.runners.torch.artifacts import Packages
+from tandem.runners.torch.graphs import Graph
 from tests.runners.compiled import FAMILIES
 
 SHAPE = ["--batch", "1", "--sequence_length", "64", "--max_speculation_length", "2", "--prefill_chunk", "16"]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.loading import DraftChoice, Loaded
 from tandem.engine.batcher import Batcher
-from tandem.engine.sequences import Engine
 from tandem.engine.generator import LONG_TEXT, Generator, check_tokens
 from tandem.engine.generators import fused_generator, plain_generator, target_info
+from tandem.engine.loading import DraftChoice, Loaded
+from tandem.engine.sequences import Engine
 from tandem.runners.protocol import Limits
 from tandem.runners.toy import END, ToyConfig, ToyTokenizer, toy_logits
 from tandem.speculation.types import FinishReason, GenerationRequest, InvalidField, TooLong

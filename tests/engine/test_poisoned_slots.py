@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tandem.engine.batcher import Batcher
-from tandem.runners.torch.graph_runner import _fused
-from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.runners.protocol import FusedResult, FusedRow, Proposal, ProposeRow, RowFailed
+from tandem.runners.torch.graph_runner import _fused
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams, Verdict
 from tests.runners.compiled import GREEDY, PROMPT, eager

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tandem.engine.batcher import Batcher
-from tandem.engine.sequences import Engine, KVSequence, LocalVerifier, ModelDrafter
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.sequences import Engine, KVSequence, LocalVerifier, ModelDrafter
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation.lookup_policy import Trust, TrustedLookup

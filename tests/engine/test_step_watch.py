@@ -13,7 +13,6 @@ import pytest
 
 from tandem.engine.batcher import Batcher, DeviceLost, StepHung
 from tandem.engine.sequences import Engine, KVSequence, ModelDrafter, TargetSequence
-from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.engine.step_watch import (
     FADES,
     FIRST_SECONDS,
@@ -24,6 +23,7 @@ from tandem.engine.step_watch import (
     described,
     named_seconds,
 )
+from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.runners.toy import ToyRunner
 from tests.support import GREEDY, oracle, run, toy, until
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cli import main as launcher
-from tandem.rpc.verifier_client import VerifierClient
 from tandem.engine.generator import Generator
+from tandem.rpc.verifier_client import VerifierClient
 from tandem.runners.toy import ToyRunner
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk, SamplingParams

@@ -30,7 +30,11 @@ FENCE = "tandem.services.sessions.table:Session.fence"
 
 # Its case needs callers that say who they are: tests/reliability/test_ownership.py.
 OWNERSHIP = Mutant(
-    "sessions belong to nobody", "tandem.services.security.identity:caller", "return _CALLER.get()", "return ANONYMOUS", ()
+    "sessions belong to nobody",
+    "tandem.services.security.identity:caller",
+    "return _CALLER.get()",
+    "return ANONYMOUS",
+    (),
 )
 
 # What a row is told about its wait is checked by arithmetic: tests/engine/test_batcher.py.

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from tandem.rpc import wire
-from tandem.rpc.channel import MESSAGES
-from tandem.rpc.closing import Closes
 from tandem.comparison.links import line_process
 from tandem.engine import loading
 from tandem.engine.batcher import Batcher
+from tandem.rpc import wire
+from tandem.rpc.channel import MESSAGES
+from tandem.rpc.closing import Closes
 from tandem.runners.torch.tensor_parallel import Leader
 from tandem.speculation.cleanup import finish
 from tandem.speculation.depth import Pipeline

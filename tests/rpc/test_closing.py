@@ -13,14 +13,14 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.engine.generators import plain_generator
+from tandem.engine.loading import Loaded
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
 from tandem.rpc.closing import Closes
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
-from tandem.engine.loading import Loaded
-from tandem.engine.generators import plain_generator
 from tandem.runners.toy import ToyConfig
 from tandem.services.generation import GenerateMethod
 from tandem.speculation.depth import Pipeline

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.rpc.errors import TandemError
 from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.services.errors import SessionExpired
@@ -20,8 +20,8 @@ from tandem.speculation.types import SpeculationStats
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import TargetVerifierServicer, add_TargetVerifierServicer_to_server
-from tests.rpc.test_endpoint_pool import test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer as full_law
 from tests.reliability.mutants import Mutant, planted
+from tests.rpc.test_endpoint_pool import test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer as full_law
 from tests.support import GREEDY, listening, run
 
 PROMPT = [1, 2, 3]

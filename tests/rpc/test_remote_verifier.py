@@ -14,8 +14,8 @@ import grpc
 import pytest
 
 from tandem.rpc.channel import TARGET
-from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient

@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.answer_times import AnswerTimes, Waits
 from tandem.rpc.channel import TARGET, open_channel
-from tandem.rpc.errors import TandemError
 from tandem.rpc.endpoint_pool import Patience, Persistence
+from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import Health, answered, check_health, watch
 from tests.support import listening, run
 

@@ -18,8 +18,8 @@ from grpc._cython import cygrpc
 
 import tandem.clients.distributed
 from tandem.rpc.answer_times import AnswerTimes
-from tandem.rpc.errors import TandemError
 from tandem.rpc.endpoint_pool import Patience, Persistence
+from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import Health
 from tandem.rpc.verifier_client import Deadlines
 from tandem.rpc.verify_stream import _Stream

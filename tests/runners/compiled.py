@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from tandem.runners.protocol import FusedRow, Identity, Limits, PrefillRow, ProposeRow, Runner, fused
+from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import CompiledModel
 from tandem.runners.torch.graph_runner import CompiledRunner
 from tandem.runners.torch.graphs import Compiled
 from tandem.runners.torch.kernels import ATTENTION, register_attention
-from tandem.runners.protocol import FusedRow, Identity, Limits, PrefillRow, ProposeRow, Runner, fused
-from tandem.runners.startup import Startup
 from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.runner import TorchRunner
 from tandem.speculation.types import SamplingParams, Verdict

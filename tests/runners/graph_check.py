@@ -2,7 +2,8 @@
 
 `StrictBackend` stands in for torch.compile's backend. It traces a step to ATen as TorchNeuron does (in-place updates of
 arguments stay in the graph, where they become aliases of memory that stays on the device), looks at every node, and
-runs the graph by plain torch, so that it can be held against module code. tests/runners/stablehlo.py takes it further down.
+runs the graph by plain torch, so that it can be held against module code. tests/runners/stablehlo.py takes it further
+down.
 
 A pass is necessary and not sufficient: neuronx-cc has limits of its own, of size above all.
 """

@@ -9,16 +9,16 @@ from pathlib import Path
 import torch
 
 from tandem.checkpoints.locate import find
+from tandem.runners.loading import Execution, Shape, load_runner
+from tandem.runners.protocol import PrefillRow, VerifyRow
 from tandem.runners.torch.graph_model import CompiledModel
 from tandem.runners.torch.graph_runner import CompiledRunner
-from tests.runners.graph_check import StrictBackend
 from tandem.runners.torch.graphs import Compiled
-from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.torch.platforms import CPU
-from tandem.runners.protocol import PrefillRow, VerifyRow
-from tandem.runners.torch.tensor_parallel import Link, Ranks
 from tandem.runners.torch.runner import TorchRunner
+from tandem.runners.torch.tensor_parallel import Link, Ranks
 from tests.runners.compiled import GREEDY, PROMPT
+from tests.runners.graph_check import StrictBackend
 from tests.runners.strict import TRAINIUM
 
 SHAPE = Shape(slots=1, max_length=64, max_draft=2, chunk=16)

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from tandem.training.first_layers import write_first_layers
-from tandem.engine.loading import load_tokenizer
-from tandem.checkpoints.locate import Checkpoint, find
 from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.locate import Checkpoint, find
+from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
+from tandem.engine.loading import load_tokenizer
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow, Runner, VerifyRow
-from tandem.checkpoints.tokenizers import HuggingFaceTokenizer
 from tandem.speculation.draws import draw
 from tandem.speculation.types import SamplingParams
+from tandem.training.first_layers import write_first_layers
 
 DTYPES = ("bfloat16", "float32")
 COMPILE = ("native", "off")

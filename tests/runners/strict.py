@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from tandem.runners.protocol import TAIL
 from tandem.runners.torch.buckets import AskedBuckets, buckets_for
-from tandem.runners.torch.graph_model import CompiledModel
 from tandem.runners.torch.fused_graph import FusedGraph
-from tests.runners.graph_check import Captured, checked
+from tandem.runners.torch.graph_model import CompiledModel
 from tandem.runners.torch.graphs import Graph, Made
 from tandem.runners.torch.platforms import NEURON
-from tandem.runners.protocol import TAIL
 from tests.runners.compiled import CACHE, LIMITS, SIZES, module
+from tests.runners.graph_check import Captured, checked
 
 TRAINIUM = replace(NEURON, device="cpu")  # its rules, on tensors that are here
 

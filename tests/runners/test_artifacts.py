@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tandem.runners.torch.artifacts import KEPT, Packages, package_folder
 from tandem.checkpoints.locate import find
-from tandem.runners.torch.graphs import GraphRefused
+from tandem.checkpoints.trusted_cache import seal
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow, VerifyRow
 from tandem.runners.startup import Startup
-from tandem.checkpoints.trusted_cache import seal
+from tandem.runners.torch.artifacts import KEPT, Packages, package_folder
+from tandem.runners.torch.graphs import GraphRefused
 from tests.runners.compiled import FAMILIES, GREEDY, PROMPT
 from tests.support import REPOSITORY
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, embedded_draft, find
 from tandem.checkpoints.gguf_cache import convert
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, embedded_draft, find
 
 WIDTH, LAYERS, FORWARD, VOCABULARY = 8, 2, 16, 32
 SAID = {

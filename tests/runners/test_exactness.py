@@ -11,17 +11,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tandem.engine.batcher import Batcher
-from tandem.runners.batch_invariance import certify
-from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
+from tandem.runners.batch_invariance import certify
 from tandem.runners.protocol import ProposeRow, VerifyRow
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.draws import draw
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FixedLength
+from tandem.speculation.lookup_policy import Trust, TrustedLookup
 from tandem.speculation.loop import DraftThenVerify, Rounds, speculate
 from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.lookup_policy import Trust, TrustedLookup
 from tandem.speculation.types import SamplingParams, SpeculationStats
 from tests.runners import real
 from tests.speculation.laws import chi_square_p_value

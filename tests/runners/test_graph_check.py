@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.runners import stablehlo
-from tandem.runners.torch.graph_model import CompiledModel
-from tandem.runners.torch.graph_runner import CompiledRunner
-from tests.runners.graph_check import GraphRejected, StrictBackend, checked, tensors
-from tandem.runners.torch.graphs import Compiled
 from tandem.runners.protocol import FusedRow, ProposeRow, fused
 from tandem.runners.startup import Startup
+from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.graph_runner import CompiledRunner
+from tandem.runners.torch.graphs import Compiled
 from tandem.speculation.types import Rule, SamplingParams
+from tests.runners import stablehlo
 from tests.runners.compiled import CACHE, LIMITS, PROMPT, Sequences, eager, fill, identity, module, plain
+from tests.runners.graph_check import GraphRejected, StrictBackend, checked, tensors
 from tests.runners.strict import TRAINIUM, model, steps
 
 NO_STABLEHLO = stablehlo.missing()

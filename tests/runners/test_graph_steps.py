@@ -7,16 +7,15 @@ import random
 import pytest
 import torch
 
-from tandem.runners.torch import graph_runner
-from tandem.runners.torch import fused_graph
-from tandem.runners.torch.buckets import buckets_for
 from tandem.runners.batch_invariance import certify_fused, certify_graphs
-from tandem.runners.torch.graph_model import CompiledModel
-from tandem.runners.torch.graphs import Compiled, GraphRefused
-from tandem.runners.torch.platforms import CPU
 from tandem.runners.protocol import FusedRow, ProposeRow, VerifyRow, fused_step
+from tandem.runners.torch import fused_graph, graph_runner
+from tandem.runners.torch.buckets import buckets_for
+from tandem.runners.torch.graph_model import CompiledModel
 from tandem.runners.torch.graph_modules import VerifyStep, judged, leading, verify_row
+from tandem.runners.torch.graphs import Compiled, GraphRefused
 from tandem.runners.torch.model import to_host
+from tandem.runners.torch.platforms import CPU
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, draw
 from tandem.speculation.types import SamplingParams

@@ -14,12 +14,12 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tandem.cli import main
+from tandem.runners.protocol import Identity
 from tandem.runners.torch import platforms
 from tandem.runners.torch.buckets import AskedBuckets, Buckets, buckets_for
-from tandem.runners.torch.graphs import Captured, Compiled
 from tandem.runners.torch.graph_compilers import makers
+from tandem.runners.torch.graphs import Captured, Compiled
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, chosen, platform_of, ways
-from tandem.runners.protocol import Identity
 from tests.runners.compiled import FAMILIES, LIMITS
 
 IDENTITY = Identity("m", "none", "bfloat16", "neuron", "torch")

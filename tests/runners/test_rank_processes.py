@@ -90,7 +90,9 @@ def test_a_rank_that_was_told_to_leave_may_end_by_itself() -> None:
 
 
 def test_kill_9_of_rank_0_ends_the_others() -> None:
-    follower = "from tandem.engine.rank_processes import end_with_rank_0; end_with_rank_0(); import time; time.sleep(600)"
+    follower = (
+        "from tandem.engine.rank_processes import end_with_rank_0; end_with_rank_0(); import time; time.sleep(600)"
+    )
     leader = (
         "from tandem.engine.rank_processes import RankProcesses; from tandem.runners.torch.tensor_parallel import Ranks\n"
         f"RankProcesses().start(Ranks(2, starts=True), {python(follower)!r})\n"

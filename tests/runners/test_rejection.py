@@ -12,7 +12,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tandem.checkpoints.locate import find
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.protocol import FusedResult, FusedRow, Limits, PrefillRow, Proposal, ProposeRow, Runner, VerifyRow, fused_step
+from tandem.runners.protocol import (
+    FusedResult,
+    FusedRow,
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    Runner,
+    VerifyRow,
+    fused_step,
+)
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation import rejection
 from tandem.speculation.types import Rule, SamplingParams, Verdict

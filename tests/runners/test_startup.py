@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from tandem.runners.loading import Execution
-from tandem.runners.torch.platforms import platform_of, ways
 from tandem.runners.startup import Startup
+from tandem.runners.torch.platforms import platform_of, ways
 
 
 def test_stages_of_one_name_add_up_and_what_none_covers_is_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tandem.checkpoints.locate import find
 from tandem.runners.loading import Execution, Shape, load_runner
-from tandem.runners.torch.platforms import CPU, NEURON, ways
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow, fused
 from tandem.runners.startup import Startup
-from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, Link, Ranks, follow
 from tandem.runners.torch.model import UnsupportedModel, check_fits
+from tandem.runners.torch.platforms import CPU, NEURON, ways
+from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, Link, Ranks, follow
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tests.runners.compiled import FAMILIES, GREEDY, LIMITS, SIZES
 from tests.runners.ranks import logits_and_tokens, runner

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.checkpoints import file_hashes
-from tandem.checkpoints import gguf_cache
-from tandem.checkpoints import trusted_cache
-from tandem.checkpoints.locate import Checkpoint, find
+from tandem.checkpoints import file_hashes, gguf_cache, trusted_cache
 from tandem.checkpoints.file_hashes import FileHashes
-from tandem.runners.native import build
+from tandem.checkpoints.locate import Checkpoint, find
 from tandem.checkpoints.trusted_cache import Untrusted, flaw, locked, private_folder, seal
+from tandem.runners.native import build
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 NOBODY = 65534

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tandem.cli import main
 import tandem.engine.loading
 import tandem.services.server
+from tandem.cli import main
 from tandem.runners.toy import ToyRunner
 
 

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import current
-from tandem.engine.slots import NoFreeSlot
-from tandem.services.observability.calls import Call, CallInterceptor, CallObserver
 from tandem.services.errors import ErrorInterceptor
+from tandem.services.observability.calls import Call, CallInterceptor, CallObserver
 from tandem.speculation.types import InvalidField
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import (

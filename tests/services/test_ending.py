@@ -25,8 +25,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.services.shutdown import Ending, bounded, bounded_call
 from tandem.services.health import NOT_SERVING, SERVING
+from tandem.services.shutdown import Ending, bounded, bounded_call
 from tandem.v1 import draft_worker_pb2, generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.frames import unread

@@ -13,12 +13,12 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from tandem.engine.batcher import DeviceLost
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES, TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
-from tandem.engine.batcher import DeviceLost
 from tandem.runners.protocol import RowFailed
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.services.errors import DOMAIN, to_status

@@ -12,8 +12,8 @@ import pytest
 
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.runners.toy import ToyRunner, ToyTokenizer
-from tandem.services.security.limits import LimitReached, Limits, Running
 from tandem.services.security.config import Security
+from tandem.services.security.limits import LimitReached, Limits, Running
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tandem.engine.generators import plain_generator
+from tandem.engine.loading import Loaded
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.engine.loading import Loaded
-from tandem.engine.generators import plain_generator
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyText, ToyTokenizer
 from tandem.services.errors import MOST_PARTIAL, Interrupted, QueueFull, to_status
 from tandem.services.generation import GenerateMethod

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tandem.engine.batcher import Batcher
+from tandem.engine.slots import SlotPool
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
-from tandem.engine.batcher import Batcher
-from tandem.engine.slots import SlotPool
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics
 from tandem.services.observability.setup import Observability, ObservabilityConfig
@@ -298,7 +298,12 @@ def test_two_servers_of_a_process_share_no_metric() -> None:
 
 
 def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    _forbid(monkeypatch, "prometheus_client", "tandem.services.observability.metrics", "tandem.services.observability.metrics_server")
+    _forbid(
+        monkeypatch,
+        "prometheus_client",
+        "tandem.services.observability.metrics",
+        "tandem.services.observability.metrics_server",
+    )
     seen, batcher = Observability(ObservabilityConfig(), "target"), Batcher("test")
     seen.look_at(Lifecycle(), batcher, {"target": SlotPool(1)})
     assert seen.watch is None and batcher.observe is None

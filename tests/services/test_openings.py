@@ -10,8 +10,8 @@ import pytest
 
 from tandem.engine.slots import NoFreeSlot, SlotPool
 from tandem.runners.toy import ToyConfig
-from tandem.services.security.limits import Limits
 from tandem.services.security.config import Security
+from tandem.services.security.limits import Limits
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.cancellation import Injection, injected
 from tests.services.test_errors import refusal

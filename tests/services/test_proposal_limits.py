@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tandem.rpc.channel import DRAFT
+from tandem.services.security.config import Security
 from tandem.services.security.limits import LimitReached, Limits
 from tandem.services.sessions.proposal_limits import BYTES_PER_TOKEN, Proposed
-from tandem.services.security.config import Security
 from tandem.v1 import draft_worker_pb2 as pb
 from tests.services.test_errors import refusal
 from tests.services.test_proposals import asking, ending

@@ -13,7 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tandem.services.sessions.table import Fence, Session, SessionConflict, SessionExpired, SessionNotFound, SessionTable
+from tandem.services.sessions.table import (
+    Fence,
+    Session,
+    SessionConflict,
+    SessionExpired,
+    SessionNotFound,
+    SessionTable,
+)
 from tandem.speculation.types import SamplingParams
 
 GREEDY, SEEDED = SamplingParams(), SamplingParams(temperature=1.0, seed=7)

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from tests.rpc import test_closing
 from tests.engine import test_slots
 from tests.reliability import test_cancellation
 from tests.reliability.mutants import Mutant, planted
+from tests.rpc import test_closing
 from tests.services import test_openings, test_proposal_limits, test_sessions, test_target_verifier
 
 

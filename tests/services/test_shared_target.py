@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.rpc.generation_client import GenerationClient
-from tandem.engine.loading import ModelConfig, load
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
+from tandem.engine.loading import ModelConfig, load
+from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import GenerationRequest, SamplingParams
 from tests.runners.tiny import model_folder

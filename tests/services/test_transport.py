@@ -14,14 +14,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from tandem.engine.generators import plain_generator
+from tandem.engine.loading import Loaded
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
-from tandem.engine.loading import Loaded
-from tandem.engine.generators import plain_generator
 from tandem.services.generation import GenerateMethod
-from tandem.services.security.limits import Calls, LimitReached, Limits
-from tandem.services.security.config import Security
 from tandem.services.security.call_limits import Late, TransportInterceptor, Waiting, _Call
+from tandem.services.security.config import Security
+from tandem.services.security.limits import Calls, LimitReached, Limits
 from tandem.services.verify_stream import StreamIdle, answered_in_order
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability import frames

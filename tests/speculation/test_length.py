@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.speculation.round_statistics import Experience, tokens_of_step
-from tandem.speculation.length import AdaptiveLength, Costs, FixedLength, Mix, best_plan, expected_tokens
 from tandem.speculation.acceptance_rates import AcceptanceCounts
+from tandem.speculation.length import AdaptiveLength, Costs, FixedLength, Mix, best_plan, expected_tokens
+from tandem.speculation.round_statistics import Experience, tokens_of_step
 from tandem.speculation.types import Draft, DraftLimit, Proposer, Verdict
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
 

@@ -8,8 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tandem.speculation import rejection
-from tandem.speculation import rules
+from tandem.speculation import rejection, rules
 from tandem.speculation.draws import BadLogits, Purpose, draw, uniform, words
 from tandem.speculation.rejection import (
     FLOOR,

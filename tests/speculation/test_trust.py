@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
-from tandem.speculation.loop import DraftThenVerify
 from tandem.speculation.lookup_policy import LONG, MODEL, Trust, TrustedLookup
+from tandem.speculation.loop import DraftThenVerify
 from tandem.speculation.types import Draft, Proposer, SamplingParams, Verdict
 
 GREEDY = SamplingParams()

@@ -11,13 +11,9 @@ import pytest
 from rich.console import Console
 
 from tandem.cli import main
-from tandem.training.acceptance.costs import Costs
-from tandem.training.acceptance.measure import AcceptConfig, Measured, Rounds, measure
-from tandem.training.acceptance.replay import Continuation, Remembered, agreement, replay
-from tandem.training.acceptance.show import print_measured
 from tandem.comparison.measuring.workloads import given_prompts
-from tandem.engine.loading import DraftChoice, ModelConfig
 from tandem.engine.batcher import Batcher
+from tandem.engine.loading import DraftChoice, ModelConfig
 from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
 from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyConfig
@@ -26,6 +22,10 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import DraftThenVerify, speculate
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import SamplingParams, SpeculationStats
+from tandem.training.acceptance.costs import Costs
+from tandem.training.acceptance.measure import AcceptConfig, Measured, Rounds, measure
+from tandem.training.acceptance.replay import Continuation, Remembered, agreement, replay
+from tandem.training.acceptance.show import print_measured
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 PROMPT = tuple(b"a prompt, a prompt, a pro")

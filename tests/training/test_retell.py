@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tandem.checkpoints.locate import find, weights_revision
 from tandem.training.retell import Teller, main, retell, retold
 from tandem.training.shards import Answered, ShardFolder, join, split
-from tandem.checkpoints.locate import find, weights_revision
 
 THEIRS = "<u>{{ messages[0]['content'] }}</u>{% if add_generation_prompt %}<a>{% endif %}"
 OURS = "[{{ messages[0]['content'] }}]{% if add_generation_prompt %}:{% endif %}"

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tandem.comparison.analysis.line_fit import LineFit, Point, fit_line
 from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.conditions import LinkChoice
-from tandem.comparison.analysis.line_fit import LineFit, Point, fit_line
 from tandem.comparison.measuring.records import Measurement
 
 

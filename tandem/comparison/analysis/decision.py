@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
 from tandem.comparison.analysis.bootstrap import Interval
-from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.summary import Summary
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
+from tandem.comparison.measuring.conditions import Condition
 
 WORTH = 0.03
 """A length must be predicted to save this share of the time per token before another than the measured is proposed."""

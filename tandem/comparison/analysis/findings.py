@@ -7,10 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED, WIDTH_1
 from tandem.comparison.analysis.bootstrap import Interval
-from tandem.comparison.measuring.calibration import Calibration
-from tandem.comparison.measuring.conditions import BASE, LINK, Condition, LinkChoice
 from tandem.comparison.analysis.costs import ArchitectureCosts, costs_by_architecture
 from tandem.comparison.analysis.line_fit import FIXED, fit_as_json
 from tandem.comparison.analysis.predictions import (
@@ -24,8 +21,11 @@ from tandem.comparison.analysis.predictions import (
     curve,
     drafted,
 )
-from tandem.comparison.measuring.records import Measurement, Record
 from tandem.comparison.analysis.summary import Summary
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED, WIDTH_1
+from tandem.comparison.measuring.calibration import Calibration
+from tandem.comparison.measuring.conditions import BASE, LINK, Condition, LinkChoice
+from tandem.comparison.measuring.records import Measurement, Record
 
 NOUNS = {"draft": "drafting", "verify": "verification"}
 LEAST_CURVE_MS = 60.0

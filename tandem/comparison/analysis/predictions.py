@@ -1,9 +1,9 @@
 """Theory beside measurement: what each architecture should cost, from the run's own component times. Pure.
 
-Component times come from calibrating requests at the base's link (tandem/comparison/analysis/costs.py), acceptance from the base's
-measured requests; TPOT under every other link is then a prediction in the full sense. TPOT = (E2E - TTFT) / (n - 1)
-leaves the first chunk's time out but not all of its tokens: a request of n tokens in rounds of E has n / E - 1 rounds
-after the first, and predictions count as the definition does.
+Component times come from calibrating requests at the base's link (tandem/comparison/analysis/costs.py), acceptance from
+the base's measured requests; TPOT under every other link is then a prediction in the full sense. TPOT = (E2E - TTFT) /
+(n - 1) leaves the first chunk's time out but not all of its tokens: a request of n tokens in rounds of E has n / E - 1
+rounds after the first, and predictions count as the definition does.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
 from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
-from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.analysis.costs import ArchitectureCosts
 from tandem.comparison.analysis.metrics import ratio, sum_positions
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
+from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.records import Measurement
 from tandem.speculation import theory
 from tandem.speculation.theory import StepCosts

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from tandem.comparison.analysis.decision import decide
+from tandem.comparison.analysis.findings import Theory, held_at_0, theory_of
+from tandem.comparison.analysis.summary import References, Summary, summarize
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.conditions import Condition
-from tandem.comparison.analysis.decision import decide
 from tandem.comparison.measuring.deployment import baseline_of, incomparable
-from tandem.comparison.analysis.findings import Theory, held_at_0, theory_of
 from tandem.comparison.measuring.measured import Measured
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.report.files import Comparison, ConditionResult, Partial
 from tandem.comparison.measuring.run import in_order
-from tandem.comparison.analysis.summary import References, Summary, summarize
 from tandem.comparison.report.attempt import Attempts
+from tandem.comparison.report.files import Comparison, ConditionResult, Partial
 from tandem.speculation.types import Rule
 
 

@@ -1,4 +1,5 @@
-"""A TCP proxy that delays, as a link between two machines would: `python -m tandem.comparison.links.delay_proxy`, no root needed.
+"""A TCP proxy that delays, as a link between two machines would: `python -m tandem.comparison.links.delay_proxy`, no
+root needed.
 
 Every byte is due half a round-trip time after it came, whatever came before it; with a bandwidth, bytes also wait for
 their turn on the link, which all connections of the proxy share, one link per direction. A connection costs a round

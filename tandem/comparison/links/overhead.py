@@ -1,7 +1,7 @@
 """What a link costs beyond what it is set to, measured: small messages, directly and through it.
 
-Messages are answered by `tandem.comparison.links.echo`, a process of its own: in this one it would share the interpreter's lock with
-whoever times it, and over netns it has to run at the far end.
+Messages are answered by `tandem.comparison.links.echo`, a process of its own: in this one it would share the
+interpreter's lock with whoever times it, and over netns it has to run at the far end.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
+from tandem.comparison.analysis.metrics import percentile
 from tandem.comparison.links.echo import message
 from tandem.comparison.links.line_process import LineProcess
 from tandem.comparison.links.settings import SMALL_BYTES
-from tandem.comparison.analysis.metrics import percentile
 
 WARM_UP = 10
 SPACING_SECONDS = 0.00131

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tandem.rpc.credentials import Credentials
+from tandem.comparison.links.settings import LINK_KINDS, LinkKind
 from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT
 from tandem.comparison.measuring.conditions import Condition, plan
-from tandem.comparison.links.settings import LINK_KINDS, LinkKind
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.write import FORMATS
+from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import Rule, SamplingParams
 
 BACKENDS: tuple[str, ...] = ("torch", "toy")
@@ -26,10 +26,10 @@ PIPELINES: tuple[str, ...] = ("off", "on", "auto")
 class ComparisonConfig:
     """One comparison. None leaves the choice to the servers.
 
-    The base is measured with `sampling`, the first of `rtts_ms` and the first of `rules`; see tandem/comparison/measuring/conditions.py.
-    `baseline` is an earlier comparison.json. Without `rtts_ms` and `bandwidth_mbps` nothing is put between client and
-    servers. `credentials` are shown to connected servers. `pipeline` is of the distributed architecture's draft worker;
-    the pipelined one's is always on.
+    The base is measured with `sampling`, the first of `rtts_ms` and the first of `rules`; see
+    tandem/comparison/measuring/conditions.py. `baseline` is an earlier comparison.json. Without `rtts_ms` and
+    `bandwidth_mbps` nothing is put between client and servers. `credentials` are shown to connected servers. `pipeline`
+    is of the distributed architecture's draft worker; the pipelined one's is always on.
     """
 
     prompts: tuple[Prompt, ...]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tandem.rpc.credentials import on_this_machine
 from tandem.comparison.measuring.architectures import (
     AUTOREGRESSIVE,
     DISTRIBUTED,
@@ -21,9 +20,11 @@ from tandem.comparison.measuring.architectures import (
 )
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.site import Site
+from tandem.rpc.credentials import on_this_machine
 from tandem.speculation.types import ModelInfo
 
-MAIN = Path(__file__).resolve().parent.parent / "main.py"
+LAUNCH = (sys.executable, "-m", "tandem")
+"""Starts a role; Fleet puts this package on the path of its processes."""
 LEAST_LENGTH = 5
 """Draft tokens that servers allow whatever is compared (requests say their own length): costs can be measured."""
 
@@ -77,7 +78,7 @@ def server_command(
     length = speculation_length
     if length is None:
         length = max(config.speculation_length or 0, min(LEAST_LENGTH, config.sequence_length - 1))
-    command = [sys.executable, str(MAIN), "--role", role, "--host", host, "--port", "0"]
+    command = [*LAUNCH, "--role", role, "--host", host, "--port", "0"]
     command += ["--max_speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
     command += ["--backend", config.backend]
     dtype = None if config.dtype == "auto" else config.dtype

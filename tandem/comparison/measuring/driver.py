@@ -18,13 +18,13 @@ from tandem.comparison.measuring.interruption import Interruption
 from tandem.comparison.measuring.measured import Measured
 from tandem.comparison.measuring.measurement import Measuring, ServerDied, while_all_live
 from tandem.comparison.measuring.progress import Progress
-from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.records import failure_of
 from tandem.comparison.measuring.run import Contender, Generator
 from tandem.comparison.measuring.servers import Fleet, Server, ServerFailed
 from tandem.comparison.measuring.site import LinkUnavailable, open_site
 from tandem.comparison.report.attempt import told
+from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
 from tandem.speculation.types import ModelInfo
 
 

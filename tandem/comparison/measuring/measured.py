@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tandem.comparison.analysis.identity import MarginTrace
+from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
-from tandem.comparison.analysis.identity import MarginTrace
-from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.records import Failure, Record
 
 UNENDED = "the run has not ended, or was killed"

@@ -15,14 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from tandem.comparison.analysis.identity import MarginTrace
+from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.calibration import Calibration
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig, settings_as_json
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
 from tandem.comparison.measuring.from_json import decoded
-from tandem.comparison.analysis.identity import MarginTrace
-from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.measured import Measured
 from tandem.comparison.measuring.records import Failure, Record
 

@@ -16,6 +16,10 @@ TAIL_LINES = 15
 POLL_SECONDS = 0.05
 
 
+ROOT = Path(__file__).resolve().parents[3]
+"""Where the package `tandem` lies."""
+
+
 class ServerFailed(RuntimeError):
     """A server process did not do its job; the message says which one, what happened and where its log is."""
 
@@ -107,7 +111,7 @@ class Fleet:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env=_environment(),
                 start_new_session=True,
             )
         self._processes.append(process)
@@ -184,3 +188,9 @@ def _read_ready(path: Path) -> tuple[str, int, float] | None:
         return None
     ready = json.loads(path.read_text())
     return str(ready["host"]), int(ready["port"]), float(ready["startup_seconds"])
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with this package importable: a checkout need not be installed."""
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(path)}

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
+from tandem.comparison.links.link import DelayLink, Link
+from tandem.comparison.links.netns import NetnsLink
+from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.links.link import DelayLink, Link
-from tandem.comparison.links.overhead import LinkOverhead
-from tandem.comparison.links.netns import NetnsLink
 
 
 class LinkUnavailable(RuntimeError):

@@ -6,12 +6,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.comparison.report import plots_acceptance
-from tandem.comparison.report import plots_link
-from tandem.comparison.report import plots_speedup
-from tandem.comparison.report import plots_time
-from tandem.comparison.report import reading
-from tandem.comparison.report import words
+from tandem.comparison.report import plots_acceptance, plots_link, plots_speedup, plots_time, reading, words
 from tandem.comparison.report.attempt import told
 from tandem.comparison.report.blocks import Plot
 from tandem.comparison.report.plots_acceptance import bytes_per_token

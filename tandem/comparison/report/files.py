@@ -14,17 +14,17 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from tandem.comparison.analysis.decision import Decision
+from tandem.comparison.analysis.findings import Theory, theory_as_json
+from tandem.comparison.analysis.summary import Summary, summary_as_json
+from tandem.comparison.links.overhead import LinkOverhead
 from tandem.comparison.measuring.conditions import SAMPLING, Condition, LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig, settings_as_json
-from tandem.comparison.analysis.decision import Decision
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of
 from tandem.comparison.measuring.environment import Machine, Versions
-from tandem.comparison.analysis.findings import Theory, theory_as_json
-from tandem.comparison.links.overhead import LinkOverhead
-from tandem.comparison.report.earlier import SCHEMA_VERSION
 from tandem.comparison.measuring.records import CAUSES, Failure, Measurement, Record, record_as_json
-from tandem.comparison.analysis.summary import Summary, summary_as_json
 from tandem.comparison.report.attempt import Attempts
+from tandem.comparison.report.earlier import SCHEMA_VERSION
 from tandem.comparison.report.write import write_atomically
 
 

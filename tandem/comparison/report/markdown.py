@@ -6,7 +6,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tandem.comparison.report.blocks import Block, Bullets, Cell, Decision, Details, Listing, Paragraph, Plot, Report, Section, Table
+from tandem.comparison.report.blocks import (
+    Block,
+    Bullets,
+    Cell,
+    Decision,
+    Details,
+    Listing,
+    Paragraph,
+    Plot,
+    Report,
+    Section,
+    Table,
+)
 from tandem.comparison.report.html import NO_PLOTS
 from tandem.comparison.report.sections import report_of
 

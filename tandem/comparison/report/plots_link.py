@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tandem.comparison.report import reading
-from tandem.comparison.report import words
+from tandem.comparison.report import reading, words
 from tandem.comparison.report.reading import JSON, NothingToDraw
 from tandem.comparison.report.style import (
     BAND,

@@ -5,10 +5,19 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tandem.comparison.report import reading
-from tandem.comparison.report import words
+from tandem.comparison.report import reading, words
 from tandem.comparison.report.reading import JSON, NothingToDraw
-from tandem.comparison.report.style import CAUSES, INK, PAPER, look, new_figure, only_grid, styled, title_of, value_label
+from tandem.comparison.report.style import (
+    CAUSES,
+    INK,
+    PAPER,
+    look,
+    new_figure,
+    only_grid,
+    styled,
+    title_of,
+    value_label,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

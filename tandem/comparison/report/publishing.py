@@ -9,17 +9,18 @@ from typing import Any
 
 from rich.console import Console
 
+from tandem.comparison.analysis.regression import judge
 from tandem.comparison.analysis.whole import analyse
 from tandem.comparison.measuring.history import append_run
 from tandem.comparison.measuring.measured import Measured
-from tandem.comparison.analysis.regression import judge
+from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.files import Comparison, comparison_as_json, write_csv, write_json
 from tandem.comparison.report.terminal import print_comparison
-from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.write import write_report
 
 OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
-"""Beside 3, a regression (tandem/comparison/analysis/regression.py), and 128 with a signal's number: 130 by Ctrl-C, 143 by SIGTERM."""
+"""Beside 3, a regression (tandem/comparison/analysis/regression.py), and 128 with a signal's number: 130 by Ctrl-C, 143
+by SIGTERM."""
 TABLE_WIDTH = 130
 """Where there is no terminal to ask."""
 

@@ -1,4 +1,5 @@
-"""What a parsed comparison.json (tandem/comparison/report/comparison.schema.json, version 2) says, by the questions a report asks."""
+"""What a parsed comparison.json (tandem/comparison/report/comparison.schema.json, version 2) says, by the questions a
+report asks."""
 
 from __future__ import annotations
 

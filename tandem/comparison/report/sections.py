@@ -7,10 +7,20 @@ from datetime import datetime, timezone
 from itertools import chain
 from typing import Any
 
-from tandem.comparison.report import reading
-from tandem.comparison.report import words
+from tandem.comparison.report import reading, words
 from tandem.comparison.report.attempt import Attempts
-from tandem.comparison.report.blocks import Block, Column, Decision, Details, Listing, Paragraph, Report, Section, Table, table
+from tandem.comparison.report.blocks import (
+    Block,
+    Column,
+    Decision,
+    Details,
+    Listing,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    table,
+)
 from tandem.comparison.report.figures import FIGURES
 from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.tables import (

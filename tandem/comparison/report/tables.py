@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.report import reading
-from tandem.comparison.report import words
+from tandem.comparison.report import reading, words
 from tandem.comparison.report.blocks import Cell, Column, Table, table
 from tandem.comparison.report.reading import JSON
 

@@ -10,15 +10,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tandem.comparison.analysis.findings import Theory
+from tandem.comparison.analysis.predictions import Prediction
+from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.deployment import baseline_of
-from tandem.comparison.analysis.findings import Theory
-from tandem.comparison.analysis.predictions import Prediction
 from tandem.comparison.measuring.records import CAUSES, Record
-from tandem.comparison.report.files import Comparison, ConditionResult
-from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.report.attempt import Attempts
+from tandem.comparison.report.files import Comparison, ConditionResult
 from tandem.speculation.types import Rule
 
 SHOWN = 5

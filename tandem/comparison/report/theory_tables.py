@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from tandem.comparison.report import reading
-from tandem.comparison.report import words
+from tandem.comparison.report import reading, words
 from tandem.comparison.report.blocks import Bullets, Column, Paragraph, Table, table
 from tandem.comparison.report.reading import JSON
 

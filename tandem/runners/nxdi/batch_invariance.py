@@ -1,4 +1,5 @@
-"""Same row, same bits, on an NxDI target: checked by tandem/runners/batch_invariance.py through the calls that requests make.
+"""Same row, same bits, on an NxDI target: checked by tandem/runners/batch_invariance.py through the calls that requests
+make.
 
 A decode graph has one batch and one width, so neighbours and acceptance cannot change a row's shape; what can differ is
 the bucket that is read, and a cache written by context encoding beside one written by decoding.

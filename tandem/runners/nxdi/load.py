@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.runners.nxdi.artifacts import Compiled, compiled
+from tandem.runners.nxdi.availability import require_nxdi, versions
 from tandem.runners.nxdi.build import Build, Kind, Wish, plan_build
 from tandem.runners.nxdi.checkpoint import Facts, facts
 from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
-from tandem.runners.nxdi.availability import require_nxdi, versions
 from tandem.runners.nxdi.runner import NxdiRunner
 from tandem.runners.nxdi.settings import NxdiSettings
 from tandem.runners.protocol import Identity, Limits, Runner

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 
 from tandem.checkpoints.file_hashes import write_whole
-from tandem.runners.torch.graphs import Graph, GraphRefused, Made
 from tandem.checkpoints.trusted_cache import flaw, locked, private_folder, seal
+from tandem.runners.torch.graphs import Graph, GraphRefused, Made
 
 log = logging.getLogger("tandem.models")
 KEPT = 6  # folders that stay on disk: a fused server has three; each graph holds the weights once
-_SOURCES = ("steps.py", "sampled_steps.py", "torch_model.py", "slot_cache.py", "kernels.py")
+_SOURCES = ("graph_modules.py", "sampled_modules.py", "model.py", "slot_cache.py", "kernels.py")
 
 
 class Packages:

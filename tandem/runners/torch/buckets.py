@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.runners.torch.platforms import Platform
 from tandem.runners.protocol import Limits
+from tandem.runners.torch.platforms import Platform
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tandem.runners.torch.graph_model import CompiledModel
-from tandem.runners.torch.graphs import Graph, Maker
 from tandem.runners.protocol import TAIL, FusedResult, FusedRow, Proposal, RowFailed
+from tandem.runners.torch.graph_model import CompiledModel
 from tandem.runners.torch.graph_modules import FusedStep, fused_row
+from tandem.runners.torch.graphs import Graph, Maker
 from tandem.runners.torch.model import to_host
 from tandem.speculation.types import Verdict
 

@@ -6,9 +6,9 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
+from tandem.runners.protocol import Identity, Limits
 from tandem.runners.torch.graphs import Captured, Compiled, Maker
 from tandem.runners.torch.platforms import Platform
-from tandem.runners.protocol import Identity, Limits
 
 
 def makers(

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.runners.torch.buckets import Buckets
-from tandem.runners.torch.graphs import Graph, GraphRefused, Maker
 from tandem.runners.protocol import TAIL, ProposeRow
-from tandem.runners.torch.sampled_modules import LogitsStep, SampledProposeStep, noise_of, warping_of
+from tandem.runners.torch.buckets import Buckets
 from tandem.runners.torch.graph_modules import PrefillStep, ProposeStep, VerifyStep, padded, propose_row
+from tandem.runners.torch.graphs import Graph, GraphRefused, Maker
 from tandem.runners.torch.model import TorchModel
+from tandem.runners.torch.sampled_modules import LogitsStep, SampledProposeStep, noise_of, warping_of
 from tandem.speculation.types import SamplingParams
 
 

@@ -2,8 +2,8 @@
 
 Everything a row says is one int32 vector, so a step is one copy to the device and one from it; which slots are used,
 where is written, what is accepted and where the next step begins is computed inside. No host reads, no random numbers,
-no shape that depends on data, no 64-bit arithmetic (tests/runners/graph_check.py). Greedy decoding is whole; the target's
-logits are returned besides, for rows that sample on the host (tandem/speculation/draws.py).
+no shape that depends on data, no 64-bit arithmetic (tests/runners/graph_check.py). Greedy decoding is whole; the
+target's logits are returned besides, for rows that sample on the host (tandem/speculation/draws.py).
 """
 
 from __future__ import annotations

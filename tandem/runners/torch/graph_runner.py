@@ -1,9 +1,9 @@
 """The torch runner on graphs: a greedy step is one graph and one host copy; sampled rows are drawn on the host.
 
-The target's draws are always the host's: their law is in 64 bits (tandem/speculation/draws.py), and noise for every token of a
-vocabulary is as much to send to the device as logits are to fetch from it. A draft's are the host's too, from module
-code; where nothing may run between graphs, they are a graph's that is given noise, or under rejection, which must know
-what was drawn from, the host's from one graph a token.
+The target's draws are always the host's: their law is in 64 bits (tandem/speculation/draws.py), and noise for every
+token of a vocabulary is as much to send to the device as logits are to fetch from it. A draft's are the host's too,
+from module code; where nothing may run between graphs, they are a graph's that is given noise, or under rejection,
+which must know what was drawn from, the host's from one graph a token.
 """
 
 from __future__ import annotations
@@ -14,11 +14,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from tandem.runners.torch.buckets import AskedBuckets, buckets_for
 from tandem.runners.batch_invariance import certify_fused, certify_graphs
-from tandem.runners.torch.graph_model import CompiledModel
-from tandem.runners.torch.fused_graph import FusedGraph
-from tandem.runners.torch.graphs import Made, Maker
 from tandem.runners.protocol import (
     TAIL,
     FusedResult,
@@ -37,7 +33,11 @@ from tandem.runners.protocol import (
     sized,
 )
 from tandem.runners.startup import Startup
+from tandem.runners.torch.buckets import AskedBuckets, buckets_for
+from tandem.runners.torch.fused_graph import FusedGraph
+from tandem.runners.torch.graph_model import CompiledModel
 from tandem.runners.torch.graph_modules import padded, propose_row, verify_row
+from tandem.runners.torch.graphs import Made, Maker
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.runner import (
     Guess,

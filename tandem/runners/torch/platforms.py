@@ -24,14 +24,14 @@ AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 class Platform:
     """How one kind of device is used.
 
-    name: what --device says, device: torch's name of it. compilers: what may run steps (tandem/runners/loading.py); the first
-    of `automatic` that works is the default, or of `shared` where ranks share a model. graphs: how a step becomes a
-    graph (tandem/runners/torch/graph_compilers.py), by dynamo's `backend`. collectives: torch.distributed's backend. cores: the environment
-    variable that names the cores a process may use. code: the one that names the folder of compiled code, `folder` its
-    name below Tandem's cache. environment: what must stand in it before the device is first asked. every_bucket: graphs
-    are cheap, so one for each power of two of rows and each draft length. overwrites: a graph's results are gone after
-    its next call. only_graphs: module code must not run between graphs, so sampled drafts are graphs too. packs:
-    oneDNN's prepacked products, and 16-bit floats moved as integers.
+    name: what --device says, device: torch's name of it. compilers: what may run steps (tandem/runners/loading.py); the
+    first of `automatic` that works is the default, or of `shared` where ranks share a model. graphs: how a step becomes
+    a graph (tandem/runners/torch/graph_compilers.py), by dynamo's `backend`. collectives: torch.distributed's backend.
+    cores: the environment variable that names the cores a process may use. code: the one that names the folder of
+    compiled code, `folder` its name below Tandem's cache. environment: what must stand in it before the device is first
+    asked. every_bucket: graphs are cheap, so one for each power of two of rows and each draft length. overwrites: a
+    graph's results are gone after its next call. only_graphs: module code must not run between graphs, so sampled
+    drafts are graphs too. packs: oneDNN's prepacked products, and 16-bit floats moved as integers.
     """
 
     name: str

@@ -1,9 +1,10 @@
 """Steps of a draft that samples, for devices on which nothing may run between graphs.
 
 Under agreement a draft draws with the target's noise, so that it draws what the target is likely to draw. The noise is
-made on the host (tandem/speculation/draws.py: Philox in 64 bits, keyed by seed and position) and comes in as an argument: no
-random numbers are made in a graph, and a run can be repeated on another device. A draft may be wrong about anything, so
-float32 and a nucleus of at most CANDIDATES tokens are enough here; the target's own draws are made on the host.
+made on the host (tandem/speculation/draws.py: Philox in 64 bits, keyed by seed and position) and comes in as an
+argument: no random numbers are made in a graph, and a run can be repeated on another device. A draft may be wrong about
+anything, so float32 and a nucleus of at most CANDIDATES tokens are enough here; the target's own draws are made on the
+host.
 
 Under rejection the verifier must know exactly what was drawn from, so the host draws each token from LogitsStep's row.
 """

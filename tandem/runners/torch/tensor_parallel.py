@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tandem.runners.torch.platforms import Platform
 from tandem.runners.protocol import (
     FusedResult,
     FusedRow,
@@ -32,6 +31,7 @@ from tandem.runners.protocol import (
     VerifyRow,
 )
 from tandem.runners.startup import Startup
+from tandem.runners.torch.platforms import Platform
 from tandem.speculation.types import Verdict
 
 if TYPE_CHECKING:

@@ -9,19 +9,19 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tandem.training.acceptance.costs import Costs, measure_costs
-from tandem.training.acceptance.replay import Agreement, Continuation, Remembered, agreement, replay
+from tandem.checkpoints.tokenizers import same_tokens
 from tandem.comparison.analysis.metrics import ratio, sum_counts, sum_positions
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.engine.loading import Loaded, ModelConfig, load, load_draft
 from tandem.engine.batcher import Batcher
-from tandem.engine.sequences import ModelDrafter
 from tandem.engine.generators import plain_generator
-from tandem.checkpoints.tokenizers import same_tokens
+from tandem.engine.loading import Loaded, ModelConfig, load, load_draft
+from tandem.engine.sequences import ModelDrafter
 from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import Trust, TrustedLookup
 from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
+from tandem.training.acceptance.costs import Costs, measure_costs
+from tandem.training.acceptance.replay import Agreement, Continuation, Remembered, agreement, replay
 
 Show = Callable[[str], None]
 ALL = "all"

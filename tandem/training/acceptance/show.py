@@ -6,8 +6,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tandem.training.acceptance.measure import ALL, DrafterFigures, Measured
 from tandem.comparison.analysis.metrics import ratio
+from tandem.training.acceptance.measure import ALL, DrafterFigures, Measured
 
 
 def print_measured(found: Measured, console: Console) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from tandem.comparison import report
 from tests.comparison.report.example_comparison import example, minimal
 
-SCHEMA = json.loads((Path(__file__).resolve().parents[2] / "comparison" / "comparison.schema.json").read_text())
+SCHEMA = json.loads((Path(report.__file__).parent / "comparison.schema.json").read_text())
 
 
 @pytest.mark.parametrize("make", [example, minimal])

@@ -9,10 +9,7 @@ from itertools import pairwise
 import matplotlib as mpl
 import pytest
 
-from tandem.comparison.report import plots_acceptance
-from tandem.comparison.report import plots_link
-from tandem.comparison.report import plots_speedup
-from tandem.comparison.report import plots_time
+from tandem.comparison.report import plots_acceptance, plots_link, plots_speedup, plots_time
 from tandem.comparison.report.figures import FIGURES
 from tandem.comparison.report.images import inline_svg, png
 from tandem.comparison.report.reading import NothingToDraw, typical_prompt

@@ -280,11 +280,11 @@ def field_names() -> dict[str, list[str]]:
 
 
 async def scenarios(folder: Path) -> dict[str, Any]:
-    from tandem.engine.loading import DraftChoice, Loaded
-    from tandem.engine.batcher import Batcher
     from tandem.checkpoints.locate import find
-    from tandem.engine.sequences import Engine, ModelDrafter
+    from tandem.engine.batcher import Batcher
     from tandem.engine.generators import drafted_generator, fused_generator, plain_generator
+    from tandem.engine.loading import DraftChoice, Loaded
+    from tandem.engine.sequences import Engine, ModelDrafter
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
     from tandem.runners.nxdi.settings import NxdiSettings

@@ -9,8 +9,8 @@ import pytest
 
 from tandem.checkpoints.locate import find
 from tandem.runners.loading import Execution, Shape
-from tandem.runners.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
 from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
+from tandem.runners.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
 from tandem.runners.nxdi.runner import NxdiRunner
 from tandem.runners.nxdi.settings import NxdiSettings
 from tests.runners.nxdi import simulated

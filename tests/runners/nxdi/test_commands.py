@@ -14,7 +14,15 @@ from tandem.runners.nxdi import availability
 ROLES = (
     ["--role", "target"],
     ["--role", "fused_target", "--draft_model", "tandem/checkpoints/embedded_draft"],
-    ["--role", "draft_worker", "--propose_only", "--draft", "model", "--draft_model", "tandem/checkpoints/embedded_draft"],
+    [
+        "--role",
+        "draft_worker",
+        "--propose_only",
+        "--draft",
+        "model",
+        "--draft_model",
+        "tandem/checkpoints/embedded_draft",
+    ],
     ["--role", "verify_target", "--prompt", "x"],
 )
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tandem.engine import loading
-from tandem.engine.loading import DraftChoice, ModelConfig, load, load_draft, load_pair
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator, plain_generator
+from tandem.engine.loading import DraftChoice, ModelConfig, load, load_draft, load_pair
 from tandem.runners.loading import Shape
 from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
 from tandem.runners.protocol import Runner
@@ -90,9 +90,7 @@ def test_without_a_draft_model_a_fused_target_is_a_target_with_lookup(config: Mo
 
 def test_an_eagle_heads_own_tokenizer_is_not_asked_for(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(
-        loading, "load_tokenizer", lambda checkpoint: asked.append(checkpoint.folder) or ToyTokenizer()
-    )
+    monkeypatch.setattr(loading, "load_tokenizer", lambda checkpoint: asked.append(checkpoint.folder) or ToyTokenizer())
     wanted = replace(config, nxdi=replace(config.nxdi, eagle=True))
 
     async def scenario() -> list[Runner]:

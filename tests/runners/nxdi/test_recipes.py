@@ -9,8 +9,8 @@ import pytest
 
 from tandem.cli import main
 from tandem.cli.configuration import model_config
-from tandem.runners.nxdi.load import _wish
 from tandem.runners.nxdi.build import Kind, plan_build
+from tandem.runners.nxdi.load import _wish
 from tests.support import REPOSITORY
 
 LINES = sorted(

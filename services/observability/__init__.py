@@ -1,0 +1,1 @@
+"""A server's metrics, request log and traces."""

@@ -1,0 +1,1 @@
+"""Who may call a server: certificates, tokens, identities, limits."""

@@ -1,0 +1,1 @@
+"""Sessions: their table, checkout, leases, and those of proposals."""

@@ -1,0 +1,1 @@
+"""Speculative decoding across a network."""

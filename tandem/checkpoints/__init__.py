@@ -1,0 +1,1 @@
+"""Finds and reads weights and tokenizers."""

@@ -1,0 +1,1 @@
+"""Turns records into metrics, predictions and decisions. Pure."""

@@ -1,0 +1,1 @@
+"""Starts servers and measures every architecture on the same requests."""

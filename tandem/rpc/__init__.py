@@ -1,0 +1,1 @@
+"""What both ends of a connection share: messages, channels, credentials, errors, tracing, remote peers."""
