@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,33 +13,48 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LAUNCHERS = ("main", "compare_architectures", "command_line", "configuration", "flag_row", "flags", "model_flags")
+LAUNCHERS = (Path("main.py"), Path("compare_architectures.py"))
 
-# A package, and which of the others it may import.
+# A room of tandem/, and which of the others it may import. `protocol`: tandem/runners/protocol.py and startup.py alone.
 MAY_IMPORT = {
+    "v1": set(),
     "speculation": set(),
-    "models": {"speculation", "planning"},  # planning: whether a device's software is here
-    "clients": {"speculation", "models", "tandem"},
-    "services": {"speculation", "models", "tandem", "clients"},  # the DraftWorker calls a verifier
-    "comparison": {"speculation", "clients", "reporting"},
-    "acceptance": {"speculation", "models", "comparison"},
-    "draft_training": {"speculation", "models", "acceptance", "comparison"},
-    "deploy": {"main", "configuration", "services", "clients", "tandem"},  # starts roles in somebody else's processes
     "planning": set(),  # pure: config.json files, package metadata and small tools; anyone may ask it
-    "reporting": set(),  # reads a parsed comparison.json and nothing else
+    "checkpoints": {"speculation"},
+    "engine": {"speculation", "runners", "checkpoints"},
+    "runners": {"speculation", "checkpoints", "planning"},  # planning: whether a device's software is installed
+    "rpc": {"speculation", "v1"},
+    "clients": {"speculation", "engine", "rpc", "checkpoints", "runners", "v1"},
+    "services": {"speculation", "engine", "rpc", "checkpoints", "runners", "clients", "v1"},
+    "comparison": {"speculation", "clients", "rpc"},
+    "training": {"speculation", "engine", "runners", "checkpoints", "comparison"},
+    "ray_serve": {"cli", "services", "rpc", "v1"},  # starts roles in somebody else's processes
+    "cli": {
+        "speculation",
+        "engine",
+        "rpc",
+        "checkpoints",
+        "runners",
+        "clients",
+        "services",
+        "comparison",
+        "training",
+        "planning",
+    },
 }
-OURS = {*MAY_IMPORT, *LAUNCHERS, "tandem", "proto", "benchmarks", "tests"}
-WIRE = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "tandem"}
+TOPS = ("services", "clients")
+WIRE = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google", "tandem.v1"}
 MODEL_LIBRARIES = {"torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate"}
 HEAVY = {"torch", "transformers", "accelerate"}
 
 
-def modules_of(folder: str) -> list[Path]:
-    return sorted(path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py"))
+def modules_of(room: str) -> list[Path]:
+    """Modules as they are imported: tandem/services/x.py, though it lies in services/."""
+    folder = ROOT / (room if room in TOPS else f"tandem/{room}")
+    return sorted(Path("tandem", room, path.relative_to(folder)) for path in folder.rglob("*.py"))
 
 
-PACKAGE_MODULES = [module for package in MAY_IMPORT for module in modules_of(package)]
-LAUNCHER_MODULES = [Path(f"{name}.py") for name in LAUNCHERS]
+PACKAGE_MODULES = [module for room in MAY_IMPORT for module in modules_of(room)]
 
 
 def imports_in(body: ast.AST, module: Path, *, deferred: bool = True) -> Iterator[tuple[str, int]]:
@@ -75,7 +91,11 @@ def imports_of(module: Path, *, deferred: bool = True) -> list[tuple[str, int]]:
 
 def offences(module: Path, forbidden: set[str]) -> list[str]:
     return sorted(
-        {f"{module}:{line} imports {name}" for name, line in imports_of(module) if name.split(".")[0] in forbidden}
+        {
+            f"{module}:{line} imports {name}"
+            for name, line in imports_of(module)
+            if any(name == one or name.startswith(f"{one}.") for one in forbidden)
+        }
     )
 
 
@@ -87,9 +107,21 @@ def file_of(name: str) -> Path | None:
 
 
 @pytest.mark.parametrize("module", PACKAGE_MODULES, ids=str)
-def test_a_module_imports_only_the_packages_that_its_own_may_import(module):
-    package = module.parts[0]
-    assert offences(module, OURS - MAY_IMPORT[package] - {package}) == []
+def test_a_module_imports_only_the_rooms_that_its_own_may_import(module):
+    room = module.parts[1]
+    assert offences(module, {f"tandem.{other}" for other in set(MAY_IMPORT) - MAY_IMPORT[room] - {room}}) == []
+
+
+@pytest.mark.parametrize("module", PACKAGE_MODULES, ids=str)
+def test_nothing_of_ours_is_imported_under_a_second_name(module):
+    assert offences(module, {*TOPS, "main", "compare_architectures", "tests", "benchmarks", "proto"}) == []
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_a_folder_at_the_top_cannot_be_imported_under_its_own_name(top):
+    code = f"import tandem.{top}\ntry:\n    import {top}\nexcept ImportError as error:\n    print(error)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.stdout == f"this package is imported as tandem.{top}\n", run.stderr
 
 
 @pytest.mark.parametrize("module", modules_of("speculation"), ids=str)
@@ -99,14 +131,18 @@ def test_the_algorithm_knows_neither_the_wire_nor_a_model_library(module):
 
 @pytest.mark.parametrize(
     "module",
-    [module for name in ("models", "comparison", "reporting") for module in modules_of(name)] + LAUNCHER_MODULES,
+    [
+        module
+        for room in ("engine", "runners", "checkpoints", "comparison", "planning", "training", "cli")
+        for module in modules_of(room)
+    ],
     ids=str,
 )
-def test_only_services_and_clients_import_grpc(module):
+def test_only_services_clients_and_rpc_import_grpc(module):
     assert offences(module, WIRE) == []
 
 
-@pytest.mark.parametrize("launcher", LAUNCHER_MODULES, ids=str)
+@pytest.mark.parametrize("launcher", LAUNCHERS, ids=str)
 def test_a_launcher_answers_help_without_loading_a_model_library(launcher):
     heavy, seen, queue = [], {launcher}, [launcher]
     while queue:
@@ -131,10 +167,14 @@ def test_one_file_imports_nxd_inference():
     assert importers == {"tandem/runners/nxdi/sdk.py"}
 
 
-def test_the_rules_see_every_package_on_disk():
-    on_disk = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert on_disk - {"tests", "benchmarks"} == set(MAY_IMPORT)
-    assert all(modules_of(package) for package in MAY_IMPORT)
+def test_the_rules_see_every_room_on_disk():
+    on_disk = {path.parent.name for path in (ROOT / "tandem").glob("*/__init__.py")} | {"v1"}
+    assert on_disk == set(MAY_IMPORT)
+    assert all(modules_of(room) for room in MAY_IMPORT)
+
+
+def test_nothing_but_tandem_is_installed():
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} <= {"tandem", *TOPS, "benchmarks", "tests"}
 
 
 def test_a_planted_import_is_seen_wherever_it_hides():
@@ -161,7 +201,7 @@ def later():
     at_import = {name for name, _ in imports_in(tree, module, deferred=False)}
     assert at_import == {
         "grpc.aio",
-        "models",
+        "tandem.runners",
         "tandem.runners.protocol",
         "speculation.services",
         "speculation.services.session",
@@ -172,12 +212,3 @@ def test_the_contract_is_not_importable():
     assert [str(path.relative_to(ROOT)) for path in (ROOT / "proto").rglob("*.py*")] == []
     spec = importlib.util.find_spec("proto")  # google's proto-plus is imported by this name, and must stay so
     assert spec is None or spec.origin is None or not Path(spec.origin).is_relative_to(ROOT / "proto")
-
-
-def test_structure_md_names_every_module_and_no_other():
-    text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
-    folders = "|".join([*MAY_IMPORT, "benchmarks"])
-    named = set(re.findall(rf"(?<![\w/])(?:(?:{folders})/[\w/]+|{'|'.join(LAUNCHERS)})\.py\b", text))
-    modules = [*PACKAGE_MODULES, *modules_of("benchmarks"), *LAUNCHER_MODULES]
-    on_disk = {module.as_posix() for module in modules if module.name != "__init__.py"}
-    assert named - {path for path in named if path.endswith("/__init__.py")} == on_disk

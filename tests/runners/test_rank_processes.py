@@ -94,7 +94,8 @@ def test_kill_9_of_rank_0_ends_the_others() -> None:
         "from tandem.engine.rank_processes import end_with_rank_0; end_with_rank_0(); import time; time.sleep(600)"
     )
     leader = (
-        "from tandem.engine.rank_processes import RankProcesses; from tandem.runners.torch.tensor_parallel import Ranks\n"
+        "from tandem.engine.rank_processes import RankProcesses\n"
+        "from tandem.runners.torch.tensor_parallel import Ranks\n"
         f"RankProcesses().start(Ranks(2, starts=True), {python(follower)!r})\n"
         "import time; time.sleep(600)"
     )
