@@ -31,9 +31,9 @@ from tandem.comparison.links.link import DelayLink, Link
 from tandem.comparison.links.netns import NetnsLink
 from tandem.comparison.links.overhead import Echo, round_trips, spacing_for
 from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.measuring.deployment import MAIN
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.servers import Fleet
+from tandem.launch import LAUNCH
 from tandem.rpc.generation_client import GenerationClient
 
 ALLOWED = 0.05
@@ -91,7 +91,7 @@ class Side:
 async def open_side(stack: AsyncExitStack, name: str, link: Link) -> Side:
     logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="link_agreement"))
     fleet = await stack.enter_async_context(Fleet(Path(logs)))
-    command = [*link.command_prefix, sys.executable, str(MAIN), "--role", "target", "--backend", "toy"]
+    command = [*link.command_prefix, *LAUNCH, "--role", "target", "--backend", "toy"]
     server = await fleet.start("toy", [*command, "--host", link.host, "--port", "0", "--insecure"])
     echo = await stack.enter_async_context(Echo(link.host, link.command_prefix))
     address = await link.listen(server.address)

@@ -24,12 +24,12 @@ from benchmarks.arguments import Parser
 from benchmarks.keeping import kept
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import LinkSettings
-from tandem.comparison.measuring.deployment import MAIN
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.records import Measurement
 from tandem.comparison.measuring.run import Contender, RequestSettings, measure, rotated
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
+from tandem.launch import LAUNCH
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.theory import StepCosts, expected_tokens, rate_for, tpot_pipelined
 from tandem.speculation.types import SamplingParams
@@ -118,11 +118,11 @@ async def _start(
     longest = str(max(arguments.lengths))
     common = ["--port", "0", "--speculation_length", longest, "--backend", arguments.backend]
     common += ["--dtype", arguments.dtype] if arguments.backend != "toy" else []
-    target = await fleet.start("target", [sys.executable, str(MAIN), "--role", "target", *common])
+    target = await fleet.start("target", [*LAUNCH, "--role", "target", *common])
     host, _, port = (await link.listen(target.address)).rpartition(":")
     contenders = []
     for mode in MODES:
-        worker = [sys.executable, str(MAIN), "--role", "draft_worker", *common, "--draft", arguments.draft]
+        worker = [*LAUNCH, "--role", "draft_worker", *common, "--draft", arguments.draft]
         worker += ["--target_host", host, "--target_port", port, "--pipeline", mode]
         server = await fleet.start(mode, worker)
         client = await stack.enter_async_context(GenerationClient.connect(server.address, "DraftWorker"))

@@ -26,11 +26,11 @@ from rich.table import Table
 from benchmarks.arguments import Parser, positive
 from benchmarks.figures import quantile
 from tandem.comparison.measuring.config import DTYPES
-from tandem.comparison.measuring.deployment import MAIN
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.servers import Fleet
 from tandem.engine.batcher import Batcher
 from tandem.engine.sequences import Engine
+from tandem.launch import LAUNCH
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import VerifierClient
@@ -378,7 +378,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 async def _target(name: str, k: int, *extra: str) -> AsyncIterator[tuple[str, ModelInfo]]:
     with tempfile.TemporaryDirectory(prefix="round_overhead") as logs:
         async with Fleet(Path(logs)) as fleet:
-            command = [sys.executable, str(MAIN), "--role", "target", "--port", "0", "--speculation_length", str(k)]
+            command = [*LAUNCH, "--role", "target", "--port", "0", "--speculation_length", str(k)]
             command += ["--sequence_length", str(SEQUENCE_LENGTH)]
             server = await fleet.start(name, [*command, *extra])
             async with GenerationClient.connect(server.address, "TargetVerifier") as client:

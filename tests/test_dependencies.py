@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from tests import dependencies
 from tests.test_setup import PROJECT, declared
-from tests.test_structure import LAUNCHER_MODULES, OURS, PACKAGE_MODULES, imports_of
+from tests.test_structure import LAUNCHERS, PACKAGE_MODULES, imports_of
 
 PINS, ROWS = dependencies.pins(), dependencies.rows()
 # Programs of their own, for development: started by others, never linked with what is ours.
@@ -54,10 +54,10 @@ def test_what_our_modules_import_is_declared():
     distributions = metadata.packages_distributions()
     known = set(declared()) | set(BROUGHT) | {PROJECT["name"]}
     undeclared = set()
-    for module in [*PACKAGE_MODULES, *LAUNCHER_MODULES]:
+    for module in [*PACKAGE_MODULES, *LAUNCHERS]:
         for name, line in imports_of(module):
             top = name.split(".")[0]
-            if top in OURS or top in sys.stdlib_module_names or top == "google":
+            if top == "tandem" or top in sys.stdlib_module_names or top == "google":
                 continue
             found = {canonicalize_name(each) for each in distributions.get(top, ())}
             if found and not found & known:

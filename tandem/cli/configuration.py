@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.cli.flags import SAMPLING
+from tandem.launch import LAUNCH
 
 if TYPE_CHECKING:
     from tandem.clients.terminal import ClientConfig
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tandem.training.acceptance.measure import AcceptConfig
 
 STARTED = time.monotonic()
-MAIN = Path(__file__).with_name("main.py")
 CHUNK = 64  # tokens of a prompt per step, unless told
 MOST = 5  # draft tokens per round that a server allows unless it is told
 
@@ -148,7 +147,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
 
 def command(args: argparse.Namespace) -> tuple[str, ...]:
     """Starts this role again, in another process."""
-    return (sys.executable, str(MAIN), *args.argv)
+    return (*LAUNCH, *args.argv)
 
 
 def sampling(args: argparse.Namespace) -> SamplingParams:

@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
+from tandem import launch
 from tandem.engine.sequences import Engine
 from tandem.runners.torch.tensor_parallel import Ranks
 
@@ -35,7 +36,7 @@ class RankProcesses:
     def start(self, ranks: Ranks, command: Sequence[str]) -> None:
         """`command` is this process's own: a rank differs by its environment alone."""
         for rank in range(1, ranks.degree):
-            environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), STARTED: "1"}
+            environment = {**launch.environment(), "RANK": str(rank), "LOCAL_RANK": str(rank), STARTED: "1"}
             process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
             self._processes.append(process)
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()

@@ -16,7 +16,7 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
-from tandem.runners.protocol import known_prefix
+from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
 from tandem.speculation.types import (
     Draft,

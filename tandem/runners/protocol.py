@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from tandem.runners.startup import Startup
+from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.draws import BadLogits
 from tandem.speculation.types import Rule, SamplingParams, SparseDistribution, Verdict
 
@@ -307,12 +308,6 @@ def _fused_result(
     if isinstance(proposal, RowFailed):
         return FusedResult(Proposal(()), verdict, draft_seconds, str(proposal))
     return FusedResult(proposal.known(vocab_size), verdict, draft_seconds)
-
-
-def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """Draft tokens up to the first that is not in the target's vocabulary."""
-    cut = next((i for i, token in enumerate(draft) if token >= vocab_size), len(draft))
-    return tuple(draft[:cut])
 
 
 def _to_verify(row: FusedRow, proposal: Proposal | RowFailed, vocab_size: int) -> VerifyRow:

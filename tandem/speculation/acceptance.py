@@ -27,3 +27,9 @@ def agree(draft: Sequence[int], target_draw: Callable[[int], Drawn], margins: bo
         accepted=len(drawn) - 1,
         margins=tuple(d.margin for d in drawn) if margins else (),
     )
+
+
+def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """Draft tokens up to the first that is not in the target's vocabulary."""
+    cut = next((i for i, token in enumerate(draft) if token >= vocab_size), len(draft))
+    return tuple(draft[:cut])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +19,10 @@ from tandem.comparison.measuring.architectures import (
 )
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.site import Site
+from tandem.launch import LAUNCH
 from tandem.rpc.credentials import on_this_machine
 from tandem.speculation.types import ModelInfo
 
-LAUNCH = (sys.executable, "-m", "tandem")
-"""Starts a role; Fleet puts this package on the path of its processes."""
 LEAST_LENGTH = 5
 """Draft tokens that servers allow whatever is compared (requests say their own length): costs can be measured."""
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from tandem.launch import environment
+
 TAIL_LINES = 15
 POLL_SECONDS = 0.05
-
-
-ROOT = Path(__file__).resolve().parents[3]
-"""Where the package `tandem` lies."""
 
 
 class ServerFailed(RuntimeError):
@@ -111,7 +109,7 @@ class Fleet:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,
-                env=_environment(),
+                env={**environment(), "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
         self._processes.append(process)
@@ -188,9 +186,3 @@ def _read_ready(path: Path) -> tuple[str, int, float] | None:
         return None
     ready = json.loads(path.read_text())
     return str(ready["host"]), int(ready["port"]), float(ready["startup_seconds"])
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with this package importable: a checkout need not be installed."""
-    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": os.pathsep.join(path)}
