@@ -14,7 +14,7 @@ from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.servers import Fleet, Server
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.types import Chunk, Completion, GenerationRequest, ModelInfo, SpeculationStats
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
 
 WARM_UP_TOKENS = 12
 
@@ -77,7 +77,7 @@ class Ours:
                     came.append(time.perf_counter() - sent)
                     tokens += event.token_ids
                     first = first or len(tokens)
-                elif isinstance(event, Completion):
+                elif isinstance(event, GenerationEnd):
                     stats = event.stats
         return Answered(tuple(tokens), time.perf_counter() - sent, came[0], first, tuple(came), stats)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tandem.speculation.types import Completion, SpeculationStats
+from tandem.speculation.types import GenerationEnd, SpeculationStats
 
 
 class Profile:
@@ -19,7 +19,7 @@ class Profile:
         self._name, self._folder = name, folder
         self._rows: list[dict[str, Any]] = []
 
-    def add(self, completion: Completion, seconds: float, ttft_seconds: float | None = None) -> None:
+    def add(self, completion: GenerationEnd, seconds: float, ttft_seconds: float | None = None) -> None:
         """Notes a request that took `seconds` in all."""
         counts = completion.prompt_tokens, completion.output_tokens
         self._add("generate", completion.finish_reason.name.lower(), *counts, completion.stats, seconds, ttft_seconds)

@@ -15,9 +15,9 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.printable import printable
 from tandem.rpc.request_context import Request, begin, current, new_id
 from tandem.rpc.tracing import Tracing, open_tracing
-from tandem.speculation.types import Chunk, Completion, GenerationRequest
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 
-Events = AsyncGenerator[Chunk | Completion, None]
+Events = AsyncGenerator[Chunk | GenerationEnd, None]
 Generate = Callable[[GenerationRequest], Events]
 
 MAX_AT_ONCE = 64  # prompts under way; a server lets only so many requests wait
@@ -125,7 +125,7 @@ class Outcome:
 
     text: str = ""
     tokens: int = 0
-    completion: Completion | None = None
+    completion: GenerationEnd | None = None
     seconds: float = 0.0
     ttft_seconds: float | None = None
     error: str = ""
@@ -177,7 +177,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
     try:
         async with contextlib.aclosing(generate(request)) as events:
             async for event in events:
-                if isinstance(event, Completion):
+                if isinstance(event, GenerationEnd):
                     outcome.completion = event
                     continue
                 if outcome.ttft_seconds is None:

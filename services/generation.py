@@ -18,13 +18,13 @@ from tandem.services.errors import Interrupted, NotRead, QueueFull
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.call_limits import origin
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import Limits, Running
-from tandem.speculation.types import Chunk, Completion, GenerationRequest, SpeculationStats
+from tandem.services.security.limits import Running, ServerLimits
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
 
 KEPT = 1 / 8
 """Of the queue's places, as many again wait for callers that have nothing under way."""
 
-Observe = Callable[[GenerationRequest, Completion, float], None]
+Observe = Callable[[GenerationRequest, GenerationEnd, float], None]
 
 
 class Watcher(Protocol):
@@ -33,14 +33,14 @@ class Watcher(Protocol):
     def chunk(self, chunk: Chunk) -> None:
         """Whenever a round has committed tokens; the statistics have it."""
 
-    def ended(self, end: Completion | BaseException) -> None:
+    def ended(self, end: GenerationEnd | BaseException) -> None:
         """Last, however it ended."""
 
 
 Watch = Callable[[SpeculationStats], Watcher]
 
 
-class _Events(asyncio.Queue[Chunk | Completion | BaseException]):
+class _Events(asyncio.Queue[Chunk | GenerationEnd | BaseException]):
     """What a generation has said and its reader has not read. `whole`: when it ended (time.monotonic)."""
 
     whole: float | None = None
@@ -64,11 +64,11 @@ class GenerateMethod:
         observe: Observe | None,
         queue: int | None = None,
         watch: Watch | None = None,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
     ) -> None:
         self._generator, self._reply_type = generator, reply_type
         self._lifecycle, self._observe, self._queue, self._watch = lifecycle, observe, queue, watch
-        self._limits = limits or Limits()
+        self._limits = limits or ServerLimits()
         self._running = Running(self._limits)
         self._under_way: Counter[str] = Counter()
 
@@ -87,7 +87,7 @@ class GenerateMethod:
                     if isinstance(event, BaseException):
                         raise event
                     yield self._reply(event)
-                    if isinstance(event, Completion):
+                    if isinstance(event, GenerationEnd):
                         return
                     self._check_read(events)
             finally:
@@ -152,8 +152,8 @@ class GenerateMethod:
         finally:
             events.whole = time.monotonic()
 
-    def _reply(self, event: Chunk | Completion) -> Any:
-        if isinstance(event, Completion):
+    def _reply(self, event: Chunk | GenerationEnd) -> Any:
+        if isinstance(event, GenerationEnd):
             return self._reply_type(completion=wire.completion_to_wire(event))
         return self._reply_type(chunk=wire.chunk_to_wire(event))
 

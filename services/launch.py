@@ -35,7 +35,7 @@ from tandem.services.sessions.costs import Note
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import Completion, GenerationRequest, ModelInfo
+from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -301,7 +301,7 @@ class _Profiler:
     def __init__(self, config: RoleConfig, name: str) -> None:
         self._profile = Profile(name) if config.profile else None
 
-    def observe(self, request: GenerationRequest, completion: Completion, seconds: float) -> None:
+    def observe(self, request: GenerationRequest, completion: GenerationEnd, seconds: float) -> None:
         if self._profile:
             self._profile.add(completion, seconds)
 

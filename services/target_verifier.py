@@ -19,7 +19,7 @@ from tandem.services.errors import Mismatch, OtherModel
 from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import Limits
+from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.services.sessions import checkout
 from tandem.services.sessions.costs import Note, SessionCosts
@@ -56,12 +56,12 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         generate: GenerateMethod,
         lifecycle: Lifecycle,
         lease_seconds: float = 60.0,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         opening_seconds: float = OPENING_SECONDS,
         note: Note | None = None,
     ) -> None:
         self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
-        self._limits, self._opening_seconds = limits or Limits(), opening_seconds
+        self._limits, self._opening_seconds = limits or ServerLimits(), opening_seconds
         self._waiting: Counter[str] = Counter()  # openings without a slot yet, by caller
         self.sessions: SessionTable[Held, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
         self._note = note

@@ -46,7 +46,7 @@ from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
-from tandem.speculation.types import Chunk, Completion, GenerationRequest, SamplingParams
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -337,7 +337,7 @@ class Answer:
     token_ids: tuple[int, ...]
     text: str
     margins: tuple[float, ...]
-    completion: Completion
+    completion: GenerationEnd
     finished: float
 
 
@@ -350,7 +350,7 @@ async def answer(generate: Generate, request: GenerationRequest) -> Answer:
     async with contextlib.aclosing(generate(request)) as events:
         async for event in events:
             assert completion is None, "the completion is the last event"
-            if isinstance(event, Completion):
+            if isinstance(event, GenerationEnd):
                 completion = event
             else:
                 chunks.append(event)

@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from tandem.speculation.types import Chunk, Completion, FinishReason, SpeculationStats
+from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, SpeculationStats
 
 MODEL_LABELS = ("model_name", "engine")
 
@@ -137,13 +137,13 @@ class WatchedRequest:
         self._metrics.output.inc(len(chunk.token_ids))
         self._count()
 
-    def ended(self, end: Completion | BaseException) -> None:
+    def ended(self, end: GenerationEnd | BaseException) -> None:
         now, metrics = time.perf_counter(), self._metrics
         self._count()
         metrics.spent(self._stats)
         metrics.finished[_finished(end)].inc()
         metrics.whole.observe(now - self._began)
-        if isinstance(end, Completion):
+        if isinstance(end, GenerationEnd):
             metrics.prompt.inc(end.prompt_tokens)
             if self._tokens > 1:
                 metrics.per_token.observe((self._last - self._first) / (self._tokens - 1))
@@ -155,8 +155,8 @@ class WatchedRequest:
         self._seen = (stats.rounds, stats.undrafted_rounds, stats.stale_rounds, drafted, accepted)
 
 
-def _finished(end: Completion | BaseException) -> str:
+def _finished(end: GenerationEnd | BaseException) -> str:
     """vLLM's word for it."""
-    if isinstance(end, Completion):
+    if isinstance(end, GenerationEnd):
         return "length" if end.finish_reason is FinishReason.LENGTH else "stop"
     return "error" if isinstance(end, Exception) else "abort"

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from tandem.services.errors import NotRead, abort
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import Calls, LimitReached, Limits
+from tandem.services.security.limits import Calls, LimitReached, ServerLimits
 from tandem.services.wrapping import Refused
 from tandem.speculation.types import InvalidField
 
@@ -67,7 +67,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
     status, its line in the log and its place in the metrics as anything else.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
         self.calls = Calls(limits.max_calls_per_caller, limits.max_calls)
         self.probes = {method: Calls(limits.max_probes_per_caller, limits.max_probes) for method in ("Check", "Watch")}
@@ -95,7 +95,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
 class _Call:
     """One call: its handler as the library is to see it."""
 
-    def __init__(self, server: TransportInterceptor, handler: Any, method: str, limits: Limits) -> None:
+    def __init__(self, server: TransportInterceptor, handler: Any, method: str, limits: ServerLimits) -> None:
         self._server, self._handler, self._method, self._limits = server, handler, method, limits
         self._most = METHOD_BYTES.get(method.rpartition("/")[2])
 

@@ -14,7 +14,7 @@ from tandem.services.errors import ErrorInterceptor
 from tandem.services.observability.prompt_log import PromptLogInterceptor
 from tandem.services.security.call_limits import TransportInterceptor
 from tandem.services.security.identity import IdentityInterceptor
-from tandem.services.security.limits import MESSAGE_BYTES, Limits
+from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits
 from tandem.services.security.tls import TlsConfig, server_credentials
 from tandem.services.security.tokens import AcceptedTokens
 
@@ -33,7 +33,7 @@ class Security:
     tls: TlsConfig | None = None
     tokens: AcceptedTokens | None = None
     insecure: bool = False
-    limits: Limits = field(default_factory=Limits)
+    limits: ServerLimits = field(default_factory=ServerLimits)
     max_message_bytes: int = MESSAGE_BYTES
     log_prompts: bool = False
 

@@ -34,7 +34,7 @@ class LimitReached(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """None: no limit of its own. KV slots and the sequence length bound everybody together in any case.
 
     `max_prompt_bytes`: of a text prompt, before it is tokenized; None: 64 per token of the sequence length.
@@ -127,7 +127,7 @@ class Calls:
 class Running:
     """How many requests of each caller are under way."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServerLimits) -> None:
         self._most = limits.max_requests_per_identity
         self._running: Counter[str] = Counter()
 

@@ -10,14 +10,14 @@ from typing import Protocol, TypeVar
 from tandem.services.sessions.table import Session, SessionKey, SessionTable
 
 
-class Holding(Protocol):
+class Resources(Protocol):
     """What a session holds. `lock` keeps its calls in order; `opened`: one of them got through."""
 
     lock: asyncio.Lock
     opened: bool
 
 
-Held = TypeVar("Held", bound=Holding)
+Held = TypeVar("Held", bound=Resources)
 Reply = TypeVar("Reply")
 _AFTER_SECONDS = 0.002  # a lease that ends just now has not run out
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from tandem.services.security.identity import ANONYMOUS
-from tandem.services.security.limits import LimitReached, Limits
+from tandem.services.security.limits import LimitReached, ServerLimits
 
 BYTES_PER_TOKEN = 1024
 """What a session holds for each of its tokens: the index of n-gram lookup, measured."""
@@ -14,7 +14,7 @@ BYTES_PER_TOKEN = 1024
 class Proposed:
     """How many sessions of proposals each caller has, and how many bytes they hold."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ServerLimits) -> None:
         self._most = {
             "max_proposal_sessions": limits.max_proposal_sessions,
             "max_proposal_bytes": limits.max_proposal_bytes,

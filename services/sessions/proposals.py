@@ -12,7 +12,7 @@ from tandem.rpc import wire
 from tandem.services.errors import Mismatch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
-from tandem.services.security.limits import Limits
+from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.services.sessions import checkout
 from tandem.services.sessions.proposal_limits import Proposed
@@ -49,10 +49,10 @@ class Proposals:
         info: ModelInfo,
         lifecycle: Lifecycle,
         lease_seconds: float = 60.0,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
     ) -> None:
         self._drafting, self._info, self._lifecycle = drafting, info, lifecycle
-        self._limits = limits or Limits()
+        self._limits = limits or ServerLimits()
         self._proposed = Proposed(self._limits)
         self._vocab_size = min(info.vocab_size, drafting.vocab_size)
         self.sessions: SessionTable[Held, None] = SessionTable(time.monotonic, lease_seconds)

@@ -160,7 +160,7 @@ def sampling(args: argparse.Namespace) -> SamplingParams:
 def security(args: argparse.Namespace) -> Security:
     """Who may reach a server, how, and with how much."""
     from tandem.services.security.config import Security
-    from tandem.services.security.limits import MESSAGE_BYTES, Limits, message_bytes
+    from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits, message_bytes
     from tandem.services.security.tls import tls_config
     from tandem.services.security.tokens import AcceptedTokens
 
@@ -172,7 +172,7 @@ def security(args: argparse.Namespace) -> Security:
         tls=tls_config(args.tls_cert, args.tls_key, args.tls_client_ca),
         tokens=AcceptedTokens(args.accept_tokens) if args.accept_tokens else None,
         insecure=args.insecure,
-        limits=Limits(args.max_sessions_per_identity, args.max_requests_per_identity, args.max_prompt_bytes),
+        limits=ServerLimits(args.max_sessions_per_identity, args.max_requests_per_identity, args.max_prompt_bytes),
         max_message_bytes=most,
         log_prompts=args.log_prompts,
     )

@@ -19,7 +19,7 @@ TRIED = 0.3
 """Of a step's own time: what is waited while next to nothing is known."""
 
 
-class Patience:
+class BatchWindow:
     """Of one device: who was answered by its last round, and how long such rows usually stay away.
 
     Rows that come beside a step say little: whoever drafts may have had to share cores with it. What counts is how long

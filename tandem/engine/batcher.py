@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from tandem.engine.batch_window import Patience
+from tandem.engine.batch_window import BatchWindow
 from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import RowFailed
 
@@ -82,7 +82,7 @@ class Batcher:
         self._hung = ""
         self._again: asyncio.Handle | None = None
         self._turns = _TURNS
-        self._patience = Patience()
+        self._patience = BatchWindow()
         self._context = contextvars.Context()  # nobody's, whoever's row came first
         self._pools: list[SlotPool] = []
         self._prefilled = False
@@ -192,7 +192,7 @@ class Batcher:
         self.steps += 1
         failed = next((result for result in ran.value if isinstance(result, DeviceLost)), None)
         if failed is None:
-            self._hung, self._patience = "", Patience()
+            self._hung, self._patience = "", BatchWindow()
         if self.came_back:
             self.came_back(failed)
 

@@ -9,7 +9,7 @@ from tandem.engine.batcher import DeviceLost, Timed
 from tandem.engine.sequences import DraftSequence, Engine, KVSequence
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, fused
 from tandem.speculation.fallible import DrafterHealth
-from tandem.speculation.lookup_policy import TrustedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Draft, DraftLimit, Proposer, Rule, SamplingParams, SpeculationStats, Verdict
 
 
@@ -34,7 +34,7 @@ class FusedRounds:
         self,
         pair: FusedPair,
         margins: bool = False,
-        lookup: TrustedLookup | None = None,
+        lookup: PolicedLookup | None = None,
         rule: Rule = Rule.AGREEMENT,
         limit: DraftLimit | None = None,
         stats: SpeculationStats | None = None,

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.speculation.length import AdaptiveLength, FixedLength, LengthPolicy
 from tandem.speculation.loop import Rounds, speculate
-from tandem.speculation.round_statistics import Experience
+from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import (
     Chunk,
-    Completion,
     DraftLimit,
+    GenerationEnd,
     GenerationRequest,
     InvalidField,
     ModelInfo,
@@ -63,13 +63,13 @@ class Generator:
     tokenizer: Tokenizer
     make_rounds: MakeRounds
     speculates: bool = True
-    experience: Experience = field(default_factory=Experience)
+    experience: RoundStatistics = field(default_factory=RoundStatistics)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def generate(
         self, request: GenerationRequest, stats: SpeculationStats | None = None
-    ) -> AsyncGenerator[Chunk | Completion, None]:
+    ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
         """Chunks as rounds commit them, then the completion. Raises InvalidField or TooLong before any work.
 
         `stats`, where given, are those that grow as it goes, for whoever looks on.
@@ -85,7 +85,7 @@ class Generator:
             async for chunk in chunks:
                 yield chunk
         assert stopping.reason is not None
-        yield Completion(stopping.reason, len(prompt), stopping.emitted, stats)
+        yield GenerationEnd(stopping.reason, len(prompt), stopping.emitted, stats)
 
     async def prompt_tokens(self, request: GenerationRequest) -> list[int]:
         """The prompt's token ids, checked against the vocabulary."""

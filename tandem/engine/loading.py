@@ -19,7 +19,7 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import chosen
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, Link, Ranks
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
-from tandem.speculation.lookup_policy import Trust, TrustedLookup
+from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 
 BACKENDS = ("torch", "nxdi", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
@@ -50,9 +50,9 @@ class DraftChoice:
             raise CheckpointError("draft: no draft model is shipped; name one with --draft_model, or use --draft ngram")
         return model
 
-    def lookup(self, trust: Trust) -> TrustedLookup | None:
+    def lookup(self, trust: LookupPolicy) -> PolicedLookup | None:
         """The lookup that goes before the draft model in one request, if one does."""
-        return None if self.kind == "model" else TrustedLookup(trust)
+        return None if self.kind == "model" else PolicedLookup(trust)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Loaded:
 
     engine: Engine
     tokenizer: Tokenizer
-    trust: Trust = field(default_factory=Trust)  # in it as a draft, and in copies beside it
+    trust: LookupPolicy = field(default_factory=LookupPolicy)  # in it as a draft, and in copies beside it
 
     @property
     def runner(self) -> Runner:

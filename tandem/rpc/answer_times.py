@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.rpc.endpoint_pool import Patience
+from tandem.rpc.endpoint_pool import RetryBudget
 
 ROUND_MEMORY = 0.9
 """What one quicker round leaves of the slowest one: after 22 of them a tenth."""
@@ -39,7 +39,7 @@ class Waits:
     Shares of the time until the request's deadline keep what is waited for in vain below a third of it.
     """
 
-    def __init__(self, silence: float, stall: float, patience: Patience, times: AnswerTimes) -> None:
+    def __init__(self, silence: float, stall: float, patience: RetryBudget, times: AnswerTimes) -> None:
         self._silence, self._stall, self._patience, self._times = silence, stall, patience, times
 
     def silence(self) -> float:

@@ -40,7 +40,7 @@ class Persistence:
             raise ValueError(f"reconnect_seconds: {self.seconds} is below 0")
 
 
-class Patience:
+class RetryBudget:
     """One request's: how often and how long it has tried since it last got on.
 
     `deadline` is the request's own, by the same clock; it gives up a little earlier, so that it can still say so.
@@ -123,7 +123,7 @@ class Patience:
         return max(LEAST_WAIT, min(wait, share * left), min(usual, 0.3 * left))
 
 
-class Roster:
+class EndpointPool:
     """The verifiers that may be asked, in order, and which of them is: one until it fails. Says each change once."""
 
     def __init__(self, addresses: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:

@@ -16,7 +16,7 @@ from tandem.rpc.channel import MESSAGES, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
-from tandem.speculation.types import Chunk, Completion, GenerationRequest, InvalidField, ModelInfo
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, InvalidField, ModelInfo
 
 
 class GenerationClient:
@@ -59,7 +59,7 @@ class GenerationClient:
         timeout: float | None = None,
         patience: float = 0.0,
         request_id: str | None = None,
-    ) -> AsyncGenerator[Chunk | Completion, None]:
+    ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
         """Chunks as they are committed, then the completion. Leaving early cancels the request.
 
         A server that is full and says when to try again is asked again for `patience` seconds. Raises TandemError, with
@@ -89,7 +89,7 @@ class GenerationClient:
 
     async def _stream(
         self, message: Any, timeout: float | None, request_id: str | None
-    ) -> AsyncGenerator[Chunk | Completion, None]:
+    ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
         self.bytes_up += message.ByteSize()
         about = _request(self._service, request_id)
         call = self._stub.Generate(message, timeout=timeout, metadata=outgoing(about))

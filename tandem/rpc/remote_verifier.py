@@ -18,12 +18,12 @@ import grpc
 
 from tandem.rpc import wire
 from tandem.rpc.answer_times import Waits
-from tandem.rpc.endpoint_pool import CHECK_SECONDS, LOST, Patience
+from tandem.rpc.endpoint_pool import CHECK_SECONDS, LOST, RetryBudget
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.liveness import answered, watch
 from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
-from tandem.rpc.verifier_client import Peer, VerifierClient
+from tandem.rpc.verifier_client import Endpoint, VerifierClient
 from tandem.speculation.pipeline import ATTEMPTS, Answer
 from tandem.speculation.types import Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
@@ -49,10 +49,10 @@ class RemoteVerifier:
     ) -> None:
         self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
         self.peer = client.peer
-        self.patience = Patience(client.persistence, deadline, admission=client.deadlines.admission)
+        self.patience = RetryBudget(client.persistence, deadline, admission=client.deadlines.admission)
         self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.patience, client.times)
         self._next = self.peer.address  # whom to ask next, if a session has to be opened
-        self._places: dict[Peer, str] = {}  # where it may be open, and under which id
+        self._places: dict[Endpoint, str] = {}  # where it may be open, and under which id
         self._prompt_length = 0
         self._sampling = SamplingParams()
 
@@ -64,7 +64,7 @@ class RemoteVerifier:
         """Opens the session with all that is committed, at the verifier that answers first. Raises TandemError."""
         self._next = self.client.roster.current
         self.patience.opening()
-        race = Race[Peer, pb.OpenSessionResponse](
+        race = Race[Endpoint, pb.OpenSessionResponse](
             lambda peer: self._open_at(peer, prefix, race.asked),
             self._following,
             lambda peer, error: self._pause_after(peer, error, prefix),
@@ -76,11 +76,13 @@ class RemoteVerifier:
             self._end_at(other, self._places.pop(other))
         self._check_rule(reply.rule)
 
-    def _following(self, asked: Collection[Peer]) -> Peer | None:
+    def _following(self, asked: Collection[Endpoint]) -> Endpoint | None:
         address = self.client.roster.following(self._next, [peer.address for peer in asked])
         return None if address is None else self.client.peers[address]
 
-    async def _open_at(self, peer: Peer, prefix: Sequence[int], others: Sequence[Peer]) -> pb.OpenSessionResponse:
+    async def _open_at(
+        self, peer: Endpoint, prefix: Sequence[int], others: Sequence[Endpoint]
+    ) -> pb.OpenSessionResponse:
         """Opens it at `peer`, while `others` have not answered. Raises TandemError."""
         if others:
             slow = ", ".join(other.address for other in others)
@@ -95,7 +97,7 @@ class RemoteVerifier:
         return reply
 
     async def _watched(
-        self, peer: Peer, what: str, call: Coroutine[Any, Any, Any], stall: Callable[[], float] | None = None
+        self, peer: Endpoint, what: str, call: Coroutine[Any, Any, Any], stall: Callable[[], float] | None = None
     ) -> Any:
         """The reply to a call, unless the verifier hangs and another could be asked. Raises TandemError."""
         if self.client.alone(peer):
@@ -118,7 +120,7 @@ class RemoteVerifier:
             vocab_size=expected.vocab_size if expected else 0,
         )
 
-    def _pause_after(self, peer: Peer, error: TandemError, prefix: Sequence[int]) -> float:
+    def _pause_after(self, peer: Endpoint, error: TandemError, prefix: Sequence[int]) -> float:
         """What to do about an OpenSession that failed: who is asked next, and after how many seconds. Or raises."""
         roster = self.client.roster
         if error.code == "RESOURCE_EXHAUSTED":
@@ -134,7 +136,7 @@ class RemoteVerifier:
         self._next = roster.current
         return wait
 
-    def _lost(self, peer: Peer, error: TandemError, tokens: Sequence[int]) -> float:
+    def _lost(self, peer: Endpoint, error: TandemError, tokens: Sequence[int]) -> float:
         """Seconds to wait before the session is opened again. Raises the error where that is of no use any more."""
         error.produced = tuple(tokens[self._prompt_length :])
         if error.code not in LOST:
@@ -221,12 +223,12 @@ class RemoteVerifier:
         if places:
             await asyncio.wait([self._end_at(*place) for place in places.items()])
 
-    def _end_at(self, peer: Peer, session_id: str) -> asyncio.Future[None]:
+    def _end_at(self, peer: Endpoint, session_id: str) -> asyncio.Future[None]:
         """Begins to close the session at `peer`, where it may be open under an id that nobody uses again."""
         request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
         return self.client.closes.begin(lambda: self._call(peer, "CloseSession", request, seconds))
 
-    async def _call(self, peer: Peer, method: str, request: Any, timeout: float) -> Any:
+    async def _call(self, peer: Endpoint, method: str, request: Any, timeout: float) -> Any:
         self._stats.bytes_up += request.ByteSize()
         try:
             reply = await getattr(peer.stub, method)(request, timeout=timeout, metadata=outgoing())

@@ -14,7 +14,7 @@ from tandem.rpc.answer_times import AnswerTimes
 from tandem.rpc.channel import TARGET, open_channel, stub
 from tandem.rpc.closing import Closes
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.endpoint_pool import CHECK_SECONDS, Persistence, Roster, addresses_of, disagreement
+from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, Persistence, addresses_of, disagreement
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.liveness import Health, check_health
@@ -41,7 +41,7 @@ class Deadlines:
     stall: float = 4.0
 
 
-class Peer:
+class Endpoint:
     """A channel to one TargetVerifier.
 
     `streams`: whether it knows VerifyStream; None: not tried yet. `suspect`: whoever answers there next may be another
@@ -104,8 +104,8 @@ class VerifierClient:
     ) -> None:
         self.tokenizer_sha256 = tokenizer_sha256
         self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
-        self.roster = Roster(addresses_of(addresses))
-        self.peers = {address: Peer(address, credentials) for address in self.roster.addresses}
+        self.roster = EndpointPool(addresses_of(addresses))
+        self.peers = {address: Endpoint(address, credentials) for address in self.roster.addresses}
         self.times = AnswerTimes()
         self.expected: ModelInfo | None = None
         self.closes = Closes()
@@ -116,7 +116,7 @@ class VerifierClient:
         return self.roster.current
 
     @property
-    def peer(self) -> Peer:
+    def peer(self) -> Endpoint:
         return self.peers[self.roster.current]
 
     async def model_info(self, timeout: float = 30.0) -> ModelInfo:
@@ -142,11 +142,11 @@ class VerifierClient:
         self.expected = answered[0].result()
         return self.expected
 
-    def alone(self, peer: Peer) -> bool:
+    def alone(self, peer: Endpoint) -> bool:
         """True if `peer` is the only verifier that may be asked."""
         return self.roster.after(peer.address) == peer.address
 
-    async def check(self, peer: Peer, seconds: float) -> None:
+    async def check(self, peer: Endpoint, seconds: float) -> None:
         """Whether sessions may go on there. Raises TandemError: FAILED_PRECONDITION where it runs something else."""
         if not peer.suspect:
             return

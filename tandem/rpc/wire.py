@@ -9,8 +9,8 @@ from tandem.rpc.printable import printable
 from tandem.speculation.pipeline import Answer
 from tandem.speculation.types import (
     Chunk,
-    Completion,
     FinishReason,
+    GenerationEnd,
     GenerationRequest,
     InvalidField,
     ModelInfo,
@@ -157,7 +157,7 @@ def chunk_from_wire(message: pb.GenerateChunk) -> Chunk:
     return Chunk(tuple(message.token_ids), message.text, tuple(message.margins))
 
 
-def completion_to_wire(completion: Completion) -> pb.GenerateCompletion:
+def completion_to_wire(completion: GenerationEnd) -> pb.GenerateCompletion:
     return pb.GenerateCompletion(
         finish_reason=pb.FinishReason.Name(completion.finish_reason.value),
         prompt_tokens=completion.prompt_tokens,
@@ -166,8 +166,8 @@ def completion_to_wire(completion: Completion) -> pb.GenerateCompletion:
     )
 
 
-def completion_from_wire(message: pb.GenerateCompletion) -> Completion:
-    return Completion(
+def completion_from_wire(message: pb.GenerateCompletion) -> GenerationEnd:
+    return GenerationEnd(
         finish_reason=FinishReason(message.finish_reason),
         prompt_tokens=message.prompt_tokens,
         output_tokens=message.output_tokens,

@@ -34,7 +34,7 @@ class ShapedModel(Protocol):
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor: ...
 
 
-def certify(
+def check_batch_invariance(
     model: ShapedModel,
     limits: Limits,
     widths: tuple[int, ...],

@@ -215,7 +215,7 @@ def _off(build: Build) -> Runner:
 
 
 def _graphs(build: Build) -> Runner:
-    from tandem.runners.torch.graph_compilers import makers
+    from tandem.runners.torch.graph_compilers import graph_compiler
     from tandem.runners.torch.graph_model import CompiledModel
     from tandem.runners.torch.graph_runner import CompiledRunner
 
@@ -223,7 +223,7 @@ def _graphs(build: Build) -> Runner:
     model = CompiledModel(
         build.module, limits.slots, limits.max_length, build.widest, platform.device, build.only, ranks=build.ranks
     )
-    make = makers(platform, identity, limits, build.only, build.execution.compiled)
+    make = graph_compiler(platform, identity, limits, build.only, build.execution.compiled)
     return CompiledRunner(model, limits, identity, make, build.verifies, build.execution.exact, build.asked)
 
 

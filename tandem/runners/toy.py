@@ -29,7 +29,7 @@ from tandem.runners.protocol import (
     sound,
 )
 from tandem.runners.startup import Startup
-from tandem.speculation.rules import guess, judge
+from tandem.speculation.rules import draft_token, verify_draft
 from tandem.speculation.types import SparseDistribution, Verdict
 
 VOCAB_SIZE = 258
@@ -102,7 +102,9 @@ class ToyRunner:
             return RowFailed("a position before the row's was never written")
         logits = functools.partial(self._after, row)
         start = row.position + 1
-        return sound(lambda: judge(row.draft, row.distributions, logits, row.sampling, row.rule, start, row.margins))
+        return sound(
+            lambda: verify_draft(row.draft, row.distributions, logits, row.sampling, row.rule, start, row.margins)
+        )
 
     def _after(self, row: VerifyRow, i: int) -> NDArray[np.float32]:
         return self._logits(row.slot, row.position + i)
@@ -115,7 +117,7 @@ class ToyRunner:
             if i:
                 self._write(row.slot, row.position + i, proposed[-1:])
             logits = self._logits(row.slot, row.position + i)
-            token, distribution = guess(logits, row.sampling, row.rule, row.position + 1 + i, row.known)
+            token, distribution = draft_token(logits, row.sampling, row.rule, row.position + 1 + i, row.known)
             proposed.append(token)
             distributions += [distribution] if distribution is not None else []
         return Proposal(tuple(proposed), distributions=tuple(distributions))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.speculation.drafters import Guesser
-from tandem.speculation.lookup_policy import TrustedLookup
+from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Draft, SamplingParams
 
 
 class HybridDrafter:
     """A copy costs nothing, and a round that the lookup answers no draft step at all: so the lookup is asked first."""
 
-    def __init__(self, lookup: TrustedLookup, model: Guesser) -> None:
+    def __init__(self, lookup: PolicedLookup, model: Guesser) -> None:
         self._lookup, self._model = lookup, model
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tandem.speculation.acceptance_rates import HIGHEST, AcceptanceCounts
-from tandem.speculation.round_statistics import ALONE, Experience, proposer_of, without_queue
+from tandem.speculation.round_statistics import ALONE, RoundStatistics, proposer_of, without_queue
 from tandem.speculation.types import Draft, DraftLimit, Proposer, Verdict
 
 FIRST = 3
@@ -177,7 +177,7 @@ class AdaptiveLength:
     succeeds pays for itself), so trials that fail grow rare, and ones that succeed follow each other.
     """
 
-    def __init__(self, most: int, experience: Experience, limit: DraftLimit | None = None) -> None:
+    def __init__(self, most: int, experience: RoundStatistics, limit: DraftLimit | None = None) -> None:
         self._most, self._experience = most, experience
         self._limit = limit if limit is not None else DraftLimit()
         self._prior = {proposer: experience.rates(proposer, most) for proposer in Proposer}

@@ -31,7 +31,7 @@ JUDGED = 5
 """Tokens of a copy that are judged where it was not asked."""
 
 
-class Trust:
+class LookupPolicy:
     """What a process knows of its sources: a draft model and the copies beside it."""
 
     def __init__(self) -> None:
@@ -53,13 +53,13 @@ class _Prediction(NamedTuple):
     token_ids: tuple[int, ...]
 
 
-class TrustedLookup:
+class PolicedLookup:
     """Prompt lookup beside a model, for one request: it proposes only what is likelier to be accepted than the model's.
 
     Whoever asks says what the model drafted (`modelled`) and what was committed (`learn`).
     """
 
-    def __init__(self, trust: Trust) -> None:
+    def __init__(self, trust: LookupPolicy) -> None:
         self._trust = trust
         self._seen = {source: AcceptanceCounts(FADING_HERE) for source in BEFOREHAND}
         self._lookup = NgramDrafter(LONGEST)

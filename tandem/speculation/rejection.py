@@ -75,7 +75,7 @@ def support(logits: Logits, params: SamplingParams, most: int = SUPPORT) -> Spar
     return SparseDistribution(tuple(ids[kept].tolist()), tuple(rounded[kept].tolist()))
 
 
-def guess(
+def draft_token(
     logits: Logits, params: SamplingParams, position: int, known: int | None = None, most: int = SUPPORT
 ) -> tuple[int, SparseDistribution]:
     """The draft's token at `position` and what it was drawn from, of the `known` first ids (those the target has)."""

@@ -13,7 +13,7 @@ FADING_COMMITTED, FADING_COMPANY = 0.97, 0.8  # of what a round commits, and of 
 ALONE = 1  # whose a verification's tokens are makes no difference
 
 
-class Experience:
+class RoundStatistics:
     """Shared by the sessions of a process that verify at the same target.
 
     A verification costs by the tokens of the step that it shares, a draft by its length and its step's rows. `drafted`

@@ -19,7 +19,7 @@ def samples_from_its_own(rule: Rule, params: SamplingParams) -> bool:
     return rule is Rule.REJECTION and not params.greedy
 
 
-def guess(
+def draft_token(
     logits: Logits, params: SamplingParams, rule: Rule, position: int, known: int | None = None
 ) -> tuple[int, SparseDistribution | None]:
     """A draft token for `position`, and what it was drawn from where the verifier must know.
@@ -27,14 +27,14 @@ def guess(
     `known`: how many of the first ids the target has; only the rejection rule minds.
     """
     if samples_from_its_own(rule, params):
-        return rejection.guess(logits, params, position, known)
+        return rejection.draft_token(logits, params, position, known)
     try:
         return draw(logits, params, position).token, None
     except BadLogits:
         return 0, None  # a draft may be wrong about anything
 
 
-def judge(
+def verify_draft(
     draft: Sequence[int],
     sent: Sequence[SparseDistribution],
     logits: Callable[[int], Logits],

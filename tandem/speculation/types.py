@@ -291,7 +291,7 @@ def rounds_by_length(rounds: int, drafted_per_position: Sequence[int]) -> list[i
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class GenerationEnd:
     """The end of a generation."""
 
     finish_reason: FinishReason

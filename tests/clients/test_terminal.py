@@ -14,20 +14,20 @@ from tandem.engine.batcher import DeviceLost
 from tandem.rpc.channel import TARGET
 from tandem.rpc.errors import TandemError
 from tandem.runners.protocol import RowFailed
-from tandem.speculation.types import Chunk, Completion, FinishReason, GenerationRequest, SpeculationStats
+from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, SpeculationStats
 from tests.support import fused_site, listening, run, target_site, worker_site
 
 ASK = GenerationRequest(text="")
 
 
-async def spoken(request: GenerationRequest) -> AsyncGenerator[Chunk | Completion, None]:
+async def spoken(request: GenerationRequest) -> AsyncGenerator[Chunk | GenerationEnd, None]:
     """Says the prompt's words, one token each, in two chunks."""
     words = (request.text or "").split()
     for part in (words[:1], words[1:]):
         yield Chunk(tuple(range(len(part))), "".join(f"{word} " for word in part))
         await asyncio.sleep(0)
     stats = SpeculationStats(rounds=2, drafted=4, accepted=1)
-    yield Completion(FinishReason.STOP_STRING, 1, len(words), stats)
+    yield GenerationEnd(FinishReason.STOP_STRING, 1, len(words), stats)
 
 
 def show(*prompts: str, generate: Any = spoken, **options: Any) -> int:
@@ -52,10 +52,10 @@ def test_several_prompts_are_told_apart_and_shown_whole_at_the_end(capsys: pytes
 
 
 def test_lines_within_an_output_keep_their_prompts_number(capsys: pytest.CaptureFixture[str]) -> None:
-    async def lines(request: GenerationRequest) -> AsyncGenerator[Chunk | Completion, None]:
+    async def lines(request: GenerationRequest) -> AsyncGenerator[Chunk | GenerationEnd, None]:
         yield Chunk((1, 2), "first\nsec")
         yield Chunk((3,), "ond\n")
-        yield Completion(FinishReason.LENGTH, 1, 3, SpeculationStats())
+        yield GenerationEnd(FinishReason.LENGTH, 1, 3, SpeculationStats())
 
     assert show("a", "b", generate=lines) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -73,7 +73,7 @@ def test_token_by_token_each_token_has_a_line_and_the_text_follows(capsys: pytes
 def test_a_prompt_that_fails_is_a_line_and_the_others_go_on(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def fails(request: GenerationRequest) -> AsyncGenerator[Chunk | Completion, None]:
+    async def fails(request: GenerationRequest) -> AsyncGenerator[Chunk | GenerationEnd, None]:
         if request.text == "bad":
             raise error
         async for event in spoken(request):
@@ -87,7 +87,7 @@ def test_a_prompt_that_fails_is_a_line_and_the_others_go_on(
 
 
 def test_a_stream_without_a_completion_is_a_failure_that_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    async def ends(request: GenerationRequest) -> AsyncGenerator[Chunk | Completion, None]:
+    async def ends(request: GenerationRequest) -> AsyncGenerator[Chunk | GenerationEnd, None]:
         yield Chunk((1,), "x")
 
     assert show("a", generate=ends) == 1
@@ -97,7 +97,7 @@ def test_a_stream_without_a_completion_is_a_failure_that_is_shown(capsys: pytest
 def test_prompts_run_at_once_but_not_without_limit(capsys: pytest.CaptureFixture[str]) -> None:
     under_way, most = 0, 0
 
-    async def counted(request: GenerationRequest) -> AsyncGenerator[Chunk | Completion, None]:
+    async def counted(request: GenerationRequest) -> AsyncGenerator[Chunk | GenerationEnd, None]:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.comparison.measuring.records import Measurement, Record, Seconds
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.speculation.types import Chunk, Completion, FinishReason, GenerationRequest, ModelInfo, SpeculationStats
+from tandem.speculation.types import Chunk, FinishReason, GenerationEnd, GenerationRequest, ModelInfo, SpeculationStats
 
 MODEL = ModelInfo("toy", "rev", "sha", 100, 512, 8, 4, "float32", "toy", "toy")
 
@@ -34,7 +34,7 @@ class FakeGenerator:
 
     async def generate(
         self, request: GenerationRequest, timeout: float | None = None
-    ) -> AsyncIterator[Chunk | Completion]:
+    ) -> AsyncIterator[Chunk | GenerationEnd]:
         self.calls.append((self.name, request))
         self.bytes_up += 100
         if self.fail_on is not None and self.fail_on in (request.text or ""):
@@ -46,7 +46,7 @@ class FakeGenerator:
             position += len(ids)
             yield Chunk(ids, f"<{len(ids)}>", margins)
         if not self.without_completion:
-            yield Completion(FinishReason.LENGTH, 9, position, self.stats)
+            yield GenerationEnd(FinishReason.LENGTH, 9, position, self.stats)
 
     async def model_info(self) -> ModelInfo:
         return self.model

@@ -22,7 +22,7 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import run_comparison
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report import plots_time, sections, terminal
-from tandem.speculation.types import Chunk, Completion, GenerationRequest
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
 
 # Takes main.py's place: the port tells which role it was started in.
@@ -173,7 +173,7 @@ def test_an_interrupt_before_the_first_record_stops_every_server_and_says_that_n
     class Interrupting(FakeGenerator):
         async def generate(
             self, request: GenerationRequest, timeout: float | None = None
-        ) -> AsyncIterator[Chunk | Completion]:
+        ) -> AsyncIterator[Chunk | GenerationEnd]:
             os.kill(os.getpid(), number)
             await asyncio.sleep(30)
             yield Chunk(())
@@ -198,7 +198,7 @@ class Numbered(FakeGenerator):
 
     async def generate(
         self, request: GenerationRequest, timeout: float | None = None
-    ) -> AsyncIterator[Chunk | Completion]:
+    ) -> AsyncIterator[Chunk | GenerationEnd]:
         if len(self.calls) == self.at:
             await self.happen()
         async for event in super().generate(request, timeout):

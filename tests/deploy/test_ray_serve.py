@@ -19,7 +19,7 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import Completion
+from tandem.speculation.types import GenerationEnd
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import GREEDY, REPOSITORY, SAMPLED, answer, distributed, ids, oracle, raw_stub
 from tests.support import run as run_async
@@ -198,7 +198,7 @@ def test_a_client_goes_on_where_its_replica_was_killed_mid_request(ingress: str,
         tokens: list[int] = []
         async with distributed(ingress, pipeline=pipeline, max_length=400) as (generator, _):
             async for event in generator.generate(ids(b"hello", 300, ignore_end_of_sequence=True)):
-                if isinstance(event, Completion):
+                if isinstance(event, GenerationEnd):
                     break
                 if len(tokens) < 100 <= len(tokens) + len(event.token_ids):
                     kill(TARGET, busy=pipeline is Pipeline.ON)  # a session of calls is nowhere between them: all
@@ -213,7 +213,7 @@ def test_a_draft_worker_in_the_cluster_goes_on_where_its_target_was_killed(ingre
         tokens: list[int] = []
         async with GenerationClient.connect(ingress, DRAFT) as client:
             async for event in client.generate(ids(b"hello", LENGTH - 20, ignore_end_of_sequence=True)):
-                if isinstance(event, Completion):
+                if isinstance(event, GenerationEnd):
                     break
                 if not tokens:
                     kill(TARGET, busy=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.engine.batch_window import FEW, KEPT, PAYS, SLACK, TRIED, Patience
+from tandem.engine.batch_window import FEW, KEPT, PAYS, SLACK, TRIED, BatchWindow
 
 STEP = 0.010
 
 
-def rounds(patience: Patience, back_after: float, count: int, busy: bool = False, start: float = 0.0) -> float:
+def rounds(patience: BatchWindow, back_after: float, count: int, busy: bool = False, start: float = 0.0) -> float:
     """So many rounds of one row that comes back after so many seconds; returns when the last ended."""
     now = start
     for _ in range(count):
@@ -21,7 +21,7 @@ def rounds(patience: Patience, back_after: float, count: int, busy: bool = False
 
 
 def test_rows_that_come_back_soon_are_waited_for() -> None:
-    patience = Patience()
+    patience = BatchWindow()
     now = rounds(patience, 0.002, FEW)
     assert patience.seconds(now, missing=1) == pytest.approx(SLACK * 0.002)
     assert patience.seconds(now + 0.001, missing=1) == pytest.approx(SLACK * 0.002 - 0.001)
@@ -29,14 +29,14 @@ def test_rows_that_come_back_soon_are_waited_for() -> None:
 
 
 def test_rows_that_stay_away_for_a_step_or_more_are_not() -> None:
-    patience = Patience()
+    patience = BatchWindow()
     now = rounds(patience, 0.021, FEW)
     assert patience.seconds(now, missing=1) == 0
     assert PAYS * STEP < SLACK * 0.021
 
 
 def test_nobody_is_waited_for_who_is_here_or_gone() -> None:
-    patience = Patience()
+    patience = BatchWindow()
     now = rounds(patience, 0.002, FEW)
     assert patience.seconds(now, missing=0) == 0, "every open sequence is here"
     patience.came(now + 0.001, busy=False)
@@ -44,14 +44,14 @@ def test_nobody_is_waited_for_who_is_here_or_gone() -> None:
 
 
 def test_a_short_wait_is_tried_while_nothing_is_known() -> None:
-    patience = Patience()
+    patience = BatchWindow()
     patience.answered(1, 0.0, STEP)
     assert patience.seconds(0.0, missing=1) == pytest.approx(TRIED * STEP)
 
 
 def test_what_comes_beside_a_step_teaches_nothing_unless_it_was_waited_for() -> None:
     """Two that take turns: each comes back late because the other's step has the cores. Trials must go on."""
-    patience = Patience()
+    patience = BatchWindow()
     now = rounds(patience, 0.012, KEPT, busy=True)
     assert patience.seconds(now, missing=1) == pytest.approx(TRIED * STEP)
     for _ in range(FEW):

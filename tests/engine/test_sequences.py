@@ -15,7 +15,7 @@ from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.sequences import Engine, KVSequence, LocalVerifier, ModelDrafter
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.toy import ToyConfig, ToyRunner
-from tandem.speculation.lookup_policy import Trust, TrustedLookup
+from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.types import Draft, Proposer
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
@@ -224,11 +224,11 @@ def test_fused_rounds_of_changing_length_are_exact(k_of_round: list[int]) -> Non
     run(test())
 
 
-class Prompter(TrustedLookup):
+class Prompter(PolicedLookup):
     """A lookup that finds the next `right` true tokens and a wrong one, where the script says so."""
 
     def __init__(self, script: Sequence[int | None], sampling: Any) -> None:
-        super().__init__(Trust())
+        super().__init__(LookupPolicy())
         self.script, self.sampling = iter(script), sampling
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:

@@ -150,7 +150,7 @@ MUTANTS = (
     ),
     Mutant(
         "a client gives up at once",
-        "tandem.rpc.endpoint_pool:Patience.wait",
+        "tandem.rpc.endpoint_pool:RetryBudget.wait",
         "if now + pause >= self._end:",
         "if self.attempts >= 1:",
         (),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.rpc.endpoint_pool import Patience, Persistence, Roster, addresses_of, disagreement
+from tandem.rpc.endpoint_pool import EndpointPool, Persistence, RetryBudget, addresses_of, disagreement
 from tandem.speculation.types import ModelInfo
 
 INFO = ModelInfo("m", "rev", "tok", 258, 160, 5, 4, "float32", "cpu", "torch")
@@ -20,11 +20,11 @@ class Clock:
         return self.now
 
 
-def patience(clock: Clock, seconds: float = 60.0, deadline: float | None = None, chance: float = 1.0) -> Patience:
-    return Patience(Persistence(seconds, 0.05, 2.0), deadline, clock, lambda: chance)
+def patience(clock: Clock, seconds: float = 60.0, deadline: float | None = None, chance: float = 1.0) -> RetryBudget:
+    return RetryBudget(Persistence(seconds, 0.05, 2.0), deadline, clock, lambda: chance)
 
 
-def waits(of: Patience, clock: Clock) -> list[float]:
+def waits(of: RetryBudget, clock: Clock) -> list[float]:
     """Every wait until it gives up, each of them spent."""
     found = []
     while (wait := of.wait()) is not None:
@@ -75,7 +75,7 @@ def test_no_patience_is_no_attempt() -> None:
 
 def test_a_roster_says_each_change_once_with_the_attempts(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    roster = Roster(("a:1", "b:2"), clock)
+    roster = EndpointPool(("a:1", "b:2"), clock)
     with caplog.at_level(logging.INFO):
         for address in ("a:1", "b:2", "a:1", "b:2", "a:1"):
             assert roster.current == address
@@ -91,13 +91,13 @@ def test_a_roster_says_each_change_once_with_the_attempts(caplog: pytest.LogCapt
 
 
 def test_one_verifier_alone_is_tried_again() -> None:
-    roster = Roster(("a:1",), Clock())
+    roster = EndpointPool(("a:1",), Clock())
     roster.failed("a:1", "gone")
     assert roster.current == "a:1"
 
 
 def test_a_verifier_that_runs_something_else_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    roster = Roster(("a:1", "b:2", "c:3"), Clock())
+    roster = EndpointPool(("a:1", "b:2", "c:3"), Clock())
     roster.failed("a:1", "gone")
     assert roster.refuse("b:2", "its dtype is 'bfloat16'")
     assert roster.current == "c:3"
@@ -144,7 +144,7 @@ def test_bad_addresses_are_refused_by_name(given: str) -> None:
 
 def test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer() -> None:
     clock = Clock()
-    of = Patience(Persistence(60.0), None, clock, lambda: 1.0, admission=10.0)
+    of = RetryBudget(Persistence(60.0), None, clock, lambda: 1.0, admission=10.0)
     clock.now += 1000.0
     of.opening()  # seconds count from here
     waited = 0
@@ -165,7 +165,7 @@ def test_a_verifier_that_is_full_answers() -> None:
 
 
 def test_whoever_is_asked_or_refused_is_not_asked_besides() -> None:
-    roster = Roster(("a:1", "b:2", "c:3"), Clock())
+    roster = EndpointPool(("a:1", "b:2", "c:3"), Clock())
     assert roster.following("b:2") == "b:2"
     assert roster.following("b:2", ["b:2"]) == "c:3"
     assert roster.following("b:2", ["b:2", "c:3"]) == "a:1"

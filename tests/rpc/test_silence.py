@@ -11,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.answer_times import AnswerTimes, Waits
 from tandem.rpc.channel import TARGET, open_channel
-from tandem.rpc.endpoint_pool import Patience, Persistence
+from tandem.rpc.endpoint_pool import Persistence, RetryBudget
 from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import Health, answered, check_health, watch
 from tests.support import listening, run
@@ -123,8 +123,8 @@ def test_health_is_asked_over_the_wire() -> None:
     run(test())
 
 
-def waits(clock: Clock, deadline: float | None = None) -> tuple[Waits, AnswerTimes, Patience]:
-    patience, times = Patience(Persistence(), deadline, clock, lambda: 1.0), AnswerTimes()
+def waits(clock: Clock, deadline: float | None = None) -> tuple[Waits, AnswerTimes, RetryBudget]:
+    patience, times = RetryBudget(Persistence(), deadline, clock, lambda: 1.0), AnswerTimes()
     return Waits(3.0, 4.0, patience, times), times, patience
 
 

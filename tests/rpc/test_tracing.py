@@ -30,7 +30,7 @@ from tandem.services.observability.calls import CallInterceptor
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import teach
-from tandem.speculation.lookup_policy import LONG, Trust, TrustedLookup
+from tandem.speculation.lookup_policy import LONG, LookupPolicy, PolicedLookup
 from tandem.v1 import target_verifier_pb2 as pb
 from tests import support
 from tests.support import Answer, answer, distributed, ids, launch, raw_stub, run, server_process, target_site
@@ -344,8 +344,8 @@ def test_a_session_that_is_lost_is_opened_again_within_the_trace(monkeypatch: py
 
 
 def test_a_drafter_that_is_traced_learns_as_one_that_is_not() -> None:
-    trust = Trust()
-    lookup: Any = TrustedLookup(trust)
+    trust = LookupPolicy()
+    lookup: Any = PolicedLookup(trust)
     before = trust.rates(LONG, 1)
     run(lookup.open([1, 2, 3], support.GREEDY))
     span: Any = None

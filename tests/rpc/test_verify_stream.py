@@ -18,7 +18,7 @@ from grpc._cython import cygrpc
 
 import tandem.clients.distributed
 from tandem.rpc.answer_times import AnswerTimes
-from tandem.rpc.endpoint_pool import Patience, Persistence
+from tandem.rpc.endpoint_pool import Persistence, RetryBudget
 from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import Health
 from tandem.rpc.verifier_client import Deadlines
@@ -401,7 +401,7 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
             waits=SimpleNamespace(silence=lambda: 0.002, round=lambda: 0.002),
             client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), alone=lambda peer: False),
             peer=peer,
-            patience=Patience(Persistence()),
+            patience=RetryBudget(Persistence()),
         )
         stats = SpeculationStats()
         stream = _Stream(session, stats)

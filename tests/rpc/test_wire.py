@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tandem.rpc import wire
 from tandem.speculation.types import (
     Chunk,
-    Completion,
     FinishReason,
+    GenerationEnd,
     GenerationRequest,
     InvalidField,
     ModelInfo,
@@ -79,7 +79,7 @@ stats = st.builds(
     sent_by_depth=st.lists(counts, max_size=5),
     guessed_rounds=counts,
 )
-completions = st.builds(Completion, st.sampled_from(FinishReason), counts, counts, stats)
+completions = st.builds(GenerationEnd, st.sampled_from(FinishReason), counts, counts, stats)
 chunks = st.builds(Chunk, ids, text, st.lists(float32, max_size=5).map(tuple))
 names = st.text(max_size=20).filter(str.isprintable)  # others are escaped: test_forged_lines.py
 infos = st.builds(
@@ -128,7 +128,7 @@ def test_a_chunk(chunk: Chunk) -> None:
 
 @repeatable
 @given(completions)
-def test_a_completion_and_its_statistics(completion: Completion) -> None:
+def test_a_completion_and_its_statistics(completion: GenerationEnd) -> None:
     message = through_bytes(wire.completion_to_wire(completion))
     assert wire.completion_from_wire(message) == completion
     assert message.stats.wasted_drafts == completion.stats.wasted_drafts
@@ -176,7 +176,7 @@ def test_every_field_of_the_messages_is_filled() -> None:
     full = SpeculationStats(
         1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2}, 1, 1, [1], 1, 1
     )
-    message = wire.completion_to_wire(Completion(FinishReason.LENGTH, 1, 1, full))
+    message = wire.completion_to_wire(GenerationEnd(FinishReason.LENGTH, 1, 1, full))
     assert len(message.ListFields()) == len(pb.GenerateCompletion.DESCRIPTOR.fields)
     assert len(message.stats.ListFields()) == len(pb.SpeculationStats.DESCRIPTOR.fields)
     assert len(wire.sampling_to_wire(SamplingParams(1, 1, 0.5, 0.5, 1)).ListFields()) == len(

@@ -13,13 +13,13 @@ from transformers import AutoModelForCausalLM
 from tandem.engine.batcher import Batcher
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
-from tandem.runners.batch_invariance import certify
+from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.protocol import ProposeRow, VerifyRow
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.draws import draw
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FixedLength
-from tandem.speculation.lookup_policy import Trust, TrustedLookup
+from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.loop import DraftThenVerify, Rounds, speculate
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import SamplingParams, SpeculationStats
@@ -134,11 +134,11 @@ def test_every_architecture_emits_the_tokens_of_plain_decoding_alone_and_batched
             lambda: DraftThenVerify(LocalVerifier(engine), NgramDrafter()),
             lambda: DraftThenVerify(LocalVerifier(engine), ModelDrafter(drafting, 49152)),
             lambda: DraftThenVerify(
-                LocalVerifier(engine), HybridDrafter(TrustedLookup(Trust()), ModelDrafter(drafting, 49152))
+                LocalVerifier(engine), HybridDrafter(PolicedLookup(LookupPolicy()), ModelDrafter(drafting, 49152))
             ),
         ]
         pair = FusedPair(engine, drafting)
-        fused = [lambda: FusedRounds(pair), lambda: FusedRounds(pair, lookup=TrustedLookup(Trust()))]
+        fused = [lambda: FusedRounds(pair), lambda: FusedRounds(pair, lookup=PolicedLookup(LookupPolicy()))]
         outputs: list[list[int]] = []
         accepted = 0.0
         for group in (kinds, fused):  # FusedRounds gives slots of its draft out by the target's number
@@ -276,13 +276,13 @@ class Perturbed:
     ("fault", "exact"), [pytest.param("width", True, marks=pytest.mark.slow), ("batch", True), ("column", False)]
 )
 def test_certification_sees_a_planted_dependence_on_shape(fault: str, exact: bool) -> None:
-    shapes = certify(Perturbed(fault), real.target("float32").limits, (1, 3, 6), (1, 2, 4))  # type: ignore[arg-type]
+    shapes = check_batch_invariance(Perturbed(fault), real.target("float32").limits, (1, 3, 6), (1, 2, 4))  # type: ignore[arg-type]
     assert (shapes.widths, shapes.batches) == ((6,), (4,))
     assert shapes.bit_exact is exact
 
 
 @pytest.mark.parametrize(("fault", "lengths"), [("none", (128,)), ("length", ())])
 def test_a_cache_length_that_changes_bits_is_not_used(fault: str, lengths: tuple[int, ...]) -> None:
-    shapes = certify(Perturbed(fault), real.target("float32").limits, (1, 6), (1,), (128,), (16, 64))  # type: ignore[arg-type]
+    shapes = check_batch_invariance(Perturbed(fault), real.target("float32").limits, (1, 6), (1,), (128,), (16, 64))  # type: ignore[arg-type]
     assert shapes.bit_exact
     assert (shapes.lengths, shapes.prefill_lengths, shapes.chunks) == ((128,), lengths, (16, 64))

@@ -17,7 +17,7 @@ from tandem.cli import main
 from tandem.runners.protocol import Identity
 from tandem.runners.torch import platforms
 from tandem.runners.torch.buckets import AskedBuckets, Buckets, buckets_for
-from tandem.runners.torch.graph_compilers import makers
+from tandem.runners.torch.graph_compilers import graph_compiler
 from tandem.runners.torch.graphs import Captured, Compiled
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, chosen, platform_of, ways
 from tests.runners.compiled import FAMILIES, LIMITS
@@ -100,9 +100,9 @@ def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch
 
 
 def test_each_platform_makes_graphs_its_own_way() -> None:
-    compiled = makers(NEURON, IDENTITY, LIMITS, None)("target")
+    compiled = graph_compiler(NEURON, IDENTITY, LIMITS, None)("target")
     assert isinstance(compiled, Compiled) and compiled._backend == "neuron"
-    assert isinstance(makers(CUDA, IDENTITY, LIMITS, None)("target"), Captured)
+    assert isinstance(graph_compiler(CUDA, IDENTITY, LIMITS, None)("target"), Captured)
 
 
 def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> None:

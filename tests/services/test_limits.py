@@ -13,7 +13,7 @@ import pytest
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.runners.toy import ToyRunner, ToyTokenizer
 from tandem.services.security.config import Security
-from tandem.services.security.limits import LimitReached, Limits, Running
+from tandem.services.security.limits import LimitReached, Running, ServerLimits
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.speculation.types import GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
@@ -26,7 +26,7 @@ PROMPT = b"many at once"
 
 def limited(tmp_path, **limits: int) -> tuple[ByToken, Security]:
     callers = ByToken(tmp_path)
-    return callers, Security(tokens=callers.security.tokens, limits=Limits(**limits))
+    return callers, Security(tokens=callers.security.tokens, limits=ServerLimits(**limits))
 
 
 async def refusal(call: Any) -> TandemError:
@@ -116,7 +116,7 @@ def test_one_caller_has_so_many_requests_under_way_and_another_its_own(tmp_path)
 
 
 def test_what_ended_counts_no_more():
-    running = Running(Limits(max_requests_per_identity=2))
+    running = Running(ServerLimits(max_requests_per_identity=2))
     with running.one("alice"), running.one("alice"), running.one("bob"), pytest.raises(LimitReached):
         running.one("alice").__enter__()
     with contextlib.suppress(KeyError), running.one("alice"):
@@ -133,7 +133,7 @@ class NeverTokenizes(ToyTokenizer):
 
 @pytest.mark.parametrize("most", [None, 100])
 def test_a_text_that_is_too_long_is_refused_before_it_is_tokenized(most, monkeypatch):
-    limits = Limits(max_prompt_bytes=most)
+    limits = ServerLimits(max_prompt_bytes=most)
     monkeypatch.setattr(ToyTokenizer, "encode", NeverTokenizes.encode)
     length = (most or 64 * 160) + 1
 
@@ -188,7 +188,7 @@ def test_a_draft_client_waits_for_its_turn_where_it_has_as_many_sessions_as_it_m
     """The refusal says when to ask again, and our client does."""
     lines = f"alice {TOKENS['alice']}\n"
     tokens = AcceptedTokens(token_file(tmp_path / "one", lines))
-    security = Security(tokens=tokens, limits=Limits(max_sessions_per_identity=1))
+    security = Security(tokens=tokens, limits=ServerLimits(max_sessions_per_identity=1))
     credentials = ByToken(tmp_path).credentials("alice")
 
     async def test():
@@ -206,7 +206,7 @@ def test_a_draft_client_waits_for_its_turn_where_it_has_as_many_sessions_as_it_m
 @pytest.mark.parametrize("name", ["max_sessions_per_identity", "max_requests_per_identity", "max_prompt_bytes"])
 def test_a_limit_is_at_least_one(name):
     with pytest.raises(ValueError, match=f"{name}: 0 is below 1"):
-        Limits(**{name: 0})
+        ServerLimits(**{name: 0})
 
 
 def test_messages_have_a_least_limit():

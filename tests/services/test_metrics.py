@@ -24,7 +24,7 @@ from tandem.services.observability.metrics import Metrics
 from tandem.services.observability.setup import Observability, ObservabilityConfig
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import Completion, GenerationRequest
+from tandem.speculation.types import GenerationEnd, GenerationRequest
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import (
     HANG,
@@ -76,11 +76,11 @@ def asked(count: int = 20, **rest: Any) -> list[GenerationRequest]:
     return [*requests, ids(b"sampled", count, sampling=SAMPLED, ignore_end_of_sequence=True, **rest)]
 
 
-async def completions(generate: Any, requests: Iterable[GenerationRequest]) -> list[Completion]:
+async def completions(generate: Any, requests: Iterable[GenerationRequest]) -> list[GenerationEnd]:
     return [(await answer(generate, request)).completion for request in requests]
 
 
-def check_speculation(scrape: Scrape, done: list[Completion]) -> None:
+def check_speculation(scrape: Scrape, done: list[GenerationEnd]) -> None:
     """vLLM's counters, and ours of the same rounds."""
     stats = [each.stats for each in done]
     drafted_rounds = sum(s.drafted_per_position[0] for s in stats if s.drafted_per_position)
@@ -98,7 +98,7 @@ def check_speculation(scrape: Scrape, done: list[Completion]) -> None:
     assert scrape("vllm:prompt_tokens_total") == sum(each.prompt_tokens for each in done)
 
 
-def check_requests(scrape: Scrape, done: list[Completion]) -> None:
+def check_requests(scrape: Scrape, done: list[GenerationEnd]) -> None:
     assert scrape("vllm:request_success_total", finished_reason="length") == len(done)
     assert scrape("vllm:request_success_total") == len(done)
     for name in ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency"):
@@ -110,7 +110,7 @@ def check_requests(scrape: Scrape, done: list[Completion]) -> None:
 
 
 def test_counters_of_a_fused_server_equal_its_completions(tmp_path: Path) -> None:
-    async def ask(address: str) -> list[Completion]:
+    async def ask(address: str) -> list[GenerationEnd]:
         async with GenerationClient.connect(address, FUSED) as client:
             return await completions(client.generate, [*asked(), *asked(speculation_length=2)])
 
@@ -135,7 +135,7 @@ def test_counters_of_a_fused_server_equal_its_completions(tmp_path: Path) -> Non
 def test_counters_of_a_target_equal_the_completions_of_its_clients(tmp_path: Path, pipeline: Pipeline) -> None:
     """Rounds by Verify and by VerifyStream; what the target counts is what those who drafted say."""
 
-    async def ask(address: str) -> tuple[list[Completion], int, int]:
+    async def ask(address: str) -> tuple[list[GenerationEnd], int, int]:
         async with distributed(address, "miss=0.3", pipeline=pipeline) as (generator, _):
             done = await completions(generator.generate, [*asked(), *asked(speculation_length=4)])
         return done, sum(c.stats.bytes_up for c in done), sum(c.stats.bytes_down for c in done)
@@ -163,7 +163,7 @@ def test_counters_of_a_target_equal_the_completions_of_its_clients(tmp_path: Pat
 
 
 def test_counters_of_a_draft_worker_and_its_target_agree(tmp_path: Path) -> None:
-    async def ask(worker: str, target: str) -> tuple[list[Completion], list[Completion]]:
+    async def ask(worker: str, target: str) -> tuple[list[GenerationEnd], list[GenerationEnd]]:
         async with (
             GenerationClient.connect(worker, DRAFT) as drafting,
             GenerationClient.connect(target, TARGET) as plain,
@@ -188,7 +188,7 @@ def test_counters_of_a_draft_worker_and_its_target_agree(tmp_path: Path) -> None
 
 
 def test_a_target_that_asks_a_draft_worker_counts_proposals_and_rounds_without_any(tmp_path: Path) -> None:
-    async def ask(address: str) -> list[Completion]:
+    async def ask(address: str) -> list[GenerationEnd]:
         async with GenerationClient.connect(address, TARGET) as client:
             return await completions(client.generate, asked(speculation_length=3))
 

@@ -11,7 +11,7 @@ import pytest
 from tandem.engine.slots import NoFreeSlot, SlotPool
 from tandem.runners.toy import ToyConfig
 from tandem.services.security.config import Security
-from tandem.services.security.limits import Limits
+from tandem.services.security.limits import ServerLimits
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.cancellation import Injection, injected
 from tests.services.test_errors import refusal
@@ -77,7 +77,7 @@ def test_a_full_server_refuses_an_opening_after_its_wait_and_says_when_to_come_b
 
 def test_openings_that_wait_count_as_their_callers_sessions() -> None:
     async def test() -> None:
-        security = Security(limits=Limits(max_sessions_per_identity=2))
+        security = Security(limits=ServerLimits(max_sessions_per_identity=2))
         async with target_site(toy(slots=1), security=security) as site, raw_stub(site.address) as target:
             site.verifier._opening_seconds = 30.0
             await target.OpenSession(opening("first"))

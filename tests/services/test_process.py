@@ -24,7 +24,7 @@ from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyRunner
 from tandem.services.launch import RoleConfig, run_target
 from tandem.services.server import ServeConfig
-from tandem.speculation.types import Completion, FinishReason, SpeculationStats
+from tandem.speculation.types import FinishReason, GenerationEnd, SpeculationStats
 from tests.support import GREEDY, HANG, answer, ids, launch, oracle, raw_stub, run, server_process, until
 
 
@@ -206,8 +206,8 @@ def test_the_other_servers_are_ready_listed_and_stop_too(tmp_path: Path, role: s
 def test_a_profile_has_the_columns_that_people_read(tmp_path: Path) -> None:
     profile = Profile("test", tmp_path)
     stats = SpeculationStats(rounds=4, drafted=10, accepted=6, accepted_per_position=[4, 2], bytes_up=99)
-    profile.add(Completion(FinishReason.LENGTH, 5, 10, stats), 2.0, 0.5)
-    profile.add(Completion(FinishReason.STOP_STRING, 5, 1, SpeculationStats(rounds=1)), 1.0)
+    profile.add(GenerationEnd(FinishReason.LENGTH, 5, 10, stats), 2.0, 0.5)
+    profile.add(GenerationEnd(FinishReason.STOP_STRING, 5, 1, SpeculationStats(rounds=1)), 1.0)
     table, document = profile.write()
     first, second = json.loads(document.read_text())
     assert first["acceptance_rate"] == 0.6

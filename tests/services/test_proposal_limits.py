@@ -8,7 +8,7 @@ import pytest
 
 from tandem.rpc.channel import DRAFT
 from tandem.services.security.config import Security
-from tandem.services.security.limits import LimitReached, Limits
+from tandem.services.security.limits import LimitReached, ServerLimits
 from tandem.services.sessions.proposal_limits import BYTES_PER_TOKEN, Proposed
 from tandem.v1 import draft_worker_pb2 as pb
 from tests.services.test_errors import refusal
@@ -17,7 +17,7 @@ from tests.support import Site, raw_stub, run, worker_site
 
 
 def by_lookup(**limits: int) -> Any:
-    return worker_site(None, None, security=Security(limits=Limits(**limits)))
+    return worker_site(None, None, security=Security(limits=ServerLimits(**limits)))
 
 
 def held(site: Site) -> tuple[int, int]:
@@ -78,7 +78,7 @@ def test_what_a_lease_or_a_failed_first_call_gives_back_is_counted_once() -> Non
 
 
 def test_a_caller_with_a_name_has_half_and_leaves_the_rest_to_others() -> None:
-    proposed = Proposed(Limits(max_proposal_sessions=4, max_proposal_bytes=8 * BYTES_PER_TOKEN))
+    proposed = Proposed(ServerLimits(max_proposal_sessions=4, max_proposal_bytes=8 * BYTES_PER_TOKEN))
     for _ in range(2):
         proposed.open("alice")
     proposed.grow("alice", 4)
@@ -98,4 +98,4 @@ def test_a_caller_with_a_name_has_half_and_leaves_the_rest_to_others() -> None:
 @pytest.mark.parametrize("name", ["max_proposal_sessions", "max_proposal_bytes"])
 def test_a_limit_below_one_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
-        Limits(**{name: 0})
+        ServerLimits(**{name: 0})

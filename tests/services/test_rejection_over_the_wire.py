@@ -20,7 +20,7 @@ from tandem.rpc.verifier_client import VerifierClient
 from tandem.runners.toy import VOCAB_SIZE, ToyConfig, ToyRunner, toy_logits
 from tandem.services.security.identity import ANONYMOUS
 from tandem.services.sessions.table import SessionKey
-from tandem.speculation.rejection import guess
+from tandem.speculation.rejection import draft_token
 from tandem.speculation.types import GenerationRequest, Rule, SamplingParams, SparseDistribution, SpeculationStats
 from tandem.v1 import generation_pb2, target_verifier_pb2_grpc
 from tandem.v1 import target_verifier_pb2 as pb
@@ -217,7 +217,7 @@ def drafted(tokens: Sequence[int], k: int, sampling: SamplingParams, salt: int) 
     """k tokens of a toy draft model, and what each was drawn from, as messages."""
     context, sent = list(tokens), []
     for _ in range(k):
-        token, distribution = guess(toy_logits(context, ToyConfig(salt)), sampling, len(context))
+        token, distribution = draft_token(toy_logits(context, ToyConfig(salt)), sampling, len(context))
         context.append(token)
         sent.append(distribution)
     return context[len(tokens) :], wire.distributions_to_wire(sent)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.rpc.generation_client import GenerationClient
-from tandem.speculation.types import Completion, GenerationRequest, SamplingParams
+from tandem.speculation.types import GenerationEnd, GenerationRequest, SamplingParams
 from tests.support import GREEDY, ServerProcess, launch, oracle, run, server_process
 
 SERVICES = {"target": "TargetVerifier", "fused_target": "FusedSpeculativeServer", "draft_worker": "DraftWorker"}
@@ -26,7 +26,7 @@ async def tokens(server: ServerProcess, service: str, *requests: GenerationReque
         for request in requests:
             said: list[int] = []
             async for event in client.generate(request):
-                said += () if isinstance(event, Completion) else event.token_ids
+                said += () if isinstance(event, GenerationEnd) else event.token_ids
             found.append(tuple(said))
     return found
 

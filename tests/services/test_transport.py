@@ -21,7 +21,7 @@ from tandem.rpc.channel import TARGET, open_channel
 from tandem.services.generation import GenerateMethod
 from tandem.services.security.call_limits import Late, TransportInterceptor, Waiting, _Call
 from tandem.services.security.config import Security
-from tandem.services.security.limits import Calls, LimitReached, Limits
+from tandem.services.security.limits import Calls, LimitReached, ServerLimits
 from tandem.services.verify_stream import StreamIdle, answered_in_order
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability import frames
@@ -85,7 +85,7 @@ async def bare(address: str) -> AsyncIterator[Bare]:
 # --- replies that nobody reads ---
 
 
-def queued(site: Any, queue: int, limits: Limits | None = None, **rest: Any) -> GenerateMethod:
+def queued(site: Any, queue: int, limits: ServerLimits | None = None, **rest: Any) -> GenerateMethod:
     generator = rest.get("generator", site.generator)
     site.verifier._generate = GenerateMethod(
         generator, pb.TargetVerifierGenerateResponse, site.lifecycle, None, queue, limits=limits
@@ -108,7 +108,7 @@ def test_finished_requests_whose_readers_never_read_hold_no_place() -> None:
 
 def test_replies_that_are_not_read_in_time_end_their_call() -> None:
     """A window of 0, which no status can pass either; and one that takes some, which then reads why."""
-    security = Security(limits=Limits(unread_seconds=0.1))
+    security = Security(limits=ServerLimits(unread_seconds=0.1))
 
     async def test() -> tuple[str, str, list[str]]:
         async with target_site(security=security) as site, bare(site.address) as attacker:
@@ -135,7 +135,7 @@ def test_a_reader_that_reads_ever_so_little_has_no_longer() -> None:
 
     async def test() -> None:
         async with target_site() as site:
-            method = queued(site, 2, Limits(unread_seconds=0.05))
+            method = queued(site, 2, ServerLimits(unread_seconds=0.05))
             stream = method.stream(generating())
             first = await anext(stream)
             assert first.chunk.token_ids
@@ -192,7 +192,7 @@ def test_callers_who_leave_before_their_refusal_leave_no_traceback(tmp_path, cap
 
 @pytest.mark.parametrize("path", [GENERATE, OPEN])
 def test_a_call_whose_request_never_comes_is_ended(path) -> None:
-    security = Security(limits=Limits(message_seconds=0.05))
+    security = Security(limits=ServerLimits(message_seconds=0.05))
 
     async def test() -> None:
         async with target_site(security=security) as site, bare(site.address) as attacker:
@@ -260,7 +260,7 @@ def test_without_a_token_nothing_of_a_request_is_waited_for_or_parsed(path, tmp_
 
 def test_one_caller_has_so_many_calls_and_another_its_own(tmp_path) -> None:
     tokens = ByToken(tmp_path).security.tokens
-    security = Security(tokens=tokens, limits=Limits(max_calls_per_caller=2, max_calls=3))
+    security = Security(tokens=tokens, limits=ServerLimits(max_calls_per_caller=2, max_calls=3))
     callers = ByToken(tmp_path)
 
     async def test() -> list[tuple[str, str, list[str]]]:
@@ -309,12 +309,12 @@ async def until_served(call: Any) -> None:
 def test_a_connection_has_so_many_streams() -> None:
     """Its client has the others wait, as HTTP/2 wants it."""
     options = dict(Security().options())
-    assert options["grpc.max_concurrent_streams"] == Limits().max_calls_per_caller
+    assert options["grpc.max_concurrent_streams"] == ServerLimits().max_calls_per_caller
 
 
 def test_watchers_of_health_need_no_token_and_have_a_limit_of_their_own(tmp_path) -> None:
     callers, health = ByToken(tmp_path), HealthServicer()
-    security = Security(tokens=callers.security.tokens, limits=Limits(max_probes_per_caller=2))
+    security = Security(tokens=callers.security.tokens, limits=ServerLimits(max_probes_per_caller=2))
 
     def register(server: grpc.aio.Server) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -452,7 +452,9 @@ def test_a_reply_to_a_caller_who_has_left_ends_the_call_as_cancelled_and_closes_
 
     async def test() -> None:
         handler = grpc.unary_stream_rpc_method_handler(lambda request, context: replies())
-        call = _Call(TransportInterceptor(Limits()), handler, "/tandem.v1.TargetVerifier/Generate", Limits())
+        call = _Call(
+            TransportInterceptor(ServerLimits()), handler, "/tandem.v1.TargetVerifier/Generate", ServerLimits()
+        )
         with pytest.raises(asyncio.CancelledError):
             await call._write(replies(), Gone())  # type: ignore[arg-type]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.speculation.acceptance_rates import AcceptanceCounts
 from tandem.speculation.length import AdaptiveLength, Costs, FixedLength, Mix, best_plan, expected_tokens
-from tandem.speculation.round_statistics import Experience, tokens_of_step
+from tandem.speculation.round_statistics import RoundStatistics, tokens_of_step
 from tandem.speculation.types import Draft, DraftLimit, Proposer, Verdict
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
 
@@ -31,9 +31,9 @@ PLACES: dict[str, dict[str, float]] = {
 }
 
 
-def informed(world: World) -> Experience:
+def informed(world: World) -> RoundStatistics:
     """What a process knows that served such a machine, and middling texts."""
-    experience = Experience()
+    experience = RoundStatistics()
     for seed in range(3):
         limit = DraftLimit()
         middling = replace(world, acceptance=constant(0.55))
@@ -73,7 +73,7 @@ def test_where_copies_are_good_and_the_model_is_not_each_gets_a_length_of_its_ow
 def test_a_process_that_knows_nothing_learns_within_its_first_session() -> None:
     for rate in (0.0, 0.5, 0.9):
         world = World(constant(rate), **FUSED)  # type: ignore[arg-type]
-        adaptive = total([world], lambda limit: AdaptiveLength(MOST, Experience(), limit), TOKENS)
+        adaptive = total([world], lambda limit: AdaptiveLength(MOST, RoundStatistics(), limit), TOKENS)
         fixed = [total([world], lambda limit, k=k: FixedLength(k), TOKENS) for k in range(MOST + 1)]
         assert adaptive <= 1.08 * min(fixed)
 
@@ -167,7 +167,7 @@ ROUNDS = st.lists(
 def test_whatever_is_observed_lengths_stay_within_their_bounds(most, rounds) -> None:  # type: ignore[no-untyped-def]
     def run() -> list[tuple[int, int | None]]:
         limit = DraftLimit()
-        policy = AdaptiveLength(most, Experience(), limit)
+        policy = AdaptiveLength(most, RoundStatistics(), limit)
         chosen = []
         for remaining, drafted, by, share, verify, draft_seconds, seconds, rows in rounds:
             k = policy.choose(remaining)
@@ -206,9 +206,9 @@ class Counting:
         self.accepted += verdict.accepted
 
 
-def crowded(rows: int, others: int) -> Experience:
+def crowded(rows: int, others: int) -> RoundStatistics:
     """Of a process whose steps have so many rows, all but one of `others` tokens: 10 ms, and 0.5 for each token."""
-    experience = Experience()
+    experience = RoundStatistics()
     for i in range(200):
         n = i % (MOST + 1)
         tokens = (rows - 1) * others + n + 1

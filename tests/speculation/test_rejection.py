@@ -179,7 +179,7 @@ def test_tokens_far_below_the_likeliest_are_not_sent():
 
 def test_logits_without_a_largest_are_a_certain_guess_and_a_failed_verdict():
     broken = np.full(4, np.nan, dtype=np.float32)
-    assert rejection.guess(broken, PLAIN, 3) == (0, SparseDistribution((0,), (1.0,)))
+    assert rejection.draft_token(broken, PLAIN, 3) == (0, SparseDistribution((0,), (1.0,)))
     with pytest.raises(BadLogits):
         reject_seeded((0,), (), lambda i: broken, PLAIN, 3)
 
@@ -200,16 +200,16 @@ def test_greedy_verification_compares_ids_under_either_rule(rule):
     logits = np.array([[0, 3, 1, 2], [5, 0, 0, 0], [0, 0, 9, 0]], dtype=np.float32)
     greedy = SamplingParams()
     sent = (SparseDistribution((1, 2), (1.0, 1.0)), SparseDistribution((2, 3), (0.5, 1.0)))
-    assert rules.judge((1, 0), (), logits.__getitem__, greedy, rule, 4).token_ids == (1, 0, 2)
-    verdict = rules.judge((1, 3), sent if rule is Rule.REJECTION else (), logits.__getitem__, greedy, rule, 4)
+    assert rules.verify_draft((1, 0), (), logits.__getitem__, greedy, rule, 4).token_ids == (1, 0, 2)
+    verdict = rules.verify_draft((1, 3), sent if rule is Rule.REJECTION else (), logits.__getitem__, greedy, rule, 4)
     assert (verdict.token_ids, verdict.accepted) == ((1, 0), 1)
-    assert rules.guess(logits[0], greedy, rule, 9) == (1, None)
+    assert rules.draft_token(logits[0], greedy, rule, 9) == (1, None)
 
 
 def test_nothing_drafted_is_plain_decoding_under_either_rule():
     logits = np.random.default_rng(2).normal(size=50).astype(np.float32)
     for position in range(50):
-        both = [rules.judge((), (), lambda i: logits, PLAIN, rule, position, True) for rule in Rule]
+        both = [rules.verify_draft((), (), lambda i: logits, PLAIN, rule, position, True) for rule in Rule]
         assert both[0] == both[1]
         assert both[0].token_ids == (draw(logits, PLAIN, position).token,)
 
@@ -219,26 +219,26 @@ def test_the_bonus_is_the_token_of_plain_decoding():
     for seed in range(60):
         params = seeded(PLAIN, seed)
         token = draw(logits[0], params, 8).token
-        verdict = rules.judge((token,), (), logits.__getitem__, params, Rule.REJECTION, 8)
+        verdict = rules.verify_draft((token,), (), logits.__getitem__, params, Rule.REJECTION, 8)
         if verdict.accepted:
             assert verdict.token_ids == (token, draw(logits[1], params, 9).token)
 
 
 def test_rejection_decides_without_margins():
     logits = np.zeros((3, 4), dtype=np.float32)
-    assert rules.judge((1, 2), (), logits.__getitem__, PLAIN, Rule.REJECTION, 8, True).margins == ()
-    assert len(rules.judge((), (), logits.__getitem__, PLAIN, Rule.REJECTION, 8, True).margins) == 1
+    assert rules.verify_draft((1, 2), (), logits.__getitem__, PLAIN, Rule.REJECTION, 8, True).margins == ()
+    assert len(rules.verify_draft((), (), logits.__getitem__, PLAIN, Rule.REJECTION, 8, True).margins) == 1
 
 
 def test_agreement_draws_with_the_targets_noise_and_sends_nothing():
     logits = np.random.default_rng(2).normal(size=30).astype(np.float32)
-    assert rules.guess(logits, PLAIN, Rule.AGREEMENT, 6) == (draw(logits, PLAIN, 6).token, None)
-    assert rules.guess(logits * np.nan, PLAIN, Rule.AGREEMENT, 6) == (0, None)
+    assert rules.draft_token(logits, PLAIN, Rule.AGREEMENT, 6) == (draw(logits, PLAIN, 6).token, None)
+    assert rules.draft_token(logits * np.nan, PLAIN, Rule.AGREEMENT, 6) == (0, None)
 
 
 def test_a_guess_has_at_most_the_support_that_is_sent():
     logits = np.random.default_rng(2).normal(size=500).astype(np.float32)
-    token, sent = rules.guess(logits, PLAIN, Rule.REJECTION, 6)
+    token, sent = rules.draft_token(logits, PLAIN, Rule.REJECTION, 6)
     assert sent is not None and len(sent.token_ids) == SUPPORT and token in sent.token_ids
 
 

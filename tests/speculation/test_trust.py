@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
-from tandem.speculation.lookup_policy import LONG, MODEL, Trust, TrustedLookup
+from tandem.speculation.lookup_policy import LONG, MODEL, LookupPolicy, PolicedLookup
 from tandem.speculation.loop import DraftThenVerify
 from tandem.speculation.types import Draft, Proposer, SamplingParams, Verdict
 
@@ -59,11 +59,11 @@ class Known:
     async def close(self) -> None: ...
 
 
-def proposers(text: Sequence[int], prompt: int, trust: Trust, model: Model, k: int = 3) -> list[Proposer | None]:
+def proposers(text: Sequence[int], prompt: int, trust: LookupPolicy, model: Model, k: int = 3) -> list[Proposer | None]:
     """Who drafted, round by round, over all of `text`."""
 
     async def run() -> list[Proposer | None]:
-        rounds = DraftThenVerify(Known([*text, *[0] * (k + 1)]), HybridDrafter(TrustedLookup(trust), model))
+        rounds = DraftThenVerify(Known([*text, *[0] * (k + 1)]), HybridDrafter(PolicedLookup(trust), model))
         tokens, found = list(text[:prompt]), []
         await rounds.open(tokens, GREEDY)
         while len(tokens) < len(text):
@@ -85,13 +85,13 @@ def followed_by_chance(length: int) -> list[int]:
 def test_a_long_match_is_copied_and_the_model_left_alone() -> None:
     model = Model()
     text = [*range(10, 20), *range(10, 20)]
-    assert Proposer.NGRAM in proposers(text, 15, Trust(), model)
+    assert Proposer.NGRAM in proposers(text, 15, LookupPolicy(), model)
     assert model.calls == ["open", "close"]
 
 
 def test_a_short_match_gives_way_to_the_model_at_first() -> None:
     async def run() -> Draft:
-        drafter = HybridDrafter(TrustedLookup(Trust()), Model())
+        drafter = HybridDrafter(PolicedLookup(LookupPolicy()), Model())
         await drafter.open([1, 2, 3, 9, 1, 2, 3], GREEDY)
         return await drafter.propose([1, 2, 3, 9, 1, 2, 3], 2)
 
@@ -101,17 +101,17 @@ def test_a_short_match_gives_way_to_the_model_at_first() -> None:
 def test_short_matches_that_are_right_come_to_be_believed_before_a_model_that_is_wrong() -> None:
     """A line of a table: a mark that is always followed by the same two tokens, between tokens never seen before."""
     text = [token for i in range(40) for token in (500 + i, 7, 8, 9)]
-    trust = Trust()
+    trust = LookupPolicy()
     first = proposers(text, 8, trust, Model())
     assert first[0] is Proposer.MODEL
     assert first[-6:].count(Proposer.NGRAM) >= 3
-    assert trust.rates(1, 2)[0] > Trust().rates(1, 2)[0], "the process does not remember"
-    assert trust.rates(MODEL, 2)[0] < Trust().rates(MODEL, 2)[0]
+    assert trust.rates(1, 2)[0] > LookupPolicy().rates(1, 2)[0], "the process does not remember"
+    assert trust.rates(MODEL, 2)[0] < LookupPolicy().rates(MODEL, 2)[0]
 
 
 def test_short_matches_that_are_wrong_are_left_to_a_model_that_is_right() -> None:
     text = followed_by_chance(120)
-    found = proposers(text, 10, Trust(), Model(knows=[*text, *[0] * 8]))
+    found = proposers(text, 10, LookupPolicy(), Model(knows=[*text, *[0] * 8]))
     assert found[0] is Proposer.MODEL
     assert Proposer.NGRAM not in found[-10:]
 
@@ -120,15 +120,15 @@ def test_a_good_model_is_asked_where_long_matches_go_on_differently() -> None:
     """Sentences of five tokens that recur, each time followed by something else."""
     text = [token for i in range(30) for token in (1, 2, 3, 4, 5, 6, 600 + i, 700 + i)]
     model = Model(knows=[*text, *[0] * 8])
-    found = proposers(text, 24, Trust(), model)
+    found = proposers(text, 24, LookupPolicy(), model)
     assert found[-5:].count(Proposer.MODEL) >= 3
 
 
 def test_copies_are_judged_where_the_model_was_asked() -> None:
     """Nothing is copied in this request, and yet the next one knows that copies are right."""
-    trust = Trust()
+    trust = LookupPolicy()
     before = trust.rates(2, 2)
-    lookup = TrustedLookup(trust)
+    lookup = PolicedLookup(trust)
 
     async def run() -> None:
         await lookup.open([1, 2, 3], GREEDY)
@@ -140,8 +140,8 @@ def test_copies_are_judged_where_the_model_was_asked() -> None:
 
 
 def test_the_model_is_judged_by_what_it_drafted_even_if_that_is_known_later() -> None:
-    trust = Trust()
-    lookup = TrustedLookup(trust)
+    trust = LookupPolicy()
+    lookup = PolicedLookup(trust)
     before = trust.rates(MODEL, 3)
 
     async def run() -> None:
@@ -156,8 +156,8 @@ def test_the_model_is_judged_by_what_it_drafted_even_if_that_is_known_later() ->
 
 
 def test_a_draft_behind_a_guess_that_was_wrong_says_nothing_about_the_model() -> None:
-    trust = Trust()
-    lookup = TrustedLookup(trust)
+    trust = LookupPolicy()
+    lookup = PolicedLookup(trust)
     before = trust.rates(MODEL, 2)
 
     async def run() -> None:
@@ -173,7 +173,7 @@ def test_a_draft_behind_a_guess_that_was_wrong_says_nothing_about_the_model() ->
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=40), st.integers(1, 5), st.integers(1, 10))
 def test_whatever_it_proposes_is_the_plain_lookups_copy(tokens: list[int], k: int, learned: int) -> None:
     async def run() -> None:
-        lookup, plain = TrustedLookup(Trust()), NgramDrafter(8)
+        lookup, plain = PolicedLookup(LookupPolicy()), NgramDrafter(8)
         await lookup.open(tokens[:1], GREEDY)
         lookup.learn(tokens[:learned])
         found, copy = await lookup.propose(tokens, k), await plain.propose(tokens, k)

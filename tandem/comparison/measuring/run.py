@@ -15,7 +15,7 @@ from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.measuring.records import Failure, Measurement, Record, attribute_seconds, failure_of
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.speculation.types import Chunk, Completion, GenerationRequest, Rule, SamplingParams
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SamplingParams
 
 WARM_UP_TOKENS = 8
 
@@ -31,7 +31,7 @@ class Generator(Protocol):
 
     def generate(
         self, request: GenerationRequest, timeout: float | None = None
-    ) -> AsyncIterator[Chunk | Completion]: ...
+    ) -> AsyncIterator[Chunk | GenerationEnd]: ...
 
 
 class Named(Protocol):
@@ -175,7 +175,7 @@ class _Stream:
 
     chunks: tuple[Chunk, ...]
     arrivals_s: tuple[float, ...]
-    completion: Completion
+    completion: GenerationEnd
     end_to_end_s: float
 
     @property
@@ -186,10 +186,10 @@ class _Stream:
 async def _timed(generator: Generator, request: GenerationRequest, timeout_s: float | None) -> _Stream:
     chunks: list[Chunk] = []
     arrivals: list[float] = []
-    completion: Completion | None = None
+    completion: GenerationEnd | None = None
     sent = time.perf_counter()
     async for event in generator.generate(request, timeout=timeout_s):
-        if isinstance(event, Completion):
+        if isinstance(event, GenerationEnd):
             completion = event
             continue
         if event.token_ids:

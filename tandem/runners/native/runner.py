@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.runners.batch_invariance import certify
+from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.native.library import Batch, Ints, ints, zeros
 from tandem.runners.native.model import NativeModel
 from tandem.runners.protocol import (
@@ -34,7 +34,7 @@ from tandem.runners.protocol import (
     sound,
 )
 from tandem.runners.startup import Startup
-from tandem.speculation.rules import guess, judge
+from tandem.speculation.rules import draft_token, verify_draft
 from tandem.speculation.types import SparseDistribution, Verdict
 
 Logits = NDArray[np.float32]
@@ -162,7 +162,7 @@ class NativeRunner:
             assert logits is not None
             for r, own in zip(active, self.model.widened(logits), strict=True):
                 row, (tokens, sent) = rows[r], drafts[r]
-                token, drawn_from = guess(own, row.sampling, row.rule, row.position + 1 + len(tokens), row.known)
+                token, drawn_from = draft_token(own, row.sampling, row.rule, row.position + 1 + len(tokens), row.known)
                 tokens.append(token)
                 sent += [drawn_from] if drawn_from else []
             active = [r for r in active if len(drafts[r][0]) < rows[r].k]
@@ -182,7 +182,7 @@ def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
 
 
 def _judged(row: VerifyRow, logits: Logits) -> Verdict:
-    return judge(
+    return verify_draft(
         row.draft, row.distributions, logits.__getitem__, row.sampling, row.rule, row.position + 1, row.margins
     )
 
@@ -191,5 +191,5 @@ def certify_ragged(model: NativeModel, limits: Limits, shapes: StepShapes) -> St
     """Checks on this machine what the code promises by construction. Few shapes stand for all: none is padded."""
     widths = tuple(sorted({1, 2, limits.max_draft + 1}))
     batches = tuple(sorted({1, limits.slots}))
-    found = certify(model, limits, widths, batches, chunks=(max(1, limits.chunk // 4), limits.chunk))
+    found = check_batch_invariance(model, limits, widths, batches, chunks=(max(1, limits.chunk // 4), limits.chunk))
     return replace(shapes, bit_exact=found.bit_exact)

@@ -32,7 +32,7 @@ from tandem.runners.protocol import (
 from tandem.runners.startup import Startup
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import Drawn
-from tandem.speculation.rules import guess, judge
+from tandem.speculation.rules import draft_token
 from tandem.speculation.types import SparseDistribution, Verdict
 
 Array = NDArray[Any]
@@ -215,7 +215,7 @@ class NxdiRunner:
         if not self.tokens_only:
             return sound(
                 functools.partial(
-                    judge,
+                    verify_draft,
                     row.draft,
                     row.distributions,
                     lambda i: said[i],
@@ -236,7 +236,7 @@ class NxdiRunner:
         if self.tokens_only:
             tokens.append(int(said))
             return
-        token, drawn_from = guess(said, row.sampling, row.rule, row.position + 1 + len(tokens), row.known)
+        token, drawn_from = draft_token(said, row.sampling, row.rule, row.position + 1 + len(tokens), row.known)
         tokens.append(token)
         sent += [drawn_from] if drawn_from else []
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tandem.runners.protocol import TAIL, FusedResult, FusedRow, Proposal, RowFailed
 from tandem.runners.torch.graph_model import CompiledModel
-from tandem.runners.torch.graph_modules import FusedStep, fused_row
-from tandem.runners.torch.graphs import Graph, Maker
+from tandem.runners.torch.graph_modules import FusedModule, fused_row
+from tandem.runners.torch.graphs import Graph, GraphCompiler
 from tandem.runners.torch.model import to_host
 from tandem.speculation.types import Verdict
 
@@ -21,13 +21,13 @@ COLUMNS = 4 + TAIL
 class FusedGraph:
     """FusedSteps of a target and a draft, one per bucket."""
 
-    def __init__(self, target: CompiledModel, draft: CompiledModel, maker: Maker) -> None:
+    def __init__(self, target: CompiledModel, draft: CompiledModel, maker: GraphCompiler) -> None:
         self.target, self.draft, self.buckets = target, draft, target.buckets
         self._graphs: dict[tuple[int, int], Graph] = {}
         lengths = target.slots.length, draft.slots.length
         for batch in self.buckets.batches:
             for k in self.buckets.drafts:
-                step = FusedStep(target, draft, lengths, k, self.buckets.width)
+                step = FusedModule(target, draft, lengths, k, self.buckets.width)
                 rows = target.tensor(target.idle_rows([], batch, COLUMNS))
                 name = f"fused-{batch}x{k}"
                 self._graphs[batch, k] = maker.graph(name, step, (target.buffers, draft.buffers, rows))

@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable, Sequence
 
 from tandem.runners.protocol import Identity, Limits
-from tandem.runners.torch.graphs import Captured, Compiled, Maker
+from tandem.runners.torch.graphs import Captured, Compiled, GraphCompiler
 from tandem.runners.torch.platforms import Platform
 
 
-def makers(
+def graph_compiler(
     platform: Platform, identity: Identity, limits: Limits, only: Sequence[int] | None, folder: str | None = None
-) -> Callable[[str], Maker]:
-    """`makers(what)` makes graphs of this model for `what`, as the platform does.
+) -> Callable[[str], GraphCompiler]:
+    """`graph_compiler(what)` makes graphs of this model for `what`, as the platform does.
 
     "packages": compiled ahead and kept on disk. "captured": CUDA graphs of compiled steps. "compiled": as the backend
     makes them. The latter two keep code in the folder that Platform.prepare named.
@@ -24,7 +24,7 @@ def makers(
     if platform.graphs == "compiled":
         return lambda what: Compiled(platform.backend, platform.options)
 
-    def packages(what: str) -> Maker:
+    def packages(what: str) -> GraphCompiler:
         from tandem.runners.torch.artifacts import Packages, package_folder
 
         facts = {

@@ -14,7 +14,7 @@ from torch import Tensor
 from tandem.runners.protocol import TAIL, ProposeRow
 from tandem.runners.torch.buckets import Buckets
 from tandem.runners.torch.graph_modules import PrefillStep, ProposeStep, VerifyStep, padded, propose_row
-from tandem.runners.torch.graphs import Graph, GraphRefused, Maker
+from tandem.runners.torch.graphs import Graph, GraphCompiler, GraphRefused
 from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.sampled_modules import LogitsStep, SampledProposeStep, noise_of, warping_of
 from tandem.speculation.types import SamplingParams
@@ -38,7 +38,7 @@ class CompiledModel(TorchModel):
     def graph_names(self) -> list[str]:
         return [f"{name}-{batch}x{size}" for name, batch, size in self._graphs]
 
-    def prepare(self, maker: Maker, buckets: Buckets, verifies: bool) -> None:
+    def prepare(self, maker: GraphCompiler, buckets: Buckets, verifies: bool) -> None:
         """Makes the graphs of a target, or of a draft."""
         self.buckets = buckets
         self._verifies = verifies
@@ -53,7 +53,7 @@ class CompiledModel(TorchModel):
             if self.platform.only_graphs and buckets.drafts:
                 self._prepare_sampled(maker, batch)
 
-    def _prepare_sampled(self, maker: Maker, batch: int) -> None:
+    def _prepare_sampled(self, maker: GraphCompiler, batch: int) -> None:
         """A draft's for rows that sample: with noise, or step by step."""
         length = self.slots.length
         for k in self.buckets.drafts:
@@ -63,7 +63,14 @@ class CompiledModel(TorchModel):
             self._make(maker, "logits", LogitsStep(self, length), batch, width, 3 + width)
 
     def _make(
-        self, maker: Maker, name: str, step: Any, batch: int, size: int, columns: int, more: Sequence[Tensor] = ()
+        self,
+        maker: GraphCompiler,
+        name: str,
+        step: Any,
+        batch: int,
+        size: int,
+        columns: int,
+        more: Sequence[Tensor] = (),
     ) -> None:
         rows = self.tensor(self.idle_rows([], batch, columns))
         arguments = (self._buffers, *more, rows)

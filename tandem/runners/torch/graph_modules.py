@@ -82,7 +82,7 @@ class ProposeStep(nn.Module):
         return self._model.tokens_of(likeliest(self.module.get_output_embeddings()(hidden)))
 
 
-class FusedStep(nn.Module):
+class FusedModule(nn.Module):
     """A whole greedy round: k draft steps, verification, acceptance, and the rows of the next round.
 
     rows [n, 4 + TAIL]: slot, position, length of the tail, count of draft tokens wanted (at most k), tail (padded).

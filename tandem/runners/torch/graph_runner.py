@@ -37,7 +37,7 @@ from tandem.runners.torch.buckets import AskedBuckets, buckets_for
 from tandem.runners.torch.fused_graph import FusedGraph
 from tandem.runners.torch.graph_model import CompiledModel
 from tandem.runners.torch.graph_modules import padded, propose_row, verify_row
-from tandem.runners.torch.graphs import Made, Maker
+from tandem.runners.torch.graphs import GraphCompiler, Made
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.runner import (
     Guess,
@@ -51,7 +51,7 @@ from tandem.runners.torch.runner import (
 from tandem.speculation.rules import samples_from_its_own
 from tandem.speculation.types import Verdict
 
-Makers = Callable[[str], Maker]
+Makers = Callable[[str], GraphCompiler]
 
 
 class CompiledRunner(TorchRunner):

@@ -45,7 +45,7 @@ class Made:
         return ", ".join(parts) or "none"
 
 
-class Maker(Protocol):
+class GraphCompiler(Protocol):
     """Makes a step into a graph for arguments of the shapes of `arguments`, whose buffers it will be called with."""
 
     @property

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem.runners.batch_invariance import certify
+from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.protocol import (
     TAIL,
     FusedStep,
@@ -34,7 +34,7 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.model import TorchModel
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, Drawn
-from tandem.speculation.rules import guess, judge
+from tandem.speculation.rules import draft_token, verify_draft
 from tandem.speculation.types import SamplingParams, SparseDistribution, Verdict
 
 
@@ -57,7 +57,9 @@ class TorchRunner:
         widths, chunks = width_buckets(self.limits.max_draft), chunk_buckets(self.limits.chunk)
         if self._verifies:
             with startup.stage("certifying"):
-                self.shapes = certify(self.model, self.limits, widths, batches, lengths, chunks, self._exact)
+                self.shapes = check_batch_invariance(
+                    self.model, self.limits, widths, batches, lengths, chunks, self._exact
+                )
             return
         self.shapes = StepShapes(tail_buckets(), batches, False, lengths, chunks, lengths)
         with startup.stage("warming"):
@@ -145,7 +147,7 @@ def guess_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i:
     if all(row.sampling.greedy for row in rows):
         return [(token, None) for token in model.tokens_of(logits.argmax(-1)).tolist()]
     host = model.widened(logits).cpu().numpy()
-    return [guess(host[r], row.sampling, row.rule, row.position + 1 + i, row.known) for r, row in enumerate(rows)]
+    return [draft_token(host[r], row.sampling, row.rule, row.position + 1 + i, row.known) for r, row in enumerate(rows)]
 
 
 def proposal_of(guesses: Sequence[Guess], seconds: float) -> Proposal:
@@ -155,7 +157,7 @@ def proposal_of(guesses: Sequence[Guess], seconds: float) -> Proposal:
 
 def _judged(row: VerifyRow, logits: NDArray[np.float32]) -> Verdict:
     """A row's verdict from the target's logits [width, vocabulary]."""
-    return judge(
+    return verify_draft(
         row.draft, row.distributions, lambda i: logits[i], row.sampling, row.rule, row.position + 1, row.margins
     )
 

@@ -18,7 +18,7 @@ from tandem.engine.loading import Loaded, ModelConfig, load, load_draft
 from tandem.engine.sequences import ModelDrafter
 from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
-from tandem.speculation.lookup_policy import Trust, TrustedLookup
+from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
 from tandem.training.acceptance.costs import Costs, measure_costs
 from tandem.training.acceptance.replay import Agreement, Continuation, Remembered, agreement, replay
@@ -181,14 +181,14 @@ class _Replayed:
     rounds: Mapping[int, tuple[SpeculationStats, int]]
 
 
-def _drafters(model: Remembered | None) -> dict[str, Callable[[Trust], Drafter]]:
+def _drafters(model: Remembered | None) -> dict[str, Callable[[LookupPolicy], Drafter]]:
     """Every way to draft with this pair."""
     if model is None:
         return {"ngram": lambda trust: NgramDrafter()}
     return {
         "ngram": lambda trust: NgramDrafter(),
         "model": lambda trust: model,
-        "hybrid": lambda trust: HybridDrafter(TrustedLookup(trust), model),
+        "hybrid": lambda trust: HybridDrafter(PolicedLookup(trust), model),
     }
 
 
@@ -196,7 +196,7 @@ async def _replay_all(
     said: Sequence[Continuation], draft: Loaded | None, vocab_size: int, longest: int, show: Show
 ) -> tuple[DrafterFigures, ...]:
     replayed: dict[str, list[_Replayed]] = {}
-    trusts: dict[tuple[str, int], Trust] = defaultdict(Trust)  # each length is a deployment of its own
+    trusts: dict[tuple[str, int], LookupPolicy] = defaultdict(LookupPolicy)  # each length is a deployment of its own
     for number, one in enumerate(said, 1):
         show(f"drafting for what the target said ({number} of {len(said)})")
         inner = ModelDrafter(draft.engine, vocab_size) if draft else None
