@@ -32,7 +32,7 @@ from tandem.runners.protocol import (
 from tandem.runners.startup import Startup
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import Drawn
-from tandem.speculation.rules import draft_token
+from tandem.speculation.rules import draft_token, verify_draft
 from tandem.speculation.types import SparseDistribution, Verdict
 
 Array = NDArray[Any]
