@@ -1,4 +1,4 @@
-"""The README's commands are real: each is parsed by the program it names."""
+"""The commands of the README and of the pages it leads to are real: each is parsed by the program it names."""
 
 from __future__ import annotations
 
@@ -11,20 +11,45 @@ import pytest
 from tandem.cli import compare, main
 
 ROOT = Path(__file__).resolve().parents[1]
-BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("python ")]
+# Pages with commands of roles, comparisons and training; other tests parse those of the other pages.
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("running", "comparison", "how-it-works", "drafts")),
+]
+every_page = pytest.mark.parametrize(
+    "page",
+    [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+        ROOT / "benchmarks" / "README.md",
+        ROOT / "deploy" / "README.md",
+    ],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+LINK = re.compile(r"\]\(([^)#:\s]+)(?:#([^)\s]+))?\)|\]\(#([^)\s]+)\)")
 
 
-def test_the_readme_shows_every_role() -> None:
+def commands_of(page: Path) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.startswith(("python ", "tandem "))]
+
+
+COMMANDS = [command for page in PAGES for command in commands_of(page)]
+
+
+def test_the_pages_show_every_role() -> None:
     shown = {word for line in COMMANDS for word in shlex.split(line)}
-    table = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     assert {"target", "fused_target", "draft_worker", "client", "draft", "fused_client"} <= shown
     assert all(f"`{role}`" in table for role in main.ROLES)
+    assert all(commands_of(page) for page in PAGES)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_readme_is_understood(command: str) -> None:
-    _, program, *arguments = shlex.split(command, comments=True)
+def test_a_command_of_a_page_is_understood(command: str) -> None:
+    launcher, program, *arguments = shlex.split(command, comments=True)
+    if launcher == "tandem":
+        program, arguments = "main.py", ["--role", program, *arguments]
     if program == "main.py":
         args = main.parser().parse_args(arguments)
         assert args.role in main.ROLES
@@ -36,3 +61,34 @@ def test_a_command_of_the_readme_is_understood(command: str) -> None:
         compare.build_parser().parse_args(arguments)
     else:
         assert program == "-m" and Path(ROOT, *arguments[0].split(".")).with_suffix(".py").is_file()
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings of a page, as GitHub makes anchors of them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    broken = []
+    for file, anchor, own in LINK.findall(page.read_text(encoding="utf-8")):
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists() or ((anchor or own) and (anchor or own) not in anchors(target)):
+            broken.append(file + "#" + (anchor or own))
+    assert broken == []
+
+
+def test_the_index_names_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in (ROOT / "docs").glob("*.md") if f"({path.name})" not in index + "(README.md)"] == []
+
+
+@every_page
+def test_a_file_that_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(
+        r"`((?:tandem|services|clients|tests|benchmarks|docs|deploy|proto)/[\w./-]*)`",
+        page.read_text("utf-8"),
+    )
+    there = {path for path in named if (ROOT / path).exists()}
+    assert sorted(set(named) - there) == []
