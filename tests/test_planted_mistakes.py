@@ -41,35 +41,35 @@ MISTAKES = (
         "tandem.engine.slots:SlotPool.release",
         "bisect.insort(self._free, slot)",
         "self._free.append(slot)",
-        "models/test_slots.py::test_the_lowest_free_slot_is_handed_out",
+        "engine/test_slots.py::test_the_lowest_free_slot_is_handed_out",
     ),
     Mistake(
         "chunks of prompts run one after the other while rounds wait",
         "tandem.engine.batcher:Batcher._first",
         "if self._prefilled else",
         "if False else",
-        "models/test_batcher.py::test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others",
+        "engine/test_batcher.py::test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others",
     ),
     Mistake(
         "a prompt waits for as long as anybody has rounds",
         "tandem.engine.batcher:Batcher._first",
         "if self._prefilled else",
         "if True else",
-        "models/test_batcher.py::test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others",
+        "engine/test_batcher.py::test_newcomers_prefill_one_chunk_at_a_time_between_the_rounds_of_others",
     ),
     Mistake(
         "who came later waited longer",
         "tandem.engine.batcher:Batcher._hand_out",
         "rows[0].since - waiting.since",
         "waiting.since - rows[0].since",
-        "models/test_batcher.py::test_of_two_rows_of_a_step_the_later_one_waited_less",
+        "engine/test_batcher.py::test_of_two_rows_of_a_step_the_later_one_waited_less",
     ),
     Mistake(
         "what a sequence holds is believed one position too far",
         "tandem.engine.sequences:KVSequence.keep",
         "del self.held[length:]",
         "del self.held[length + 1 :]",
-        "models/test_engine.py::test_keep_forgets_from_the_first_difference",
+        "engine/test_sequences.py::test_keep_forgets_from_the_first_difference",
         ([1, 2, 3], [1, 9, 3], 1),
     ),
     Mistake(
@@ -77,7 +77,7 @@ MISTAKES = (
         "tandem.engine.sequences:KVSequence.fill",
         "PrefillRow(self.slot, start, part)",
         "PrefillRow(self.slot, 0, part)",
-        "models/test_engine.py::test_fill_works_chunk_by_chunk_on_what_is_missing_only",
+        "engine/test_sequences.py::test_fill_works_chunk_by_chunk_on_what_is_missing_only",
     ),
     Mistake(
         "a percentile is taken one place too high",
@@ -98,28 +98,28 @@ MISTAKES = (
         "tandem.rpc.wire:answer_from_wire",
         "seconds - reply.server_seconds",
         "seconds",
-        "clients/test_wire.py::test_of_a_round_what_the_server_did_not_take_is_the_networks",
+        "rpc/test_wire.py::test_of_a_round_what_the_server_did_not_take_is_the_networks",
     ),
     Mistake(
         "a server that says more than the round took makes time",
         "tandem.rpc.wire:answer_from_wire",
         "max(0.0, seconds - reply.server_seconds)",
         "seconds - reply.server_seconds",
-        "clients/test_wire.py::test_of_a_round_what_the_server_did_not_take_is_the_networks",
+        "rpc/test_wire.py::test_of_a_round_what_the_server_did_not_take_is_the_networks",
     ),
     Mistake(
         "a secret that a group can read is none of our business",
         "tandem.rpc.secret_files:warn_if_others_read",
         "stat.S_IRGRP | stat.S_IROTH",
         "stat.S_IROTH",
-        "clients/test_secret_files.py::test_a_group_that_may_read_is_warned_about",
+        "rpc/test_secret_files.py::test_a_group_that_may_read_is_warned_about",
     ),
     Mistake(
         "a file of the same size in the same place has not changed",
         "tandem.rpc.secret_files:signature",
         "(status.st_ino, status.st_size, status.st_mtime_ns)",
         "(status.st_ino, status.st_size)",
-        "clients/test_secret_files.py::test_a_rewrite_of_the_same_length_is_a_change",
+        "rpc/test_secret_files.py::test_a_rewrite_of_the_same_length_is_a_change",
     ),
     Mistake(
         "nothing keeps a plan from a core that is a byte too small",
@@ -191,7 +191,7 @@ def test_a_mistake_that_nobody_notices_fails_its_test(tmp_path: Path) -> None:
     begin, end = text.index("MISTAKES = ("), text.index('\n@pytest.mark.filterwarnings("ignore")')
     harmless = """MISTAKES = tuple(
     Mistake(name, "tandem.engine.slots:SlotPool.release", old, old,
-            "models/test_slots.py::test_the_lowest_free_slot_is_handed_out")
+            "engine/test_slots.py::test_the_lowest_free_slot_is_handed_out")
     for name, old in (("harmless", "turn.set_result(slot)"), ("gone", "no such text"))
 )\n"""
     copy = tmp_path / "test_copy.py"
