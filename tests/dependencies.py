@@ -1,6 +1,6 @@
-"""docs/dependencies.md: made from the pins and from what installed packages say of themselves.
+"""Makes docs/dependencies.md from the pins and from the metadata of installed packages.
 
-python tests/dependencies.py    writes the page again; what it says of why a package is needed is kept
+`python tests/dependencies.py` writes the page again and keeps its reasons for each package.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "dependencies.md"
 FILES = ("requirements.txt", "constraints.txt", "requirements-weights.txt", "requirements-graphs.txt")
 
-# Packages whose metadata name no licence, or that are not installed everywhere; looked up in their sources.
+# Packages whose metadata name no licence, or that are not installed everywhere: looked up in their sources.
 SAID_ELSEWHERE = {
     "async-timeout": "Apache-2.0",
     "colorama": "BSD-3-Clause",
@@ -32,15 +32,15 @@ SAID_ELSEWHERE = {
 
 HEAD = """# Dependencies
 
-Everything that `make setup` may install, at the versions that `requirements.txt`, `constraints.txt` and
-`requirements-weights.txt` pin, and `requirements-graphs.txt`, which the strict check of graphs alone needs; two
-versions are of two ranges of Python. Ranges and extras are in `pyproject.toml`. The page is made by `python
-tests/dependencies.py`, and `tests/test_dependencies.py` compares it with the pins, with what installed packages say of
-their licences, and with what our modules import.
+This page lists everything that `make setup` may install, at the versions pinned in `requirements.txt`,
+`constraints.txt` and `requirements-weights.txt`, and the packages of `requirements-graphs.txt`, which only the strict
+check of graphs needs. Two versions belong to two ranges of Python. Version ranges and extras are in `pyproject.toml`.
+`python tests/dependencies.py` writes the page, and `tests/test_dependencies.py` compares it with the pins, with the
+licences that installed packages state, and with what our modules import.
 
-On Linux with PyPI's own index torch also brings NVIDIA's CUDA libraries (`nvidia-*`, `cuda-*`, proprietary; `triton`,
-MIT), which it pins itself; the CPU build (see `requirements.txt`) has none. How to look for known vulnerabilities is in
-`docs/security.md`.
+On Linux with PyPI's own index, torch also brings NVIDIA's CUDA libraries (`nvidia-*`, `cuda-*`, proprietary; `triton`,
+MIT), which it pins itself; the CPU build (see `requirements.txt`) brings none. `docs/security.md` describes how to look
+for known vulnerabilities.
 
 | package | pinned | licence | why |
 |---|---|---|---|
@@ -59,7 +59,7 @@ def pins() -> dict[str, list[str]]:
 
 
 def licence(name: str) -> str | None:
-    """What an installed package says its licence is; None where it is not installed."""
+    """The licence that an installed package states; None if it is not installed."""
     if name in SAID_ELSEWHERE:
         return SAID_ELSEWHERE[name]
     try:
@@ -71,13 +71,13 @@ def licence(name: str) -> str | None:
 
 
 def rows() -> dict[str, tuple[str, str, str]]:
-    """What the page says: pinned, licence and why, by package."""
+    """The rows of the page: pinned versions, licence and reason, by package."""
     found = re.findall(r"^\| `([^`]+)` \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", PAGE.read_text(encoding="utf-8"), re.M)
     return {name: (pinned, kind, why) for name, pinned, kind, why in found}
 
 
 def who_needs(name: str) -> str:
-    """Pinned packages that ask for it."""
+    """Names up to three pinned packages that require `name`, as 'of a, b'."""
     asking = []
     for other in pins():
         try:
@@ -91,7 +91,7 @@ def who_needs(name: str) -> str:
 
 
 def page() -> str:
-    """The page as it should be; `?` where somebody has to say why."""
+    """Returns the page as it should be, with `?` where a reason is missing."""
     before = rows() if PAGE.exists() else {}
     lines = []
     for name, versions in pins().items():

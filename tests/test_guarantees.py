@@ -1,4 +1,4 @@
-"""G1 to G12 (docs/sessions.md): each is cited by a test that proves it, and the page names each."""
+"""Each of G1 to G12 (docs/sessions.md) is cited by a test that proves it, and the page lists all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CITED = re.compile(r"\bG(\d+)\b(?: to G(\d+)\b)?")
 
 
 def numbers(text: str) -> set[int]:
-    """Guarantees that a text names; "G2 to G5" is four of them."""
+    """Returns the guarantees that a text names; "G2 to G5" names four."""
     found: set[int] = set()
     for first, last in CITED.findall(text):
         found |= set(range(int(first), int(last or first) + 1))
@@ -23,7 +23,7 @@ def numbers(text: str) -> set[int]:
 
 @functools.cache
 def citations() -> dict[int, list[str]]:
-    """Tests by the guarantees that their own name or docstring cites; a module's docstring cites for none of them."""
+    """Tests by the guarantee that their name or docstring cites; docstrings of modules do not count."""
     found: dict[int, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

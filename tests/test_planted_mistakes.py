@@ -1,6 +1,6 @@
-"""Mistakes that somebody could make, each planted in a function, and the test that must then fail.
+"""Plants plausible mistakes in functions, one at a time; the named test must fail with each and pass without it.
 
-Those of the algorithm are in tests/speculation, those of the promises in tests/reliability.
+Mistakes in the algorithm are in tests/speculation, mistakes against the guarantees in tests/reliability.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support import HANG, REPOSITORY
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """`old` in the function `where` becomes `new`; the test `caught_by` (file::function) must fail, called so."""
+    """Replaces `old` by `new` in the function `where`; `caught_by` (file::function), called with `arguments`, must fail."""
 
     name: str
     where: str
@@ -186,7 +186,7 @@ def test_a_place_that_is_gone_is_no_catch() -> None:
 
 
 def test_a_mistake_that_nobody_notices_fails_its_test(tmp_path: Path) -> None:
-    """This very file, with a mistake that changes nothing and one whose place is gone."""
+    """Runs a copy of this file with a mistake that changes nothing and one whose place is gone."""
     text = Path(__file__).read_text(encoding="utf-8")
     begin, end = text.index("MISTAKES = ("), text.index('\n@pytest.mark.filterwarnings("ignore")')
     harmless = """MISTAKES = tuple(

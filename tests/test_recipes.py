@@ -1,4 +1,4 @@
-"""The recipes' commands are real: parsed and configured by the programs they name, their plans the program's output."""
+"""Recipes are real: the programs parse and configure their commands, and shown plans are the program's own output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASSIGNMENT = re.compile(r"[A-Z][A-Z0-9_]*=\S+")
 
 
 def words_of(line: str) -> list[str]:
-    """The program and its arguments, without variables and launcher."""
+    """Returns the program and its arguments, without environment variables and launcher."""
     words = shlex.split(line, comments=True)
     while ASSIGNMENT.fullmatch(words[0]):
         words.pop(0)
@@ -63,7 +63,7 @@ def test_a_recipes_command_is_understood(page: Path, line: str, monkeypatch: pyt
 
 
 def configured(args) -> None:
-    """As far as a machine without the device can."""
+    """Configures a role as far as a machine without the device can."""
     try:
         if args.role == "compile":
             configuration.compile_config(args)
@@ -76,7 +76,7 @@ def configured(args) -> None:
 
 
 def nxdi_build(args) -> None:
-    """The checks that --backend nxdi makes before it compiles."""
+    """Runs the checks that --backend nxdi makes before it compiles."""
     from tandem.runners.nxdi.build import Kind, Wish, plan_build
 
     settings, k = configuration.nxdi_settings(args), int(args.speculation_length)
@@ -126,7 +126,7 @@ def test_a_neuron_config_of_a_recipe_is_an_object(name: str):
 
 
 def test_the_fp8_recipe_leaves_out_what_the_checkpoint_leaves_out():
-    """NxD Inference looks each layer's attention up by its exact name, so all are written out."""
+    """NxD Inference looks up each layer's attention by its exact name, so the configuration lists all of them."""
     config = json.loads((ROOT / "docs/recipes/llama-405b-fp8.json").read_text(encoding="utf-8"))
     kept = set(config["modules_to_not_convert"])
     assert kept == {"lm_head", "layers.0.mlp", "layers.125.mlp", *(f"layers.{n}.self_attn" for n in range(126))}

@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source: no module is executed here."""
+"""Checks which rooms of tandem/ may import which, by reading the source without running any module."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LAUNCHERS = (Path("main.py"), Path("compare_architectures.py"))
 
-# A room of tandem/, and which of the others it may import. `protocol`: tandem/runners/protocol.py and startup.py alone.
+# Each room of tandem/, and the other rooms that it may import.
 MAY_IMPORT = {
     "v1": set(),
     "speculation": set(),
-    "planning": set(),  # pure: config.json files, package metadata and small tools; anyone may ask it
+    "planning": set(),  # pure: reads config.json files and package metadata, runs small tools; any room may use it
     "checkpoints": {"speculation"},
     "engine": {"speculation", "runners", "checkpoints"},
     "runners": {"speculation", "checkpoints", "planning"},  # planning: whether a device's software is installed
@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "services": {"speculation", "engine", "rpc", "checkpoints", "runners", "clients", "v1"},
     "comparison": {"speculation", "clients", "rpc"},
     "training": {"speculation", "engine", "runners", "checkpoints", "comparison"},
-    "ray_serve": {"cli", "services", "rpc", "v1"},  # starts roles in somebody else's processes
+    "ray_serve": {"cli", "services", "rpc", "v1"},  # starts roles in Ray's processes
     "cli": {
         "speculation",
         "engine",
@@ -49,7 +49,7 @@ HEAVY = {"torch", "transformers", "accelerate"}
 
 
 def modules_of(room: str) -> list[Path]:
-    """Modules as they are imported: tandem/services/x.py, though it lies in services/."""
+    """Paths of a room's modules as they are imported: tandem/services/x.py, although the file is services/x.py."""
     folder = ROOT / (room if room in TOPS else f"tandem/{room}")
     return sorted(Path("tandem", room, path.relative_to(folder)) for path in folder.rglob("*.py"))
 
@@ -58,7 +58,7 @@ PACKAGE_MODULES = [module for room in MAY_IMPORT for module in modules_of(room)]
 
 
 def imports_in(body: ast.AST, module: Path, *, deferred: bool = True) -> Iterator[tuple[str, int]]:
-    """Every dotted name that is imported, and its line; without `deferred`, only what importing the module imports."""
+    """Yields each imported dotted name with its line; without `deferred`, only what importing the module imports."""
     for node in ast.iter_child_nodes(body):
         if not deferred and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -100,7 +100,7 @@ def offences(module: Path, forbidden: set[str]) -> list[str]:
 
 
 def file_of(name: str) -> Path | None:
-    """The module of ours that a dotted name stands for, if it is one."""
+    """Returns the path of our module with this dotted name, or None."""
     path = Path(*name.split("."))
     candidates = (path.with_suffix(".py"), path / "__init__.py")
     return next((candidate for candidate in candidates if (ROOT / candidate).is_file()), None)
