@@ -20,7 +20,7 @@ from tests.support import HANG, REPOSITORY
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """Replaces `old` by `new` in the function `where`; `caught_by` (file::function), called with `arguments`, must fail."""
+    """Replaces `old` by `new` in the function `where`; `caught_by` (file::function, called with `arguments`) fails."""
 
     name: str
     where: str
