@@ -46,7 +46,7 @@ class ClientConfig:
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
     """--role client and fused_client. `service` None finds out which of the three answers."""
-    from tandem.rpc.generation_client import GenerationClient
+    from tandem.rpc.generation_client import GenerationClient, which_service
 
     if service not in (None, TARGET, FUSED, DRAFT):
         raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
@@ -59,23 +59,6 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
             return client.generate(request, config.timeout, config.reconnect_seconds)
 
         return await run_prompts(config, generate, service)
-
-
-async def which_service(address: str, credentials: Credentials | None = None) -> str:
-    """The Tandem service that answers at `address`. Raises TandemError."""
-    from tandem.rpc.errors import TandemError
-    from tandem.rpc.generation_client import GenerationClient
-
-    for service in (TARGET, FUSED, DRAFT):
-        async with GenerationClient.connect(address, service, credentials) as client:
-            try:
-                await client.model_info()
-            except TandemError as error:
-                if error.code == "UNIMPLEMENTED":
-                    continue
-                raise TandemError(error.code, f"no server at {address}: {error.message}") from None
-            return service
-    raise TandemError("UNIMPLEMENTED", f"the server at {address} has none of Tandem's services")
 
 
 async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> int:

@@ -1,1 +1,68 @@
-"""Speculative decoding across a network."""
+"""Speculative decoding across a network.
+
+    from tandem import Client
+
+    with Client("localhost:50051") as client:
+        print(client.generate("Why is the sky blue?", chat=True, max_new_tokens=60).text)
+
+Client and AsyncClient ask any Tandem server. DraftSession drafts with an object of your own and verifies at a
+TargetVerifier. compare measures architectures side by side. The names in `__all__` are stable; others may change.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tandem.clients.async_client import AsyncClient
+    from tandem.clients.client import Client
+    from tandem.clients.completion import Completion
+    from tandem.clients.draft_session import DraftSession
+    from tandem.comparison.api import compare
+    from tandem.rpc.credentials import Credentials
+    from tandem.rpc.errors import TandemError
+    from tandem.speculation.types import Chunk, FinishReason, ModelInfo, SamplingParams, SpeculationStats
+
+__all__ = [
+    "AsyncClient",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Credentials",
+    "DraftSession",
+    "FinishReason",
+    "ModelInfo",
+    "SamplingParams",
+    "SpeculationStats",
+    "TandemError",
+    "compare",
+]
+
+_MODULES = {
+    "AsyncClient": "tandem.clients.async_client",
+    "Chunk": "tandem.speculation.types",
+    "Client": "tandem.clients.client",
+    "Completion": "tandem.clients.completion",
+    "Credentials": "tandem.rpc.credentials",
+    "DraftSession": "tandem.clients.draft_session",
+    "FinishReason": "tandem.speculation.types",
+    "ModelInfo": "tandem.speculation.types",
+    "SamplingParams": "tandem.speculation.types",
+    "SpeculationStats": "tandem.speculation.types",
+    "TandemError": "tandem.rpc.errors",
+    "compare": "tandem.comparison.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name on first use, so that `import tandem` loads the standard library alone."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'tandem' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

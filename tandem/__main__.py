@@ -1,7 +1,7 @@
-"""`python -m tandem ROLE`: the console command without its script."""
+"""Runs the console command: `python -m tandem ROLE`."""
 
 import sys
 
-from tandem.cli.main import main
+from tandem.cli.main import console
 
-sys.exit(main())
+sys.exit(console())

@@ -1,4 +1,4 @@
-"""How one of our processes starts another: with the same interpreter and the same copy of this package."""
+"""Starts a role in another process, with the same interpreter and the same copy of this package."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 LAUNCH = (sys.executable, "-m", "tandem")
-"""Starts a role; arguments follow. Run it with `environment()`."""
+"""The command that starts a role; append its arguments, and run it with `environment()`."""
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 def environment() -> dict[str, str]:
-    """Ours, with this package importable: a checkout need not be installed."""
+    """Returns this process's environment, with the package importable even from a checkout that is not installed."""
     path = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

@@ -400,17 +400,22 @@ class ServerProcess:
     """A `main.py` server role on a free port; `program`: what runs instead of main.py, after the interpreter."""
 
     def __init__(
-        self, folder: Path, *arguments: str, ready_file: str = "ready.json", program: Sequence[str] = (MAIN,)
+        self,
+        folder: Path,
+        *arguments: str,
+        ready_file: str = "ready.json",
+        program: Sequence[str] = (MAIN,),
+        python: str = sys.executable,
     ) -> None:
         self.folder, self.ready_file = folder, folder / ready_file
         self.log = folder / f"{ready_file}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, *program, *arguments, "--ready_file", str(self.ready_file)],
+                [python, *program, *arguments, "--ready_file", str(self.ready_file)],
                 cwd=folder,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+                env=os.environ | ({"PYTHONPATH": str(REPOSITORY)} if python == sys.executable else {}),
             )
 
     def wait_ready(self, seconds: float = HANG) -> str:

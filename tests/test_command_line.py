@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tandem.cli import main
+from tandem.cli import configuration, main
 from tandem.cli.flag_row import BACKENDS, LOADING, SERVERS
 from tandem.cli.flags import FLAGS
 from tests.services.certificates import Authority, token_file
@@ -120,7 +120,7 @@ def configured(line: list[str]) -> str:
     """What the role would be started with, or why it cannot be: either shows that the flag was read."""
     try:
         args = main.parser().parse_args(line)
-        run: Coroutine[Any, Any, Any] = main.ROLES[args.role][0](args)
+        run: Coroutine[Any, Any, Any] = main.ROLES[args.role].start(args)
     except (ValueError, SystemExit) as error:
         return f"{type(error).__name__}: {error}"
     found = inspect.getcoroutinelocals(run)
@@ -217,12 +217,12 @@ def test_a_flag_without_effect_is_one_line(line: str, said: str, capsys: pytest.
 @pytest.mark.parametrize("role", SERVERS)
 def test_request_flags_of_a_server_are_its_defaults(role: str) -> None:
     args = main.parser().parse_args(f"--role {role} --backend toy --temperature 0.9 --max-new-tokens 5".split())
-    defaults = main.role_config(args, None).defaults
+    defaults = configuration.role_config(args, None).defaults
     assert (defaults.sampling.temperature, defaults.sampling.top_p, defaults.max_new_tokens) == (0.9, 1.0, 5)
 
 
 def test_a_client_leaves_to_the_server_what_its_user_does_not_say() -> None:
     line = "--role client --prompt x --temperature 0 --top_p 1"
     args = main.parser().parse_args(line.split())
-    request = main.client_config(args).request
+    request = configuration.client_config(args).request
     assert request.unsaid == {"top_k", "min_p", "seed"} and request.sampling.greedy

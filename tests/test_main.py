@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import main
+from tandem.cli import configuration, main
 from tandem.speculation.types import Rule
 from tests.support import GREEDY, REPOSITORY, launch, oracle, server_process
 
@@ -63,7 +63,7 @@ def test_the_rule_of_a_request_is_agreement_unless_another_is_asked_for() -> Non
         (["--rule", "rejection"], Rule.REJECTION),
     ):
         args = main.parser().parse_args(["--role", "client", "--prompt", "x", *flags])
-        assert main.client_config(args).request.rule is rule
+        assert configuration.client_config(args).request.rule is rule
 
 
 def test_gamma_and_prompt_file_are_other_names() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import compare, main
+from tandem.cli import compare, configuration, main
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages with commands of roles, comparisons and training; other tests parse those of the other pages.
@@ -54,9 +54,9 @@ def test_a_command_of_a_page_is_understood(command: str) -> None:
         args = main.parser().parse_args(arguments)
         assert args.role in main.ROLES
         if args.prompt or args.prompt_text:
-            main.client_config(args)
+            configuration.client_config(args)
         elif args.role in ("target", "draft_worker"):
-            main.role_config(args, args.model)
+            configuration.role_config(args, args.model)
     elif program == "compare_architectures.py":
         compare.build_parser().parse_args(arguments)
     else:

@@ -1,4 +1,4 @@
-"""Reads main.py's command line. A flag that would have no effect is refused, in one line that says who takes it."""
+"""Parses the roles' command line. Refuses a flag that would have no effect, and says which roles take it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,34 @@ _HOSTS = "--target_host says the port"
 
 
 class RoleParser(argparse.ArgumentParser):
-    """Parses into a namespace with every flag of the table; `argv` is what was parsed.
+    """Builds the parser; `roles` and `commands` map each name to its help text.
 
-    Every flag in both spellings, --top_p and --top-p. After --role, --help shows that role's flags alone.
+    Parses into a namespace that has every flag of the table, and `argv`, the arguments that were parsed. Each flag has
+    two spellings, --top_p and --top-p. After --role, --help shows only the flags that the role takes.
     """
 
-    def __init__(self, roles: Mapping[str, str]) -> None:
+    def __init__(self, roles: Mapping[str, str], program: str, commands: Mapping[str, str]) -> None:
+        command = f"{program} ROLE" if program != "main.py" else "main.py --role ROLE"
         super().__init__(
-            prog="main.py",
+            prog=program,
+            usage=f"{command} [flags]",
             description="Speculative decoding over gRPC: servers, clients, and single models.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            epilog="roles (--role ROLE --help shows a role's flags alone):\n"
-            + "\n".join(f"  {name:14} {text}" for name, text in roles.items()),
+            epilog=f"roles ({command} --help shows the flags of one role):\n"
+            + "\n".join(f"  {name:14} {text}" for name, text in {**roles, **commands}.items()),
             allow_abbrev=False,
         )
-        role_help = "what to run, see below"
+        role_help = "the role to run; the list is below"
         self.add_argument("--role", required=True, choices=list(roles), metavar="ROLE", help=role_help)
         for group in GROUPS:
             titled = self.add_argument_group(group.title)
             for flag in group.flags:
-                options = {**flag.options, "default": argparse.SUPPRESS}  # what was not given must not be there
+                options = {**flag.options, "default": argparse.SUPPRESS}  # tells given flags from defaults
                 titled.add_argument(*_spellings(flag), dest=flag.name, **options)
 
-    # argparse's own signature is overloaded for namespaces of the caller's, which nobody here has.
+    # argparse overloads this method for callers that pass a namespace; no caller here does.
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
-        """Raises ValueError for a flag that the role, or its backend, would not use."""
+        """Parses `args`. Raises ValueError for a flag that the role, or its backend, would not use."""
         argv = tuple(sys.argv[1:] if args is None else args)
         self._show_only(_role_in(argv))
         found = super().parse_args(argv)
@@ -76,7 +79,7 @@ def _role_in(argv: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Flags that have an effect on `roles` only where `met`; `why` they have none else."""
+    """Flags that have an effect on `roles` only if `met` is true; `why` is the error message if it is not."""
 
     flags: tuple[str, ...]
     roles: tuple[str, ...]
@@ -147,7 +150,7 @@ def _refuse_backend(flag: Flag, role: str, backend: str) -> None:
 
 
 def _wants_port(hosts: str) -> bool:
-    """Whether one of them comes without a port, or is an IPv6 address."""
+    """Returns whether one of the hosts has no port, or is a bare IPv6 address."""
     return any(
         ":" not in host.rpartition("]")[2] or (host.count(":") > 1 and not host.startswith("["))
         for host in map(str.strip, hosts.split(","))

@@ -1,8 +1,8 @@
-"""Compares plain, distributed, fused and remote-draft decoding on the same prompts: `python compare_architectures.py`.
+"""Compares plain, distributed, fused and remote-draft decoding on the same prompts: `tandem compare`.
 
-Starts real server processes (or connects to running ones), measures at the client, writes every measurement to
-records.jsonl as it comes, and from them comparison.json, comparison.csv, a report and a table. Nothing heavy is
-imported until the arguments have been understood.
+Starts real server processes, or connects to running ones, and measures at the client. Appends each measurement to
+records.jsonl as it comes, and writes comparison.json, comparison.csv, a report and a table from them. Imports nothing
+heavy before the arguments are checked.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def build_parser() -> Parser:
+def build_parser(program: str = "compare_architectures.py") -> Parser:
+    """Builds the parser; `program` is the name that help and errors show."""
     parser = Parser(
-        prog="compare_architectures.py",
+        prog=program,
         description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
         epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 3 for a regression against"
         " --baseline; 4 when a server died; 130 by Ctrl-C, 143 by SIGTERM. What was measured by then is reported.",
@@ -296,8 +297,9 @@ def report_again(arguments: argparse.Namespace) -> int:
     return publish(measured, new=False)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = build_parser()
+def main(argv: Sequence[str] | None = None, program: str = "compare_architectures.py") -> int:
+    """Runs a comparison and returns its exit code."""
+    parser = build_parser(program)
     arguments = parser.parse_args(argv)
     try:
         refuse_idle(arguments, given_in(sys.argv[1:] if argv is None else argv))

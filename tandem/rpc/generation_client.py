@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from tandem.rpc import wire
-from tandem.rpc.channel import MESSAGES, open_channel, stub
+from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
@@ -42,13 +42,17 @@ class GenerationClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection; calls under way are cancelled."""
         await self._channel.close()
 
-    async def model_info(self, timeout: float = 10.0) -> ModelInfo:
-        """What the server runs. Waits up to `timeout` seconds for it to answer. Raises TandemError."""
+    async def model_info(self, timeout: float = 10.0, wait: bool = True) -> ModelInfo:
+        """Returns what the server runs. `wait`: also waits for a server to come up. Raises TandemError."""
         request = getattr(self._messages, f"{self._service}GetModelInfoRequest")()
         try:
-            reply = await self._stub.GetModelInfo(request, timeout=timeout, wait_for_ready=True)
+            reply = await self._stub.GetModelInfo(request, timeout=timeout, wait_for_ready=wait)
         except grpc.RpcError as error:
             raise from_rpc(error) from None
         return wire.info_from_wire(reply.model)
@@ -109,6 +113,22 @@ class GenerationClient:
             call.cancel()
             if about.span:
                 about.span.end(failed)
+
+
+async def which_service(
+    address: str, credentials: Credentials | None = None, timeout: float = 10.0, wait: bool = True
+) -> str:
+    """Returns the Tandem service that answers at `address`. Raises TandemError."""
+    for service in (TARGET, FUSED, DRAFT):
+        async with GenerationClient.connect(address, service, credentials) as client:
+            try:
+                await client.model_info(timeout, wait)
+            except TandemError as error:
+                if error.code == "UNIMPLEMENTED":
+                    continue
+                raise TandemError(error.code, f"no server at {address}: {error.message}") from None
+            return service
+    raise TandemError("UNIMPLEMENTED", f"the server at {address} has none of Tandem's services")
 
 
 def _request(service: str, given: str | None) -> Request:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cli import main
+from tandem.cli.configuration import plan_config
 from tandem.planning.instances import INSTANCES, instance_named
 from tandem.planning.memory import GRAPH_BYTES, core_of
 from tandem.planning.placement import Placement, parts_of, process_of
@@ -266,4 +267,4 @@ def test_planning_reads_nothing_but_the_configurations(tmp_path: Path):
     (folder / "config.json").write_text(Path(model("Llama-3.1-8B"), "config.json").read_text())
     (folder / "model.safetensors").write_text("not weights at all")
     args = main.parser().parse_args(["--role", "plan", "--instance", "trn2.3xlarge", "--model", str(folder)])
-    assert fitting(make_plan(main.plan_config(args))) == [1, 2, 4]
+    assert fitting(make_plan(plan_config(args))) == [1, 2, 4]

@@ -14,6 +14,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from tandem.cli import main
+from tandem.cli.configuration import model_config
 from tandem.runners.protocol import Identity
 from tandem.runners.torch import platforms
 from tandem.runners.torch.buckets import AskedBuckets, Buckets, buckets_for
@@ -129,4 +130,4 @@ def test_the_commands_of_its_page_are_understood() -> None:
     for line in lines:
         args = main.parser().parse_args(line.split())
         if args.tp_degree == 1:
-            main.model_config(args, args.target_model or args.model)
+            model_config(args, args.target_model or args.model)

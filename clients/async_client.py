@@ -1,0 +1,247 @@
+"""AsyncClient: asks Tandem servers for continuations, and goes on at another server when one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+
+from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
+from tandem.clients.repetition import Repetition
+from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.endpoint_pool import EndpointPool, Persistence, RetryBudget, addresses_of, disagreement
+from tandem.rpc.errors import TandemError
+from tandem.rpc.generation_client import GenerationClient, which_service
+from tandem.speculation.types import (
+    Chunk,
+    GenerationEnd,
+    GenerationRequest,
+    ModelInfo,
+    Rule,
+    SamplingParams,
+    SpeculationStats,
+)
+
+CONNECT_SECONDS = 10.0
+"""How long a server may take to tell what it runs."""
+_LOST = ("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED")
+"""The server ended, hangs, or cannot be reached: another one, or its successor, produces the same tokens."""
+_FULL_SECONDS = 0.2
+"""The pause before a full server is asked again, if it does not name one."""
+
+
+class AsyncClient:
+    """Asks Tandem servers for continuations. Many requests may run at once.
+
+    `endpoints`: "HOST:PORT", or several ("HOST:PORT,HOST:PORT" or a list) that run the same model. Requests go to one
+    of them. When it fails, the next one repeats the request, and only the tokens that follow those received are
+    yielded. A server that is full, or that cannot be reached, is tried again for `retry_seconds`.
+
+    `service`: "TargetVerifier", "FusedSpeculativeServer" or "DraftWorker"; by default, whichever answers.
+    `credentials`: TLS certificates and a bearer token, from files. Raises ValueError for a wrong argument.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        *,
+        service: str | None = None,
+        credentials: Credentials | None = None,
+        retry_seconds: float = 60.0,
+    ) -> None:
+        if service not in (None, TARGET, FUSED, DRAFT):
+            raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
+        given = endpoints if isinstance(endpoints, str) else ",".join(endpoints)
+        self._pool = EndpointPool(addresses_of(given))
+        self._service, self._credentials = service, credentials or Credentials()
+        self._credentials.check(given)
+        self._persistence = Persistence(retry_seconds)
+        self._clients: dict[str, GenerationClient] = {}
+        self._checked: set[str] = set()  # addresses whose model is known to be the expected one
+        self._expected: ModelInfo | None = None
+        self._closed = False
+        self.last_statistics: SpeculationStats | None = None
+        """Statistics of the request that completed last."""
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections. Requests under way end with a TandemError whose code is CANCELLED."""
+        self._closed = True
+        clients, self._clients = list(self._clients.values()), {}
+        await asyncio.gather(*(client.close() for client in clients))
+
+    async def model_info(self, timeout: float = CONNECT_SECONDS) -> ModelInfo:
+        """Returns what the first server to answer runs. Raises TandemError."""
+        end = time.monotonic() + timeout
+        asked: list[str] = []
+        while True:
+            address = self._pool.following(self._pool.current, asked)
+            assert address is not None, "the last one asked raises"
+            asked.append(address)
+            last = self._pool.following(address, asked) is None
+            try:
+                client = await self._client(address, end, wait=last)
+                return await client.model_info(_left(end), wait=last)
+            except TandemError:
+                if last:
+                    raise
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        chat: bool = False,
+        ignore_end_of_sequence: bool = False,
+        speculation_length: int | None = None,
+        rule: str = "agreement",
+        timeout: float | None = None,
+    ) -> Completion:
+        """Returns the whole continuation; `stream` explains the arguments. Raises TandemError, ValueError."""
+        request = request_of(
+            prompt,
+            sampling,
+            max_new_tokens,
+            stop,
+            chat=chat,
+            ignore_end_of_sequence=ignore_end_of_sequence,
+            speculation_length=speculation_length,
+            rule=rule,
+        )
+        return await completion_of(self.events(request, timeout))
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        chat: bool = False,
+        ignore_end_of_sequence: bool = False,
+        speculation_length: int | None = None,
+        rule: str = "agreement",
+        timeout: float | None = None,
+    ) -> AsyncGenerator[Chunk, None]:
+        """Yields chunks as they are committed. Closing the generator cancels the request.
+
+        `prompt`: text, or token ids. `sampling`: by default, the server's defaults. `max_new_tokens`: by default, what
+        the sequence length leaves. `stop`: a string, or several, that end the output. `chat`: puts the text into the
+        model's chat template. `ignore_end_of_sequence`: goes on past the end-of-sequence token. `speculation_length`:
+        draft tokens per round; by default, the server decides. `rule`: "agreement" or "rejection". `timeout`: seconds
+        for the whole request, retries included. Raises TandemError, ValueError.
+        """
+        request = request_of(
+            prompt,
+            sampling,
+            max_new_tokens,
+            stop,
+            chat=chat,
+            ignore_end_of_sequence=ignore_end_of_sequence,
+            speculation_length=speculation_length,
+            rule=rule,
+        )
+        return chunks_of(self.events(request, timeout))
+
+    async def events(self, request: GenerationRequest, timeout: float | None = None) -> Events:
+        """Yields a request's chunks, then its end, from the first endpoint that finishes it. Raises TandemError."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        budget = RetryBudget(self._persistence, deadline, admission=self._persistence.seconds)
+        received, address = Repetition(), self._pool.current
+        while True:
+            try:
+                client = await self._ready(address, deadline)
+                left = None if deadline is None else _left(deadline)
+                async with contextlib.aclosing(client.generate(request, left)) as events:
+                    async for event in events:
+                        budget.progress()
+                        if isinstance(event, GenerationEnd):
+                            self._pool.answered(address)
+                            self.last_statistics = event.stats
+                            yield event
+                        elif (fresh := received.fresh(event)) is not None:
+                            yield fresh
+                return
+            except asyncio.CancelledError:
+                if self._closed:  # closing a channel cancels its calls
+                    raise TandemError("CANCELLED", "the client is closed", produced=tuple(received.tokens)) from None
+                raise
+            except TandemError as error:
+                error.produced = tuple(received.tokens)
+                if self._closed or not _repeatable(request, received):
+                    raise
+                pause, address = self._after(address, error, budget)
+            received.restart()
+            await asyncio.sleep(pause)
+
+    def _after(self, address: str, error: TandemError, budget: RetryBudget) -> tuple[float, str]:
+        """Seconds to wait after a failure at `address`, and the endpoint to ask then. Raises `error` to give up."""
+        if error.code == "RESOURCE_EXHAUSTED" and error.retry_seconds is not None:
+            full = budget.full(error.retry_seconds or _FULL_SECONDS)
+            if full is None:
+                raise error
+            return full, self._pool.after(address)
+        self._checked.discard(address)  # the next server there may be another one
+        if error.code == "FAILED_PRECONDITION" and error.reason == _OTHER_MODEL:
+            if not self._pool.refuse(address, error.message):
+                raise error
+            return 0.0, self._pool.current
+        if error.code not in _LOST or budget.over:
+            raise error
+        self._pool.failed(address, str(error))
+        pause = budget.wait()
+        if pause is None:
+            raise error
+        return pause, self._pool.current
+
+    async def _ready(self, address: str, deadline: float | None) -> GenerationClient:
+        """Returns the client of an endpoint that runs the expected model. Raises TandemError."""
+        if self._closed:
+            raise TandemError("CANCELLED", "the client is closed")
+        if address in self._checked:
+            return self._clients[address]
+        end = time.monotonic() + CONNECT_SECONDS
+        end = end if deadline is None else min(end, deadline)
+        client = await self._client(address, end, wait=False)
+        info = await client.model_info(_left(end), wait=False)
+        self._expected = self._expected or info
+        if (other := disagreement(self._expected, info)) is not None:
+            raise TandemError("FAILED_PRECONDITION", f"the server at {address}: {other}", reason=_OTHER_MODEL)
+        self._checked.add(address)
+        return client
+
+    async def _client(self, address: str, end: float, wait: bool) -> GenerationClient:
+        """Returns the connection to an endpoint, once it is known which service listens there."""
+        if address not in self._clients:
+            service = self._service or await which_service(address, self._credentials, _left(end), wait)
+            if self._closed:
+                raise TandemError("CANCELLED", "the client is closed")
+            if address not in self._clients:  # another request may have connected meanwhile
+                self._clients[address] = GenerationClient.connect(address, service, self._credentials)
+        return self._clients[address]
+
+
+_OTHER_MODEL = "OTHER_MODEL"
+
+
+def _left(end: float) -> float:
+    """Seconds until `end`; gRPC takes no timeout of 0."""
+    return max(0.001, end - time.monotonic())
+
+
+def _repeatable(request: GenerationRequest, received: Repetition) -> bool:
+    """Whether another server can continue the output. Sampling under rejection depends on the draft: it cannot."""
+    greedy = request.sampling.greedy and "temperature" not in request.unsaid
+    return request.rule is Rule.AGREEMENT or greedy or not received.tokens

@@ -1,0 +1,85 @@
+"""Runs coroutines on an event loop in a background thread, for callers that have no event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from tandem.rpc.errors import TandemError
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """An event loop in a daemon thread. Any thread may call it; Ctrl-C in a caller cancels the work it waits for."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._closed = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Waits for `work` and returns its result, or raises what it raised. Raises TandemError once closed."""
+        if self._closed:
+            work.close()
+            raise _closed_error()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise _closed_error() from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """Yields the items as they come. Leaving early closes `items`."""
+        turn, end = asyncio.Lock(), object()
+
+        async def next_item() -> Any:
+            async with turn:  # a step that was cancelled must end before `items` can be closed
+                return await anext(items, end)
+
+        async def close_items() -> None:
+            async with turn:
+                await items.aclose()
+
+        try:
+            while (item := self.run(next_item())) is not end:
+                yield item
+        finally:
+            if not self._closed:
+                closing = asyncio.run_coroutine_threadsafe(close_items(), self._loop)
+                if threading.current_thread() is not self._thread:  # the garbage collector may run there
+                    concurrent.futures.wait([closing])
+
+    def close(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs `work`, cancels what is still running, and ends the thread. A second call does nothing."""
+        if self._closed:
+            work.close()
+            return
+        self._closed = True
+        try:
+            asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        finally:
+            asyncio.run_coroutine_threadsafe(_end_all(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _end_all() -> None:
+    """Cancels the loop's other tasks and waits for them."""
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def _closed_error() -> TandemError:
+    return TandemError("CANCELLED", "the client is closed")

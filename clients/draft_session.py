@@ -1,0 +1,233 @@
+"""DraftSession: distributed speculation with the caller's own drafter, verified at a TargetVerifier."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Protocol
+
+from tandem.clients.background_loop import BackgroundLoop
+from tandem.clients.completion import Completion, Events, Prompt, chunks_of, completion_of, request_of
+from tandem.engine.generator import Generator
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import VerifierClient
+from tandem.speculation.loop import DraftThenVerify, Rounds
+from tandem.speculation.stopping import TextStream
+from tandem.speculation.types import (
+    Chunk,
+    Draft,
+    DraftLimit,
+    GenerationRequest,
+    ModelInfo,
+    SamplingParams,
+    SpeculationStats,
+)
+
+USUAL_LENGTH = 4
+"""Draft tokens per round, unless told otherwise."""
+
+
+class OwnDrafter(Protocol):
+    """The caller's drafter. Its proposals may be wrong: the output is always the target's."""
+
+    def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+        """Returns at most `k` token ids that may follow `tokens`, the prompt and all that is committed. May block."""
+
+
+class OwnTokenizer(Protocol):
+    """The caller's tokenizer, for text prompts and output; transformers' fit. Its ids must be the target's."""
+
+    def encode(self, text: str) -> Sequence[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+class DraftSession:
+    """Drafts here with the caller's `drafter` and verifies at a TargetVerifier. Methods block; threads may share it.
+
+        class Repeat:
+            def propose(self, tokens, k):
+                return tokens[-1:] * k
+
+        with DraftSession("localhost:50051", Repeat()) as session:
+            print(session.generate([1, 2, 3], max_new_tokens=20).token_ids)
+
+    `target`: "HOST:PORT", or several with commas that run the same model; when a verifier fails, the request goes on
+    at the next one. `tokenizer`: for text; without it, prompts are token ids and outputs have no text.
+    `speculation_length`: draft tokens to ask for per round. `retry_seconds`: how long a request tries to go on while no
+    verifier answers. `connect_seconds`: how long to wait for the first answer. Raises ValueError, TandemError.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        drafter: OwnDrafter,
+        *,
+        tokenizer: OwnTokenizer | None = None,
+        speculation_length: int | None = None,
+        credentials: Credentials | None = None,
+        retry_seconds: float = 60.0,
+        connect_seconds: float = 30.0,
+    ) -> None:
+        (credentials or Credentials()).check(target)
+        self._drafter, self._tokenizer = drafter, tokenizer
+        persistence = Persistence(retry_seconds)
+        self._loop = BackgroundLoop("tandem-draft-session")
+        try:
+            self._client, self.target = self._loop.run(_connected(target, persistence, credentials, connect_seconds))
+            self._length = _checked_length(speculation_length, self.target)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> DraftSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections. Requests under way end with a TandemError whose code is CANCELLED."""
+        client = getattr(self, "_client", None)
+        self._loop.close(client.close() if client else asyncio.sleep(0))
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> Completion:
+        """Returns the whole continuation. `timeout`: seconds for the request. Raises TandemError, ValueError."""
+        return self._loop.run(completion_of(self._events(prompt, sampling, max_new_tokens, stop, timeout)))
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        max_new_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        timeout: float | None = None,
+    ) -> Iterator[Chunk]:
+        """Yields chunks as they are committed; leaving early frees the slot. Raises TandemError, ValueError."""
+        return self._loop.iterate(chunks_of(self._events(prompt, sampling, max_new_tokens, stop, timeout)))
+
+    def _events(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None,
+        max_new_tokens: int | None,
+        stop: str | Sequence[str],
+        timeout: float | None,
+    ) -> Events:
+        if self._tokenizer is None and (isinstance(prompt, str) or stop):
+            raise ValueError("tokenizer: text prompts and stop strings need one; pass tokenizer= to DraftSession")
+        request = request_of(prompt, sampling, max_new_tokens, stop, speculation_length=self._length)
+        deadline = None if timeout is None else time.monotonic() + timeout
+
+        def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
+            verifier = RemoteVerifier(self._client, stats, deadline=deadline)
+            return DraftThenVerify(verifier, _Drafter(self._drafter, self.target.vocab_size))
+
+        return Generator(self.target, _Tokenizer(self._tokenizer, self.target), rounds).generate(request)
+
+
+class _Drafter:
+    """Adapts the caller's drafter to the loop."""
+
+    def __init__(self, drafter: OwnDrafter, vocab_size: int) -> None:
+        self._drafter, self._vocab_size = drafter, vocab_size
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Does nothing: each proposal is given all tokens."""
+
+    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        """Cuts the draft at the first id outside the vocabulary. Raises ValueError if it has more than `k` tokens."""
+        began = time.perf_counter()
+        proposed = [int(token) for token in await asyncio.to_thread(self._drafter.propose, tuple(tokens), k)]
+        if len(proposed) > k:
+            raise ValueError(f"propose: returned {len(proposed)} tokens where at most {k} were asked for")
+        unknown = (i for i, token in enumerate(proposed) if not 0 <= token < self._vocab_size)
+        return Draft(tuple(proposed[: next(unknown, k)]), compute_seconds=time.perf_counter() - began)
+
+    async def close(self) -> None:
+        """Does nothing."""
+
+
+class _Tokenizer:
+    """Adapts the caller's tokenizer, or none, to the Generator."""
+
+    def __init__(self, tokenizer: OwnTokenizer | None, target: ModelInfo) -> None:
+        self._tokenizer = tokenizer
+        self.sha256, self.vocab_size = target.tokenizer_sha256, target.vocab_size
+        self.end_of_sequence_ids = target.end_of_sequence_ids
+
+    def encode(self, text: str, chat: bool) -> list[int]:
+        assert self._tokenizer is not None, "text needs a tokenizer"
+        return [int(token) for token in self._tokenizer.encode(text)]
+
+    def stream(self) -> TextStream:
+        return _NoText() if self._tokenizer is None else _Text(self._tokenizer)
+
+
+class _Text:
+    """Decodes all tokens again with each one, which is right for any tokenizer."""
+
+    def __init__(self, tokenizer: OwnTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._shown = 0
+
+    def push(self, token: int) -> str:
+        self._tokens.append(token)
+        text = self._tokenizer.decode(self._tokens)
+        return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else self._fresh(text)
+
+    def flush(self) -> str:
+        return self._fresh(self._tokenizer.decode(self._tokens)) if self._tokens else ""
+
+    def _fresh(self, text: str) -> str:
+        fresh, self._shown = text[self._shown :], len(text)
+        return fresh
+
+
+class _NoText:
+    """The text of output whose tokenizer is not known."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+async def _connected(
+    target: str, persistence: Persistence, credentials: Credentials | None, seconds: float
+) -> tuple[VerifierClient, ModelInfo]:
+    client = VerifierClient(target, "", persistence=persistence, credentials=credentials)
+    try:
+        return client, await client.model_info(seconds)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await client.close()
+        raise
+
+
+def _checked_length(asked: int | None, target: ModelInfo) -> int:
+    """Returns the draft tokens per round. Raises ValueError if the target does not verify so many."""
+    most = target.max_speculation_length
+    if asked is None:
+        return min(USUAL_LENGTH, most)
+    if not 0 <= asked <= most:
+        raise ValueError(f"speculation_length: {asked} is outside 0 to {most}, the target's maximum")
+    return asked

@@ -1,0 +1,323 @@
+"""Client and AsyncClient against toy servers: outputs, failover, deadlines, TLS and tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+import tandem
+from tandem.rpc.channel import DRAFT, FUSED
+from tandem.runners.toy import ToyConfig
+from tandem.services.security.config import Security
+from tandem.services.security.tokens import AcceptedTokens
+from tests.services.certificates import Authority, token_file
+from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, server_process, target_site, toy, worker_site
+
+T = TypeVar("T")
+PROMPT = b"the public interface"
+SAID = oracle(PROMPT, GREEDY, 12)
+SLOW = ("--role", "target", "--model", "step=0.05")
+
+
+def text_of(tokens: tuple[int, ...]) -> str:
+    return "".join(bytes([token]).decode("latin-1") for token in tokens if token < 256)
+
+
+def beside(site: Callable[..., object], ask: Callable[[str], T], **options: object) -> T:
+    """What `ask` returns for the address of a site, called in a thread: it blocks."""
+
+    async def test() -> T:
+        async with site(**options) as found:
+            return await asyncio.to_thread(ask, found.address)
+
+    return run(test())
+
+
+def unused_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("site", [target_site, fused_site])
+def test_a_client_generates_with_whichever_service_answers(site) -> None:
+    def ask(address: str) -> tuple[tandem.Completion, tandem.SpeculationStats | None]:
+        with tandem.Client(address) as client:
+            return client.generate(PROMPT.decode(), max_new_tokens=12), client.last_statistics
+
+    completion, last = beside(site, ask)
+    assert (completion.token_ids, completion.text) == (SAID, text_of(SAID))
+    assert (completion.prompt_tokens, completion.output_tokens) == (len(PROMPT), 12)
+    assert completion.finish_reason is tandem.FinishReason.LENGTH
+    assert completion.statistics == last and last.rounds > 0
+
+
+def test_a_client_asks_a_draft_worker() -> None:
+    async def test() -> tandem.Completion:
+        async with (
+            target_site() as target,
+            worker_site(target.address) as worker,
+            tandem.AsyncClient(worker.address, service=DRAFT) as client,
+        ):
+            return await client.generate(list(PROMPT), max_new_tokens=12)
+
+    completion = run(test())
+    assert completion.token_ids == SAID and completion.statistics.drafted > 0
+
+
+def test_a_stream_yields_chunks_as_they_come_and_sampling_is_the_requests_own() -> None:
+    def ask(address: str) -> list[tandem.Chunk]:
+        with tandem.Client([address]) as client:
+            sampling = tandem.SamplingParams(SAMPLED.temperature, SAMPLED.top_k, SAMPLED.top_p, SAMPLED.min_p, 7)
+            return list(client.stream(PROMPT, sampling, max_new_tokens=12, ignore_end_of_sequence=True))
+
+    chunks = beside(target_site, ask)
+    tokens = tuple(token for chunk in chunks for token in chunk.token_ids)
+    assert tokens == oracle(PROMPT, SAMPLED, 12, past_the_end=True) and len(chunks) > 3
+    assert "".join(chunk.text for chunk in chunks) == text_of(tokens)
+
+
+def test_a_stop_string_ends_the_output() -> None:
+    stop = text_of(SAID)[5]
+
+    def ask(address: str) -> tandem.Completion:
+        with tandem.Client(address) as client:
+            return client.generate(PROMPT.decode(), max_new_tokens=12, stop=stop)
+
+    completion = beside(target_site, ask)
+    assert completion.finish_reason is tandem.FinishReason.STOP_STRING
+    assert completion.text == text_of(SAID).split(stop)[0]
+
+
+def test_many_requests_and_threads_share_a_client() -> None:
+    prompts = [f"prompt {i}" for i in range(12)]
+
+    def ask(address: str) -> list[tandem.Completion]:
+        found: dict[str, tandem.Completion] = {}
+        with tandem.Client(address) as client:
+            threads = [
+                threading.Thread(target=lambda p=p: found.update({p: client.generate(p, max_new_tokens=6)}))
+                for p in prompts
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return [found[prompt] for prompt in prompts]
+
+    completions = beside(target_site, ask)
+    assert [c.token_ids for c in completions] == [oracle(p.encode(), GREEDY, 6) for p in prompts]
+
+
+def test_model_info_says_what_the_server_runs() -> None:
+    def ask(address: str) -> tandem.ModelInfo:
+        with tandem.Client(f"{unused_address()},{address}", service=FUSED) as client:
+            return client.model_info(HANG)
+
+    info = beside(fused_site, ask)
+    assert (info.backend, info.vocab_size) == ("toy", 258)
+
+
+def test_leaving_a_stream_early_frees_the_slot() -> None:
+    async def test() -> None:
+        async with target_site(toy(ToyConfig(step_seconds=0.01))) as site:
+
+            def ask() -> None:
+                with tandem.Client(site.address) as client:
+                    for chunk in client.stream(PROMPT, ignore_end_of_sequence=True):
+                        assert chunk.token_ids
+                        break
+
+            await asyncio.to_thread(ask)
+            give_up = time.monotonic() + HANG
+            while site.free < 4:
+                assert time.monotonic() < give_up
+                await asyncio.sleep(0.01)
+
+    run(test())
+
+
+# --- what goes wrong ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"endpoints": "nowhere"}, "'nowhere' is not HOST:PORT"),
+        ({"endpoints": ["a:1", "a:1"]}, "twice"),
+        ({"endpoints": "a:1", "service": "Nobody"}, "service: 'Nobody'"),
+        ({"endpoints": "a:1", "retry_seconds": -1}, "-1"),
+    ],
+)
+def test_a_wrong_argument_is_a_value_error(arguments: dict, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        tandem.Client(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [({"max_new_tokens": 0}, "max_new_tokens: 0"), ({"rule": "majority"}, "rule"), ({"stop": [""]}, "stop_strings")],
+)
+def test_a_wrong_request_is_a_value_error_before_anything_is_sent(arguments: dict, said: str) -> None:
+    with tandem.Client(unused_address()) as client:
+        for method in (client.generate, client.stream):
+            with pytest.raises(ValueError, match=said):
+                method("x", **arguments)
+
+
+def test_what_a_server_refuses_is_a_tandem_error_with_its_code() -> None:
+    def ask(address: str) -> None:
+        with tandem.Client(address) as client:
+            client.generate("x", max_new_tokens=10_000)
+
+    with pytest.raises(tandem.TandemError, match="10000") as refused:
+        beside(target_site, ask)
+    assert refused.value.code == "OUT_OF_RANGE"
+
+
+def test_a_deadline_ends_a_request_and_says_what_came_before_it() -> None:
+    def ask(address: str) -> None:
+        with tandem.Client(address) as client:
+            client.model_info()
+            client.generate(PROMPT, ignore_end_of_sequence=True, timeout=0.5)
+
+    with pytest.raises(tandem.TandemError) as late:
+        beside(target_site, ask, runner=toy(ToyConfig(step_seconds=0.02)))
+    assert late.value.code == "DEADLINE_EXCEEDED"
+    produced = late.value.produced
+    assert produced == oracle(PROMPT, GREEDY, len(produced), past_the_end=True)
+
+
+@pytest.mark.parametrize("limits", [{"retry_seconds": 0.3}, {"timeout": 0.3}])
+def test_a_server_that_is_not_there_is_given_up_in_time(limits: dict) -> None:
+    began = time.monotonic()
+    with (
+        tandem.Client(unused_address(), retry_seconds=limits.get("retry_seconds", 60.0)) as client,
+        pytest.raises(tandem.TandemError) as gone,
+    ):
+        client.generate("x", timeout=limits.get("timeout"))
+    assert gone.value.code in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+    assert time.monotonic() - began < HANG / 2
+
+
+def test_a_closed_client_refuses_and_closing_ends_what_is_under_way() -> None:
+    codes: list[str] = []
+
+    def ask(address: str) -> None:
+        client = tandem.Client(address)
+        started = threading.Event()
+
+        def stream() -> None:
+            try:
+                for _ in client.stream(PROMPT, ignore_end_of_sequence=True):
+                    started.set()
+            except tandem.TandemError as error:
+                codes.append(error.code)
+
+        thread = threading.Thread(target=stream)
+        thread.start()
+        assert started.wait(HANG)
+        client.close()
+        thread.join(HANG)
+        client.close()
+        with pytest.raises(tandem.TandemError, match="closed"):
+            client.generate("x")
+
+    beside(target_site, ask, runner=toy(ToyConfig(step_seconds=0.05)))
+    assert codes == ["CANCELLED"]
+
+
+def test_closing_an_async_client_ends_what_is_under_way() -> None:
+    async def test() -> str:
+        async with target_site(toy(ToyConfig(step_seconds=0.05))) as site:
+            client = tandem.AsyncClient(site.address)
+            with pytest.raises(tandem.TandemError) as ended:
+                async for _ in client.stream(PROMPT, ignore_end_of_sequence=True):
+                    await client.close()
+            with pytest.raises(tandem.TandemError, match="closed"):
+                await client.generate("x")
+            return ended.value.code
+
+    assert run(test()) == "CANCELLED"
+
+
+# --- failover ---
+
+
+def test_an_endpoint_that_is_not_there_is_passed_over() -> None:
+    def ask(address: str) -> tuple[int, ...]:
+        with tandem.Client([unused_address(), address]) as client:
+            return client.generate(PROMPT, max_new_tokens=12, timeout=HANG).token_ids
+
+    assert beside(target_site, ask) == SAID
+
+
+@pytest.mark.slow
+def test_a_request_goes_on_at_the_next_endpoint_when_its_server_is_killed(tmp_path: Path) -> None:
+    with (
+        server_process(tmp_path, *SLOW, ready_file="one.json") as one,
+        server_process(tmp_path, *SLOW, ready_file="two.json") as two,
+        tandem.Client([one.wait_ready(), two.wait_ready()]) as client,
+    ):
+        tokens: list[int] = []
+        text = ""
+        for chunk in client.stream(PROMPT, max_new_tokens=30, ignore_end_of_sequence=True):
+            tokens += chunk.token_ids
+            text += chunk.text
+            if len(tokens) == 5:
+                one.process.kill()
+        assert tuple(tokens) == oracle(PROMPT, GREEDY, 30, past_the_end=True)
+        assert text == text_of(tuple(tokens))
+        assert client.generate(PROMPT, max_new_tokens=12).token_ids == SAID
+
+
+def test_an_endpoint_that_runs_another_model_is_not_asked(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with target_site(toy(ToyConfig(salt=9))) as other, contextlib.AsyncExitStack() as first:
+            site = await first.enter_async_context(target_site())
+            async with tandem.AsyncClient([site.address, other.address], retry_seconds=1.0) as client:
+                assert (await client.generate(PROMPT, max_new_tokens=12)).token_ids == SAID
+                await first.aclose()
+                with pytest.raises(tandem.TandemError) as refused:
+                    await client.generate(PROMPT, max_new_tokens=12)
+        assert refused.value.code in ("UNAVAILABLE", "FAILED_PRECONDITION")
+
+    run(test())
+    assert "its weights_revision is 'toy:9'" in caplog.text
+
+
+# --- TLS and tokens ---
+
+
+def test_tls_and_a_token_let_a_client_in(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    accepted = AcceptedTokens(token_file(tmp_path / "accepted", "alice one-long-enough-token\n"))
+    shown = token_file(tmp_path / "shown", "one-long-enough-token\n")
+    security = Security(tls=authority.server(), tokens=accepted)
+
+    def ask(address: str) -> tuple[int, ...]:
+        credentials = tandem.Credentials(ca=str(authority.ca), token_file=shown)
+        with tandem.Client(address, credentials=credentials) as client:
+            return client.generate(PROMPT, max_new_tokens=12).token_ids
+
+    def without_token(address: str) -> None:
+        with tandem.Client(address, credentials=tandem.Credentials(ca=str(authority.ca))) as client:
+            client.generate(PROMPT, max_new_tokens=12)
+
+    assert beside(target_site, ask, security=security) == SAID
+    with pytest.raises(tandem.TandemError) as refused:
+        beside(target_site, without_token, security=security)
+    assert refused.value.code == "UNAUTHENTICATED"
+
+
+def test_a_token_does_not_leave_this_machine_in_clear_text(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="clear text"):
+        tandem.Client("10.1.2.3:50051", credentials=tandem.Credentials(token_file=token_file(tmp_path / "t", "abc\n")))

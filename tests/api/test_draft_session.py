@@ -1,0 +1,184 @@
+"""DraftSession: the caller's own drafter against a toy TargetVerifier."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+import tandem
+from tandem.runners.toy import ToyConfig, toy_logits
+from tests.support import GREEDY, HANG, SAMPLED, oracle, run, server_process, target_site, toy
+
+T = TypeVar("T")
+PROMPT = b"drafts of my own"
+SAID = oracle(PROMPT, GREEDY, 20)
+
+
+class Oracle:
+    """Proposes what the target will say, but for every `wrong`-th token."""
+
+    def __init__(self, wrong: int = 0) -> None:
+        self.wrong, self.asked = wrong, 0
+
+    def propose(self, tokens: Sequence[int], k: int) -> list[int]:
+        self.asked += 1
+        seen = list(tokens)
+        for _ in range(k):
+            token = int(toy_logits(seen, ToyConfig()).argmax())
+            seen.append((token + 1) % 256 if self.wrong and len(seen) % self.wrong == 0 else token)
+        return seen[len(tokens) :]
+
+
+class Bytes:
+    """The toy target's tokenizer, as a caller would write it."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token for token in token_ids if token < 256).decode("latin-1")
+
+
+class Unknown:
+    """Proposes an id that the target does not have."""
+
+    def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+        return (SAID[0], 999, 1)[:k]
+
+
+class TooMany:
+    """Proposes more than it is asked for."""
+
+    def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+        return (1,) * (k + 1)
+
+
+def with_target(ask: Callable[[str], T], config: ToyConfig | None = None) -> T:
+    async def test() -> T:
+        async with target_site(toy(config)) as site:
+            found = await asyncio.to_thread(ask, site.address)
+            assert site.free == 4, "every session was closed"
+            return found
+
+    return run(test())
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_the_output_is_the_targets_whatever_is_drafted(wrong: int) -> None:
+    drafter = Oracle(wrong)
+
+    def ask(address: str) -> tandem.Completion:
+        with tandem.DraftSession(address, drafter) as session:
+            return session.generate(list(PROMPT), max_new_tokens=20)
+
+    completion = with_target(ask)
+    assert completion.token_ids == SAID and completion.text == ""
+    assert (completion.prompt_tokens, completion.output_tokens) == (len(PROMPT), 20)
+    statistics = completion.statistics
+    assert statistics.accepted > 0 and statistics.rounds < 20
+    assert (statistics.accepted == statistics.drafted) is (wrong == 0)
+    assert drafter.asked <= statistics.rounds + 1 and statistics.draft_seconds > 0
+
+
+def test_sampled_output_is_the_targets_too() -> None:
+    def ask(address: str) -> tuple[int, ...]:
+        with tandem.DraftSession(address, Oracle(), speculation_length=2) as session:
+            return session.generate(list(PROMPT), SAMPLED, max_new_tokens=20).token_ids
+
+    assert with_target(ask) == oracle(PROMPT, SAMPLED, 20)
+
+
+def test_text_needs_a_tokenizer_and_streams_with_one() -> None:
+    def ask(address: str) -> tuple[str, tandem.Completion]:
+        with tandem.DraftSession(address, Oracle()) as session, pytest.raises(ValueError, match="tokenizer"):
+            session.generate("text")
+        with tandem.DraftSession(address, Oracle(), tokenizer=Bytes()) as session:
+            chunks = list(session.stream(PROMPT.decode(), max_new_tokens=20))
+            return "".join(chunk.text for chunk in chunks), session.generate(PROMPT.decode(), max_new_tokens=20)
+
+    text, completion = with_target(ask)
+    assert text == completion.text == Bytes().decode(SAID)
+
+
+def test_threads_share_a_session() -> None:
+    prompts = [f"prompt {i}".encode() for i in range(6)]
+
+    def ask(address: str) -> list[tuple[int, ...]]:
+        found: dict[bytes, tuple[int, ...]] = {}
+
+        def one(prompt: bytes) -> None:
+            found[prompt] = session.generate(list(prompt), max_new_tokens=6).token_ids
+
+        with tandem.DraftSession(address, Oracle()) as session:
+            threads = [threading.Thread(target=one, args=(prompt,)) for prompt in prompts]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        return [found[prompt] for prompt in prompts]
+
+    assert with_target(ask) == [oracle(prompt, GREEDY, 6) for prompt in prompts]
+
+
+def test_a_draft_ends_at_a_token_that_the_target_does_not_have() -> None:
+    def ask(address: str) -> tandem.Completion:
+        with tandem.DraftSession(address, Unknown()) as session:
+            return session.generate(list(PROMPT), max_new_tokens=8)
+
+    completion = with_target(ask)
+    assert completion.token_ids == SAID[:8]
+    assert completion.statistics.drafted <= completion.statistics.rounds
+
+
+@pytest.mark.parametrize(
+    ("drafter", "said"), [(TooMany(), "at most"), (object(), "propose")], ids=["too many", "no drafter"]
+)
+def test_a_drafter_that_is_wrong_about_its_contract_is_told(drafter, said: str) -> None:
+    def ask(address: str) -> None:
+        with tandem.DraftSession(address, drafter) as session, pytest.raises((ValueError, AttributeError), match=said):
+            session.generate(list(PROMPT), max_new_tokens=20)
+
+    with_target(ask)
+
+
+def test_a_length_above_the_targets_maximum_is_refused() -> None:
+    def ask(address: str) -> None:
+        with pytest.raises(ValueError, match="speculation_length: 6"):
+            tandem.DraftSession(address, Oracle(), speculation_length=6)
+
+    with_target(ask)
+
+
+def test_a_deadline_and_a_target_that_is_not_there() -> None:
+    def ask(address: str) -> None:
+        with tandem.DraftSession(address, Oracle(1), retry_seconds=0.0) as session:
+            with pytest.raises(tandem.TandemError) as late:
+                session.generate(list(PROMPT), max_new_tokens=100, timeout=0.3)
+            assert late.value.code == "DEADLINE_EXCEEDED"
+
+    with_target(ask, ToyConfig(step_seconds=0.05))
+    with pytest.raises(tandem.TandemError):
+        tandem.DraftSession("127.0.0.1:1", Oracle(), connect_seconds=0.2)
+
+
+@pytest.mark.slow
+def test_a_request_goes_on_at_the_next_verifier_when_its_own_is_killed(tmp_path: Path) -> None:
+    slow = ("--role", "target", "--model", "step=0.05")
+    with (
+        server_process(tmp_path, *slow, ready_file="one.json") as one,
+        server_process(tmp_path, *slow, ready_file="two.json") as two,
+    ):
+        both = f"{one.wait_ready()},{two.wait_ready()}"
+        tokens: list[int] = []
+        with tandem.DraftSession(both, Oracle(2), connect_seconds=HANG) as session:
+            serving = one if session._client.address == both.split(",")[0] else two
+            for chunk in session.stream(list(PROMPT), max_new_tokens=20):
+                if not tokens:
+                    serving.process.kill()
+                tokens += chunk.token_ids
+    assert tuple(tokens) == SAID

@@ -1,0 +1,208 @@
+"""What `pip install` gives: one importable name, a light client, and the embedded pair with the extra `torch`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support import GREEDY, HANG, REPOSITORY, ServerProcess, oracle, server_process
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("setuptools", reason="builds the wheel without a network: pip install setuptools")
+PARTS = ("tandem", "services", "clients", "pyproject.toml", "README.md", "LICENSE")
+UNREACHABLE = ("No matching distribution found", "Could not fetch URL", "Failed to establish a new connection")
+MINE = "MINE = 'written by the user'\n"
+ASK = """
+import sys
+import models, services
+from tandem import Client
+
+assert models.MINE and services.MINE
+assert not {'torch', 'transformers'} & sys.modules.keys()
+with Client(sys.argv[1]) as client:
+    print(*client.generate([1, 2, 3], max_new_tokens=8).token_ids)
+"""
+
+
+def pip(python: Path | str, *arguments: str | Path) -> None:
+    """Runs pip for an interpreter. Skips the test if the package index cannot be reached."""
+    command = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=8 * HANG, check=False)
+    if done.returncode and any(said in done.stderr + done.stdout for said in UNREACHABLE):
+        pytest.skip("no package index is reachable")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs an interpreter, or a console script beside it, in `folder`, without this checkout on its path."""
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    program = python.parent / arguments[0] if arguments[0] == "tandem" else python
+    rest = arguments[1:] if arguments[0] == "tandem" else arguments
+    return subprocess.run(
+        [program, *rest], cwd=folder, env=clean, capture_output=True, text=True, timeout=2 * HANG, check=False
+    )
+
+
+def output(python: Path, folder: Path, *arguments: str) -> str:
+    done = run(python, folder, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def environment(folder: Path, borrow: bool = False) -> Path:
+    """The interpreter of a fresh environment; with `borrow`, it also sees what is installed in this one."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    if borrow:
+        (packages,) = folder.glob("lib/python*/site-packages")
+        (packages / "borrowed.pth").write_text("\n".join(site.getsitepackages()))
+    return python
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the files that a build reads, with its links: a build leaves files beside them."""
+    for part in PARTS:
+        source = REPOSITORY / part
+        if source.is_dir():
+            shutil.copytree(source, folder / part, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree, built = copied(tmp_path_factory.mktemp("tree")), tmp_path_factory.mktemp("wheel")
+    pip(sys.executable, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", built, tree)
+    (found,) = built.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def light(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the base install alone, at the versions that are pinned."""
+    folder = tmp_path_factory.mktemp("light")
+    python = environment(folder / "venv")
+    pins = (REPOSITORY / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    (folder / "pins.txt").write_text("\n".join(pin for pin in pins if "[" not in pin and not pin.startswith("-")))
+    pip(python, "install", "--quiet", "-c", folder / "pins.txt", wheel)
+    return python
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    """A folder with the user's own packages `models` and `services`."""
+    for package in ("models", "services"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(MINE)
+    return tmp_path
+
+
+def files_to_ship() -> set[str]:
+    """Modules and data of the packages, under the names that they are installed by."""
+    found: set[str] = set()
+    for top, prefix in (("tandem", ""), ("services", "tandem/"), ("clients", "tandem/")):
+        paths = (path for path in (REPOSITORY / top).rglob("*") if path.is_file() and path.suffix != ".pyc")
+        found |= {prefix + path.relative_to(REPOSITORY).as_posix() for path in paths}
+    return found
+
+
+def test_the_wheel_holds_every_file_of_tandem_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (entries,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    shipped = {name for name in names if ".dist-info/" not in name}
+    assert shipped == files_to_ship()
+    assert "tandem = tandem.cli.main:console" in entries
+
+
+def test_the_light_install_talks_to_a_server_beside_the_users_own_packages(light: Path, user: Path) -> None:
+    said = " ".join(map(str, oracle([1, 2, 3], GREEDY, 8)))
+    with server_process(user, "--role", "target") as server:
+        assert output(light, user, "-c", f"import sys; sys.path.insert(0, ''){ASK}", server.wait_ready()) == said
+        ask = ("client", "--port", str(server.port), "--prompt", "hi", "--max_new_tokens", "4")
+        by_role = output(light, user, "tandem", "--role", *ask)
+        assert output(light, user, "tandem", *ask) == by_role != ""
+        assert output(light, user, "-m", "tandem", *ask) == by_role
+
+
+def test_the_light_install_adds_one_importable_name(light: Path, user: Path) -> None:
+    code = (
+        "import importlib.metadata as m, json; d = m.packages_distributions();"
+        "print(json.dumps([[n for n in d if 'tandem-speculative' in d[n]],"
+        " sorted({'torch', 'transformers', 'tokenizers', 'rich'} & d.keys())]))"
+    )
+    assert json.loads(output(light, user, "-c", code)) == [["tandem"], []]
+
+
+def test_the_light_install_runs_the_toy_roles_and_names_the_extra_that_others_need(light: Path, user: Path) -> None:
+    alone = ("verify_target", "--backend", "toy", "--prompt", "hi", "--max_new_tokens", "4")
+    assert "token" in output(light, user, "tandem", *alone)
+    shown = output(light, user, "tandem", "--help")
+    assert "fused_target" in shown and "compare" in shown and "main.py" not in shown
+    for role in ("target", "fused_target", "verify_target"):
+        flags = ("--prompt", "x") if role == "verify_target" else ("--port", "0")
+        refused = run(light, user, "tandem", role, *flags)
+        (line,) = refused.stderr.splitlines()
+        assert refused.returncode == 2 and line.startswith("tandem: ") and "tandem-speculative[torch]" in line
+    refused = run(light, user, "tandem", "compare", "--backend", "toy", "--prompt", "x")
+    assert refused.returncode == 2 and "tandem-speculative[comparison]" in refused.stderr.splitlines()[-1]
+
+
+def serve_and_ask(python: Path, user: Path, *flags: str) -> str:
+    """What a client in the environment gets from a server in it."""
+    program: Sequence[str] = ("-m", "tandem")
+    server = ServerProcess(user, *flags, "--port", "0", program=program, python=str(python))
+    try:
+        address = server.wait_ready(4 * HANG)
+        code = (
+            "import sys; from tandem import Client\nwith Client(sys.argv[1]) as client:\n"
+            "    print(client.generate('What is the capital of France?', chat=True, max_new_tokens=8).text)"
+        )
+        return output(python, user, "-c", code, address)
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def test_with_torch_an_installed_tandem_runs_the_embedded_pair(wheel: Path, user: Path) -> None:
+    pytest.importorskip("torch")
+    python = environment(user / "venv", borrow=True)
+    pip(python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    installed = output(python, user, "-c", "import tandem.services as s; print(s.__file__)")
+    assert Path(installed).is_relative_to(user / "venv")
+    assert "Paris" in serve_and_ask(python, user, "fused_target")
+
+
+def test_an_editable_install_imports_each_module_under_one_name(user: Path) -> None:
+    (user / "checkout").mkdir()
+    checkout = copied(user / "checkout")
+    python = environment(user / "venv", borrow=True)
+    pip(python, "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--editable", checkout)
+    elsewhere = user / "elsewhere"
+    elsewhere.mkdir()
+    module = functools.partial(output, python, elsewhere, "-c")
+    for name, file in (("tandem", "tandem"), ("tandem.services", "services"), ("tandem.clients", "clients")):
+        found = Path(module(f"import {name} as found; print(found.__file__)"))
+        assert found.resolve() == (checkout / file / "__init__.py").resolve()
+    for top in ("services", "clients", "main", "compare_architectures"):
+        assert "ModuleNotFoundError" in run(python, elsewhere, "-c", f"import {top}").stderr
+    code = (
+        "import os, sys, tandem.services.launch, tandem.clients.local, tandem.clients.client;"
+        "files = [os.path.realpath(m.__file__) for m in list(sys.modules.values()) if getattr(m, '__file__', None)];"
+        "ours = [f for f in files if f.startswith(sys.argv[1])]; print(len(ours) - len(set(ours)), len(ours) > 50)"
+    )
+    assert module(code, str(checkout.resolve())) == "0 True"
+    assert output(python, elsewhere, "tandem", "--help").startswith("usage: tandem ROLE")
