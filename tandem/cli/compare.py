@@ -308,14 +308,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = build_config(arguments)
     except ValueError as error:
         parser.error(str(error))
+    from tandem.comparison.api import connector  # grpc and rich are imported only now
     from tandem.comparison.measuring.driver import run_comparison
-    from tandem.rpc.generation_client import GenerationClient  # grpc and rich come only now
 
-    def connect(address: str, service: str) -> GenerationClient:
-        theirs = address in config.connect.values()
-        return GenerationClient.connect(address, service, config.credentials if theirs else None)
-
-    return run_comparison(config, connect)
+    return run_comparison(config, connector(config))
 
 
 if __name__ == "__main__":

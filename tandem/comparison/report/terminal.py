@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -21,6 +22,8 @@ from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.files import Comparison, ConditionResult
 from tandem.speculation.types import Rule
 
+TABLE_WIDTH = 130
+"""Columns where there is no terminal to ask."""
 SHOWN = 5
 """Failures and divergences listed before the rest is left to comparison.json."""
 
@@ -57,6 +60,13 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     say("yellow", "Remarks", lambda: comparison.remarks)
     say("red", "Failures", lambda: failure_lines(comparison))
     say("yellow", "What could not be shown", lambda: attempts.remarks)
+
+
+def as_text(comparison: Comparison) -> str:
+    """What `print_comparison` shows, without colours."""
+    text = io.StringIO()
+    print_comparison(comparison, Console(file=text, width=TABLE_WIDTH))
+    return text.getvalue()
 
 
 def _table(title: str, first_column: str) -> Table:
