@@ -123,8 +123,8 @@ def draft_lengths(summaries: Sequence[Summary]) -> Iterator[str]:
         if summary.acceptance.drafted:
             rounds = ", ".join(f"{n}: {count}" for n, count in enumerate(summary.acceptance.rounds_by_length))
             yield (
-                f"drafted, {summary.architecture}: {words.number(summary.acceptance.mean_draft_length)} tokens a round on"
-                f" average; rounds by draft tokens: {rounds}"
+                f"drafted, {summary.architecture}: {words.number(summary.acceptance.mean_draft_length)} tokens a"
+                f" round on average; rounds by draft tokens: {rounds}"
             )
 
 
