@@ -81,9 +81,9 @@ MISTAKES = (
     ),
     Mistake(
         "a percentile is taken one place too high",
-        "tandem.comparison.analysis.metrics:percentile",
-        "(len(ordered) - 1) * percent / 100",
-        "min(len(ordered) - 1, len(ordered) * percent / 100)",
+        "tandem.comparison.analysis.metrics:distribution",
+        "np.percentile(known, PERCENTS)",
+        "np.percentile(known, PERCENTS, method='higher')",
         "comparison/test_metrics.py::test_percentiles_interpolate_between_neighbours",
     ),
     Mistake(

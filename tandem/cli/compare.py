@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tandem.cli.configuration import credentials
+from tandem.cli.values import auto_or_count, numbers, split_list
 from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import DEFAULT, PIPELINED
 from tandem.comparison.measuring.config import BACKENDS, DRAFTERS, DTYPES, PIPELINES, ComparisonConfig, parse_connect
@@ -191,7 +192,7 @@ def _flag(name: str) -> str:
 
 def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
     """Raises ValueError with one line that says what is wrong."""
-    temperatures = numbers("temperature", arguments.temperature) or (0.0,)
+    temperatures = numbers("temperature", arguments.temperature, float) or (0.0,)
     baseline = read_comparison(arguments.baseline, "baseline") if arguments.baseline else None
     return ComparisonConfig(
         prompts=choose_prompts(arguments),
@@ -201,8 +202,8 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         credentials=credentials(arguments),
         num_runs=arguments.num_runs,
         max_new_tokens=arguments.max_new_tokens,
-        speculation_length=speculation_length(arguments.speculation_length),
-        rtts_ms=numbers("rtt-ms", arguments.rtt_ms),
+        speculation_length=auto_or_count("speculation-length", arguments.speculation_length),
+        rtts_ms=numbers("rtt-ms", arguments.rtt_ms, float),
         bandwidth_mbps=arguments.bandwidth_mbps,
         link=arguments.link,
         temperatures=temperatures,
@@ -248,28 +249,6 @@ def choose_prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
     return built_in_prompts(kinds, per_workload)
 
 
-def numbers(flag: str, text: str) -> tuple[float, ...]:
-    """A list such as 0,20,50."""
-    try:
-        return tuple(float(part) for part in split_list(text))
-    except ValueError:
-        raise ValueError(f"{flag}: {text!r} is not a list of numbers") from None
-
-
-def speculation_length(text: str) -> int | None:
-    """A number; None is auto."""
-    if text == "auto":
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"speculation-length: {text!r} is neither a number nor auto") from None
-
-
-def split_list(text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def render_again(arguments: argparse.Namespace) -> int:
     """The report of a comparison that was measured before, and beside a baseline if one is named."""
     from tandem.comparison.analysis.regression import judge
@@ -310,14 +289,10 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
         config = build_config(arguments)
     except ValueError as error:
         parser.error(str(error))
+    from tandem.comparison.api import connector  # grpc and rich are imported only now
     from tandem.comparison.measuring.driver import run_comparison
-    from tandem.rpc.generation_client import GenerationClient  # grpc and rich come only now
 
-    def connect(address: str, service: str) -> GenerationClient:
-        theirs = address in config.connect.values()
-        return GenerationClient.connect(address, service, config.credentials if theirs else None)
-
-    return run_comparison(config, connect)
+    return run_comparison(config, connector(config))
 
 
 if __name__ == "__main__":

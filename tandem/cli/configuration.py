@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.cli.flags import SAMPLING
+from tandem.cli.values import auto_or_count, numbers, split_list
 from tandem.launch import LAUNCH
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     from tandem.runners.torch.buckets import AskedBuckets
 
     nxdi = args.backend == "nxdi"  # which shares a model among cores itself
-    k = speculation_length(args.speculation_length)
+    k = auto_or_count("speculation_length", args.speculation_length)
     return ModelConfig(
         execution=Execution(
             args.device,
@@ -53,7 +54,9 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
             args.sequence_length or 512,
             most_drafts(args),
             CHUNK if args.prefill_chunk is None else args.prefill_chunk,
-            AskedBuckets(numbers("batch_buckets", args.batch_buckets), numbers("draft_buckets", args.draft_buckets)),
+            AskedBuckets(
+                numbers("batch_buckets", args.batch_buckets, int), numbers("draft_buckets", args.draft_buckets, int)
+            ),
         ),
         model=model,
         draft=DraftChoice(args.draft, args.draft_model),
@@ -65,7 +68,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
 
 def most_drafts(args: argparse.Namespace) -> int:
     """Draft tokens that a round may have. Raises ValueError."""
-    k, most = speculation_length(args.speculation_length), args.max_speculation_length
+    k, most = auto_or_count("speculation_length", args.speculation_length), args.max_speculation_length
     if most is None:
         return MOST if k is None else k
     if k is not None and k > most:
@@ -84,24 +87,6 @@ def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
         compiled_dir=args.compiled_dir,
         eagle=args.eagle,
     )
-
-
-def numbers(name: str, given: str | None) -> tuple[int, ...]:
-    """1,2,4 as numbers. Raises ValueError."""
-    try:
-        return tuple(int(part) for part in (given or "").split(",") if part)
-    except ValueError:
-        raise ValueError(f"{name}: {given!r} is not numbers with commas between them, as in 1,4") from None
-
-
-def speculation_length(given: str | None) -> int | None:
-    """A number of draft tokens; None is auto. Raises ValueError."""
-    if given is None or given == "auto":
-        return None
-    try:
-        return int(given)
-    except ValueError:
-        raise ValueError(f"speculation_length: {given!r} is neither a number nor auto") from None
 
 
 def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
@@ -215,7 +200,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         unsaid=frozenset(name for name in SAMPLING if getattr(args, name) is None),
         max_new_tokens=args.max_new_tokens,
         max_total_tokens=args.sequence_length,
-        speculation_length=speculation_length(args.speculation_length),
+        speculation_length=auto_or_count("speculation_length", args.speculation_length),
         stop_strings=tuple(args.stop),
         ignore_end_of_sequence=args.ignore_eos,
         rule=Rule.named(args.rule),
@@ -239,7 +224,7 @@ def accept_config(args: argparse.Namespace) -> AcceptConfig:
 
     prompts = given_prompts(args.prompt or (), args.chat)
     prompts += read_prompt_file(Path(args.prompt_text), args.chat) if args.prompt_text else ()
-    asked = speculation_length(args.speculation_length)
+    asked = auto_or_count("speculation_length", args.speculation_length)
     longest = 8 if asked is None else asked
     args.speculation_length = str(max(1, longest))
     return AcceptConfig(
@@ -255,7 +240,7 @@ def compile_config(args: argparse.Namespace) -> CompileConfig:
     """What to compile, for which device and buckets."""
     from tandem.engine.compile_ahead import CompileConfig
 
-    parts = tuple(part for part in (args.compile_for or "").split(",") if part)
+    parts = split_list(args.compile_for)
     return CompileConfig(model_config(args, args.target_model or args.model), parts, command(args))
 
 
@@ -286,7 +271,7 @@ def plan_config(args: argparse.Namespace) -> PlanConfig:
         backend=args.backend,
         dtype=args.dtype,
         quantization=args.quantization,
-        keep=tuple(part for part in args.modules_to_not_convert.split(",") if part),
+        keep=split_list(args.modules_to_not_convert),
         batch=args.batch,
         length=args.sequence_length or 512,
         drafts=most_drafts(args),
@@ -295,8 +280,8 @@ def plan_config(args: argparse.Namespace) -> PlanConfig:
         degree=args.tp_degree if args.tp_degree > 1 else None,
         cores=args.core_count,
         lnc=args.lnc,
-        row_buckets=numbers("batch_buckets", args.batch_buckets),
-        draft_buckets=numbers("draft_buckets", args.draft_buckets),
+        row_buckets=numbers("batch_buckets", args.batch_buckets, int),
+        draft_buckets=numbers("draft_buckets", args.draft_buckets, int),
         chunk=args.prefill_chunk,
     )
 

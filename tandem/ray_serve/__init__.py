@@ -1,1 +1,1 @@
-"""Where Tandem runs: Kubernetes on Trainium (`k8s/`), Ray Serve."""
+"""Runs server roles as autoscaled Ray Serve applications."""

@@ -116,7 +116,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 deployed, 2 cannot start (one line on stderr says why)."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
     try:
         config = RayConfig(args.neuron_cores, args.cpus, args.min_replicas, args.max_replicas, args.busy_slots)
         try:
@@ -127,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         start(args.grpc_port)
         run(config, args.flags)
     except (ValueError, ConnectionError) as error:
-        print(f"deploy.ray_serve: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{parser.prog}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     return 0
 

@@ -20,7 +20,7 @@ from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_ser
 
 STATUS_DETAILS = "grpc-status-details-bin"
 SECONDS_LEFT = "tandem-seconds-left"  # until a call's deadline, which Serve tells no replica
-SERVICER_FUNCTIONS = tuple(f"deploy.ray_ingress.add_{name}" for name in ("target", "fused", "draft_worker"))
+SERVICER_FUNCTIONS = tuple(f"{__name__}.add_{name}" for name in ("target", "fused", "draft_worker"))
 
 
 def add_target(servicer: Any, server: Any) -> None:

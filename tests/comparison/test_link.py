@@ -111,7 +111,7 @@ def test_a_proxy_that_has_ended_is_said_to_have():
     async def run() -> None:
         async with DelayLink() as link:
             await link._proxy.stop()
-            with pytest.raises(RuntimeError, match=r"comparison\.delay_proxy ended with code 0"):
+            with pytest.raises(RuntimeError, match=r"comparison\.links\.delay_proxy ended with code 0"):
                 await link.set(LinkSettings(1))
 
     asyncio.run(run())

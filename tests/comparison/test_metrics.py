@@ -12,7 +12,6 @@ from tandem.comparison.analysis.metrics import (
     completed,
     distribution,
     milliseconds_per_token,
-    percentile,
     sent_ahead,
     speedup,
 )
@@ -30,10 +29,10 @@ def test_rounds_sent_ahead_are_added_up_and_none_where_nobody_could_send_one() -
 
 
 def test_percentiles_interpolate_between_neighbours() -> None:
-    assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
-    assert percentile([1.0, 2.0, 3.0, 4.0], 90) == pytest.approx(3.7)
-    assert percentile([10.0, 20.0], 25) == 12.5
-    assert percentile([5.0], 99) == 5.0
+    assert distribution([1.0, 2.0, 3.0, 4.0]).p50 == 2.5
+    assert distribution([4.0, 1.0, 3.0, 2.0]).p90 == pytest.approx(3.7)
+    assert distribution([10.0, 20.0]).p25 == 12.5
+    assert distribution([5.0]).p99 == 5.0
 
 
 def test_a_distribution_has_llmperfs_statistics() -> None:

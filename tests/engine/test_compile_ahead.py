@@ -64,7 +64,7 @@ def test_it_says_what_it_made(
         (["--compile", "off"], "compile: off makes no graphs; leave it out, or say inductor"),
         (["--compile", "neuron"], "compile: neuron is not for cpu: auto or native or inductor or off"),
         (["--backend", "toy"], "device: --role compile with --backend toy does not take it; --backend torch does"),
-        (["--batch_buckets", "1,x"], "batch_buckets: '1,x' is not numbers with commas between them, as in 1,4"),
+        (["--batch_buckets", "1,x"], "batch_buckets: '1,x' is not a list of numbers, as in 1,4"),
     ],
 )
 def test_what_it_cannot_compile_is_one_line(

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.analysis.decision import spoken
 from tandem.comparison.analysis.findings import link_of, model_from_json
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.predictions import Model
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.report.earlier import read_comparison
+from tandem.comparison.report.words import spoken
 
 FAR_MS = 10_000.0
 

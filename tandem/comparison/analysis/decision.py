@@ -11,6 +11,7 @@ from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
 from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.report.words import joined, spoken
 
 WORTH = 0.03
 """A length must be predicted to save this share of the time per token before another than the measured is proposed."""
@@ -57,11 +58,6 @@ def decide(
     )
 
 
-def spoken(name: str) -> str:
-    """How a sentence calls an architecture."""
-    return {AUTOREGRESSIVE.name: "plain decoding"}.get(name, name.replace("_", " "))
-
-
 def where(base: Condition) -> str:
     if base.link.rtt_ms is None:
         return "On this link (nothing put between)"
@@ -75,7 +71,7 @@ def _headline(best: str, base: Condition, tpots: Mapping[str, float], theory: Th
         *(n for n in others if n == AUTOREGRESSIVE.name),
     ]
     parts = [f"{_faster(tpots[best], tpots[name])} {spoken(name)}" for name in order]
-    text = f"{where(base)} {spoken(best)} is {_joined(parts)}"
+    text = f"{where(base)} {spoken(best)} is {joined(parts)}"
     even = theory.break_even_rtt_s if theory else None
     if even is None or best == AUTOREGRESSIVE.name:
         return text + "."
@@ -89,10 +85,6 @@ def _faster(best_s: float, other_s: float) -> str:
     if times is not None:
         return f"{times:.2f} times faster than"
     return "too fast for the clock, faster than" if other_s else "as fast, to the clock, as"
-
-
-def _joined(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
 def _length(best: str, theory: Theory | None) -> tuple[int, list[str]]:

@@ -16,9 +16,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
+
 from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
 from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.speculation.types import rounds_by_length
+
+PERCENTS = (25, 50, 75, 90, 95, 99)
+"""The percentiles of a Distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +42,19 @@ class Distribution:
     stddev: float | None
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The value below which `percent` of the ascending `ordered` lie, between neighbours linearly interpolated."""
-    place = (len(ordered) - 1) * percent / 100
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def distribution(values: Iterable[float | None]) -> Distribution:
-    ordered = sorted(value for value in values if value is not None)
-    if not ordered:
+    """Summarizes the values that are not None."""
+    known = [value for value in values if value is not None]
+    if not known:
         return Distribution(*[None] * len(fields(Distribution)))
     return Distribution(
-        p25=percentile(ordered, 25),
-        p50=percentile(ordered, 50),
-        p75=percentile(ordered, 75),
-        p90=percentile(ordered, 90),
-        p95=percentile(ordered, 95),
-        p99=percentile(ordered, 99),
-        mean=statistics.fmean(ordered),
-        min=ordered[0],
-        max=ordered[-1],
-        stddev=statistics.stdev(ordered) if len(ordered) > 1 else None,
+        **{
+            f"p{percent}": float(value) for percent, value in zip(PERCENTS, np.percentile(known, PERCENTS), strict=True)
+        },
+        mean=statistics.fmean(known),
+        min=min(known),
+        max=max(known),
+        stddev=statistics.stdev(known) if len(known) > 1 else None,
     )
 
 

@@ -1,17 +1,17 @@
-"""A TCP proxy that delays, as a link between two machines would: `python -m tandem.comparison.links.delay_proxy`, no
-root needed.
+"""Emulates a network link with a TCP proxy that delays: `python -m tandem.comparison.links.delay_proxy`, without root.
 
-Every byte is due half a round-trip time after it came, whatever came before it; with a bandwidth, bytes also wait for
-their turn on the link, which all connections of the proxy share, one link per direction. A connection costs a round
-trip before its first byte, as TCP's handshake does. Nothing is lost and there is no congestion window: a sender has the
-whole link at once, as on a connection that has been in use for a while.
+The proxy forwards every byte half a round-trip time after it arrived. With a bandwidth limit, bytes also queue for the
+link, which all connections of the proxy share; each direction has its own link. A new connection costs one round trip
+before its first byte, like TCP's handshake. No data is lost and there is no congestion window: a sender gets the whole
+link at once, as on a connection that has been in use for a while.
 
-A process of its own, so that Python threads of the caller do not hold it up; the standard library alone, so that it
-starts at once. It is told what to do by lines on stdin, each answered by one line on stdout, and ends when stdin does:
+The proxy is a separate process, so that the caller's Python threads do not delay it, and it imports only the standard
+library, so that it starts quickly. It reads commands from stdin, answers each with one line on stdout, and exits when
+stdin is closed:
 
-    listen HOST:PORT     ok PORT      a port on 127.0.0.1 that leads there
-    set RTT_MS MBPS      ok           from now on, also for connections that are open; MBPS may be `none`
-    lateness             ok S S S N   seconds that chunks came after they were due: p50, p95, maximum, of how many
+    listen HOST:PORT     ok PORT      forwards a new port on 127.0.0.1 to that address
+    set RTT_MS MBPS      ok           changes the link, also for open connections; MBPS may be `none`
+    lateness             ok S S S N   seconds by which chunks were late: p50, p95, maximum, number of chunks
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tandem.comparison.links.delay_wire import MAX_FD, Action, Loop, Wire, sharp
 
 READ_BYTES = 65_536
 IN_FLIGHT_BYTES = 16 * 2**20
-"""Of one direction of one connection. A side that has sent more is not read from until some has arrived."""
+"""The bytes in flight in one direction of one connection. Beyond it, the proxy stops reading from the sender."""
 
 END = b""
 
 
 class Pipe:
-    """One direction of one connection: bytes of `source` to `sink`, in order, also when the delay shrinks."""
+    """Forwards bytes from `source` to `sink`, in order even when the delay shrinks."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Pipe:
 
 
 class Connection:
-    """A connection to the proxy (`near`) and its own to the upstream (`far`)."""
+    """Pairs a client connection (`near`) with its upstream connection (`far`)."""
 
     def __init__(
         self, loop: Loop, up: Wire, down: Wire, near: socket.socket, family: int, upstream: tuple[object, ...]
@@ -142,7 +142,7 @@ class Connection:
             self._refused()
             return
         self._down.start()
-        # A client may send once it has heard that it is connected: what it has sent before that waits in its socket.
+        # A client may send once it knows that it is connected: earlier data waits in its socket.
         self._loop.at(time.monotonic() + self._down_wire.delay, self._up.start)
 
     def _refused(self) -> None:
@@ -150,7 +150,7 @@ class Connection:
         self._loop.at(time.monotonic() + self._down_wire.delay, self._abort)
 
     def _broken(self, sock: socket.socket) -> None:
-        """One side is gone: what it has sent still arrives, and then the other side hears of it."""
+        """Handles the end of one side: delivers what it sent, then closes the other side."""
         news = self._up if sock is self._near else self._down
         self._loop.close(sock)
         self._loop.at(news.due(time.monotonic(), 0), self._abort)
@@ -166,13 +166,13 @@ class Connection:
 
 
 class Proxy:
-    """The link's two wires, and the ports that lead onto it."""
+    """Holds the two directions of the link and the listening ports."""
 
     def __init__(self) -> None:
         self._loop, self._up, self._down = Loop(), Wire(), Wire()
 
     def run(self, control: int, replies: int) -> None:
-        """Until `control` ends. Both are file descriptors."""
+        """Runs until `control` is closed. Both arguments are file descriptors."""
         unfinished = b""
 
         def obey(now: float) -> None:
@@ -205,7 +205,7 @@ class Proxy:
             return f"error {error}"
 
     def set(self, rtt_ms: float, mbps: float | None) -> None:
-        """From now on. What is under way keeps its time. The figures of `lateness` begin again."""
+        """Applies the settings to new data and resets the lateness figures; data in flight keeps its due time."""
         if not (0 <= rtt_ms < math.inf and (mbps is None or 0 < mbps < math.inf)):
             raise ValueError(f"RTT {rtt_ms} ms with {mbps} Mbit/s is no link")
         for wire in (self._up, self._down):
@@ -223,7 +223,7 @@ class Proxy:
         listener.setblocking(False)
 
         def accept(now: float) -> None:
-            with contextlib.suppress(OSError):  # it has gone again
+            with contextlib.suppress(OSError):  # the client has disconnected already
                 near, _ = listener.accept()
                 if near.fileno() > MAX_FD:
                     near.close()

@@ -1,6 +1,6 @@
-"""One direction of an emulated link as arithmetic on times, and the loop that keeps those times.
+"""Computes when bytes on one direction of an emulated link are due, and runs the event loop that meets those times.
 
-The standard library alone: the processes that use it start at once.
+Imports only the standard library, so that the processes that use it start quickly.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from tandem.comparison.links.settings import SEGMENT_BYTES, wire_bits
 
 PIECE_SECONDS = 0.001
-"""With a bandwidth, what is read at once is sent on in pieces that take about this long, at least a segment each."""
+"""The duration of the pieces in which data is sent under a bandwidth limit; a piece is at least one segment."""
 REMEMBERED = 4096
 WAKE_SECONDS = 0.00006
-"""Waking up takes a processor some 50 microseconds: it is woken before something is due, and polls until then."""
+"""How long before a due time the loop wakes up and polls: waking a processor takes about 50 microseconds."""
 MAX_FD = 1000
-"""select's own limit is 1024. It is used since its timeout is in microseconds; epoll's is in milliseconds."""
+"""select's limit is 1024. select has a timeout in microseconds; epoll's is in milliseconds."""
 
 ABORT = struct.pack("ii", 1, 0)
 
@@ -31,7 +31,7 @@ Action = Callable[[], None]
 
 
 class Loop:
-    """What is readable, what is writable, what is due. Times are of time.monotonic, in seconds."""
+    """Waits for readable and writable sockets and due actions. Times are seconds of time.monotonic."""
 
     def __init__(self) -> None:
         self.reading: dict[int, Callable[[float], None]] = {}
@@ -40,7 +40,7 @@ class Loop:
         self._order = itertools.count()
 
     def at(self, due: float, action: Action) -> None:
-        """Actions that are due at the same time run in the order in which they were given."""
+        """Schedules an action. Actions due at the same time run in the order in which they were scheduled."""
         heapq.heappush(self._timers, (due, next(self._order), action))
 
     def run(self) -> None:
@@ -49,7 +49,7 @@ class Loop:
             readable, writable, _ = select.select(self.reading, self.writing, (), wait)
             now = time.monotonic()
             for fd in readable:
-                if read := self.reading.get(fd):  # else another action has closed it
+                if read := self.reading.get(fd):  # otherwise another action has closed it
                     read(now)
             for fd in writable:
                 if write := self.writing.get(fd):
@@ -64,7 +64,7 @@ class Loop:
             sock.close()
 
     def abort(self, sock: socket.socket) -> None:
-        """Closes with a reset."""
+        """Closes the connection with a reset."""
         if sock.fileno() >= 0:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
@@ -72,7 +72,7 @@ class Loop:
 
 
 class Wire:
-    """One direction of the link: `delay` seconds long; `rate` bits a second wide, or None where it has no limit."""
+    """One direction of the link, with `delay` in seconds and `rate` in bits per second (None: unlimited)."""
 
     def __init__(self) -> None:
         self.delay = 0.0
@@ -81,7 +81,7 @@ class Wire:
         self.late: deque[float] = deque(maxlen=REMEMBERED)
 
     def due(self, now: float, size: int) -> float:
-        """When the last of `size` bytes that came at `now` is at the other end. The wire is taken until they are on."""
+        """Returns when the last of `size` bytes sent at `now` arrives; occupies the wire while they are sent."""
         if self.rate is None:
             return now + self.delay
         self._free_at = max(now, self._free_at) + wire_bits(size) / self.rate
@@ -97,6 +97,6 @@ class Wire:
 
 
 def sharpen_timers() -> None:
-    """Wake when asked to, not up to 50 microseconds later; before others, where we may. Linux, as far as it lets us."""
+    """Removes the 50 microsecond timer slack and raises the priority, as far as Linux permits."""
     with contextlib.suppress(OSError), open("/proc/self/timerslack_ns", "w") as slack:
         slack.write("1")

@@ -1,7 +1,7 @@
-"""Answers messages, to time a link with: `python -m tandem.comparison.links.echo HOST`. Standard library alone.
+"""Answers messages to time a link: `python -m tandem.comparison.links.echo HOST`. Uses only the standard library.
 
-A message is its own length in bytes and that of the wanted reply, each in 4 bytes, big-endian, then filling up to that
-length. The first line on stdout is the port on HOST; the program ends when stdin does.
+A message starts with its own length and the length of the reply, each as 4 bytes, big-endian; padding follows. The
+first line on stdout is the port on HOST; the program exits when stdin is closed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ HEAD = struct.Struct(">II")
 
 
 def message(size: int, reply: int) -> bytes:
-    """`size` bytes, at least the 8 of the head, that are answered by `reply` bytes."""
+    """Builds a message of `size` bytes (at least 8, for the header) that asks for a reply of `reply` bytes."""
     return HEAD.pack(size, reply) + bytes(size - HEAD.size)
 
 
 def receive(sock: socket.socket, size: int) -> bytes:
-    """Exactly `size` bytes. Raises ConnectionError where the other side has closed before."""
+    """Receives exactly `size` bytes. Raises ConnectionError if the other side closes first."""
     received = bytearray()
     while len(received) < size:
         data = sock.recv(size - len(received))
@@ -33,7 +33,7 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 
 def answer(sock: socket.socket) -> None:
-    """All messages of a connection, until it closes."""
+    """Answers the messages of one connection until it closes."""
     with sock, contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         while True:

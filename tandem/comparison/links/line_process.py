@@ -1,4 +1,4 @@
-"""A small program of ours beside the comparison, told what to do line by line. It ends when its stdin does."""
+"""Runs a small helper program that takes commands line by line and exits when its stdin is closed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ GRACE_SECONDS = 2.0
 
 
 class LineProcess:
-    """`module` of this repository, run without site-packages: a start takes some 50 ms.
+    """Runs `module` of this repository without site-packages, so that it starts in about 50 ms.
 
-    Its stdin is a pipe that only this process holds, so it cannot outlive us, however we end.
+    Only this process holds the pipe to its stdin, so it cannot outlive us.
     """
 
     def __init__(self, module: str, *arguments: str, prefix: Sequence[str] = ()) -> None:
@@ -31,7 +31,7 @@ class LineProcess:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             cwd=ROOT,
-            start_new_session=True,  # Ctrl-C on the terminal is for the driver alone
+            start_new_session=True,  # Ctrl-C on the terminal must reach only the driver
         )
 
     @property
@@ -40,7 +40,7 @@ class LineProcess:
         return self._process.pid
 
     async def read(self) -> str:
-        """Its next line. Raises RuntimeError, with the last of its stderr, where it has ended instead."""
+        """Returns its next line. Raises RuntimeError with the end of its stderr if it has exited."""
         assert self._process is not None and self._process.stdout and self._process.stderr, "not started"
         line = await self._process.stdout.readline()
         if line:
@@ -50,10 +50,10 @@ class LineProcess:
         raise RuntimeError(f"link: {self._name} ended with code {code}" + (f": {_last(errors)}" if errors else ""))
 
     async def ask(self, request: str) -> str:
-        """What it answers after `ok`. Raises ValueError with its own words where it answers otherwise."""
+        """Sends a command and returns what follows `ok`. Raises ValueError with any other answer."""
         assert self._process is not None and self._process.stdin, "not started"
         async with self._turn:
-            with contextlib.suppress(ConnectionError):  # it has ended: read() says how
+            with contextlib.suppress(ConnectionError):  # it has exited: read() reports how
                 self._process.stdin.write(f"{request}\n".encode())
                 await self._process.stdin.drain()
             reply = await self.read()
@@ -63,13 +63,13 @@ class LineProcess:
         return rest
 
     async def stop(self) -> None:
-        """Ends it; also when the waiting itself is cancelled."""
+        """Ends the process, also if the wait is cancelled."""
         if self._process is not None:
             await end(self._process, GRACE_SECONDS)
 
 
 async def end(process: asyncio.subprocess.Process, grace_s: float) -> None:
-    """Ends a process's stdin, then kills it where that is not enough; also when the waiting itself is cancelled."""
+    """Closes a process's stdin and kills the process if it does not exit, also if the wait is cancelled."""
     waiting = asyncio.ensure_future(process.wait())
     try:
         if process.stdin:

@@ -1,6 +1,6 @@
-"""The network link between client and servers: what it is set to, and the emulated one, which needs no root.
+"""Defines the link between client and servers, and the emulated link, which needs no root.
 
-A link has a far end, where the servers run, and is set and set again while they do:
+Servers run at the far end of a link. Its settings can change while they run:
 
     async with DelayLink() as link:                            # or NetnsLink()
         command = [*link.command_prefix, ..., "--host", link.host]
@@ -27,7 +27,7 @@ OVERHEAD_SAMPLES = 200
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How long after they were due chunks left the emulated link, in seconds: the last `chunks`, at most 8192."""
+    """By how many seconds chunks left the emulated link late; covers the last `chunks`, at most 8192."""
 
     p50_s: float
     p95_s: float
@@ -36,37 +36,37 @@ class Lateness:
 
 
 class Link(Protocol):
-    """A link of either kind, entered as an async context."""
+    """A link of either kind, used as an async context manager."""
 
     @property
     def command_prefix(self) -> Sequence[str]:
-        """Goes before the command of a server that is to run at the far end."""
+        """The prefix of the command of a server at the far end."""
 
     @property
     def host(self) -> str:
-        """Where such a server listens."""
+        """The host on which such a server listens."""
 
     @property
     def near_host(self) -> str:
-        """Where a server of the near end listens, for callers of the far end."""
+        """The host on which a server at the near end listens for callers at the far end."""
 
     @property
     def settings(self) -> LinkSettings: ...
 
     async def listen(self, upstream: str) -> str:
-        """host:port that leads to `upstream`, the host:port of a server, across the link."""
+        """Returns the host:port that leads across the link to the server at host:port `upstream`."""
 
     async def set(self, settings: LinkSettings) -> None:
-        """From now on, also for connections that are open."""
+        """Changes the settings, also for open connections."""
 
     async def overhead(self, samples: int = OVERHEAD_SAMPLES) -> LinkOverhead:
-        """What the link adds to its settings, measured now. Takes 0.3 s, or as long as 28 round trips."""
+        """Measures what the link adds to its settings. Takes 0.3 s or 28 round trips, whichever is longer."""
 
 
 class DelayLink:
-    """The emulated link: a TCP proxy on 127.0.0.1 that delays, `tandem.comparison.links.delay_proxy`. Entered once.
+    """Emulates a link with the TCP proxy `tandem.comparison.links.delay_proxy` on 127.0.0.1. Can be entered once.
 
-    Every method raises RuntimeError where the proxy has ended.
+    Every method raises RuntimeError if the proxy has exited.
     """
 
     command_prefix: Sequence[str] = ()
@@ -89,22 +89,22 @@ class DelayLink:
         await self._stack.aclose()
 
     async def listen(self, upstream: str) -> str:
-        """A port on 127.0.0.1 that leads to `upstream`. Raises ValueError where that is no address."""
+        """Returns the address on 127.0.0.1 that leads to `upstream`. Raises ValueError if that is not an address."""
         return f"{self.host}:{await self._proxy.ask(f'listen {upstream}')}"
 
     async def set(self, settings: LinkSettings) -> None:
-        """From now on, also for connections that are open; what is under way keeps its time, and its place."""
+        """Changes the settings, also for open connections; data in flight keeps its due time and its order."""
         bandwidth = "none" if settings.bandwidth_mbps is None else f"{settings.bandwidth_mbps!r}"
         await self._proxy.ask(f"set {settings.rtt_ms!r} {bandwidth}")
         self.settings = settings
 
     async def lateness(self) -> Lateness:
-        """Of what arrived since the last `set`: after a measurement, what the link really did during it."""
+        """Returns by how much data was late since the last `set`: what the link really did during a measurement."""
         p50, p95, most, chunks = (await self._proxy.ask("lateness")).split()
         return Lateness(float(p50), float(p95), float(most), int(chunks))
 
     async def overhead(self, samples: int = OVERHEAD_SAMPLES) -> LinkOverhead:
-        """Measured now, against an echo process directly and through the proxy."""
+        """Measures round trips to an echo process, directly and through the proxy."""
         if self._echo is None:
             echo = await self._stack.enter_async_context(Echo())
             self._echo = echo.address, await self.listen(echo.address)

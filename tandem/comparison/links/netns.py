@@ -1,10 +1,10 @@
-"""The link by the kernel: a network namespace behind a veth pair, netem on both of its ends. Needs root and iproute2.
+"""Emulates a link in the kernel: a network namespace behind a veth pair with netem. Needs root and iproute2.
 
-Servers run inside the namespace (`command_prefix`), clients stay outside it, and between them is real TCP: its
-handshake, its congestion window, its segments. While the delay shrinks, packets that are under way may be overtaken,
-which TCP puts in order again, and taking a bandwidth limit off loses those that wait for their turn.
+Servers run inside the namespace (`command_prefix`) and clients outside it, with real TCP between them: handshake,
+congestion window, segments. When the delay shrinks, later packets may overtake earlier ones, and TCP reorders them.
+Removing a bandwidth limit drops the queued packets.
 
-Names carry the process id. What a comparison that was killed has left is removed by the next one.
+Names contain the process id. A comparison removes what an earlier, killed one left behind.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tandem.comparison.links.settings import LinkSettings
 
 NEEDS = "link: netns needs root and iproute2 with netem"
 PACKETS = 100_000
-"""That a netem queue holds: it must never be full, since then it loses what comes. 150 MB of full packets."""
+"""The capacity of a netem queue, 150 MB of full packets: a full queue would drop packets."""
 SUBNETS = 2**15
-"""Of four addresses each in 198.18.0.0/15, which RFC 2544 sets apart for measuring networks."""
+"""The number of subnets of four addresses in 198.18.0.0/15, which RFC 2544 reserves for benchmarks."""
 
 _numbers = itertools.count()
 
 
 class NetnsLink:
-    """A link through the kernel. Entered once, which raises ValueError in one line where this machine cannot have it.
+    """A link in the kernel. Can be entered once; raises a one-line ValueError if this machine does not support it.
 
-    Servers are to be stopped before it is left: a namespace lives until its last process has gone.
+    Stop the servers before leaving it: a namespace lives until its last process has exited.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class NetnsLink:
         await must(*inside, "link", "set", "lo", "up")
 
     async def _join(self) -> None:
-        """Makes the two ends."""
+        """Creates the two ends."""
         await must(*f"ip link add {self._near} type veth peer name {self._far} netns {self._namespace}".split())
 
     async def _free_addresses(self) -> tuple[str, str]:
@@ -93,7 +93,7 @@ class NetnsLink:
         raise ValueError(f"{NEEDS}: no free subnet in 198.18.0.0/15")
 
     async def _remove(self, namespace: str, near: str) -> None:
-        """The veth pair by name too, since a namespace that a process is still in keeps its end alive."""
+        """Deletes the veth pair by name too, because a process in the namespace keeps its end alive."""
         await _run("ip", "link", "delete", near)
         await _run("ip", "netns", "delete", namespace)
 
@@ -104,20 +104,20 @@ class NetnsLink:
                 await self._remove(name, f"td{pid}n{number}")
 
     async def listen(self, upstream: str) -> str:
-        """`upstream` itself: a server in the namespace is reached by its own address, across the link."""
+        """Returns `upstream` itself: the address of a server in the namespace already leads across the link."""
         return upstream
 
     async def set(self, settings: LinkSettings) -> None:
-        """From now on, also for connections that are open. Raises ValueError where the kernel has no netem."""
+        """Changes the settings, also for open connections. Raises ValueError if the kernel lacks netem."""
         unlimited = self.settings.bandwidth_mbps is not None and settings.bandwidth_mbps is None
         for tc, device in ((("tc",), self._near), (("tc", "-n", self._namespace), self._far)):
-            if unlimited:  # a change that names no rate keeps the old one
+            if unlimited:  # a change without a rate would keep the old rate
                 await must(*tc, "qdisc", "delete", "dev", device, "root")
             await must(*tc, "qdisc", "replace", "dev", device, "root", *netem(settings))
         self.settings = settings
 
     async def overhead(self, samples: int = OVERHEAD_SAMPLES) -> LinkOverhead:
-        """Measured now, against an echo process on 127.0.0.1 and one in the namespace."""
+        """Measures round trips to an echo process on 127.0.0.1 and to one in the namespace."""
         if self._echoes is None:
             plain = await self._stack.enter_async_context(Echo())
             linked = await self._stack.enter_async_context(Echo(self.host, self.command_prefix))
@@ -126,7 +126,7 @@ class NetnsLink:
 
 
 def netem(settings: LinkSettings) -> list[str]:
-    """One end's queueing discipline as tc takes it."""
+    """Returns the arguments of tc for one end's queueing discipline."""
     rate = [] if settings.bandwidth_mbps is None else ["rate", f"{round(settings.bandwidth_mbps * 1e6)}bit"]
     return ["netem", "limit", str(PACKETS), "delay", f"{round(settings.rtt_ms * 500)}us", *rate]
 
@@ -146,7 +146,7 @@ async def must(*command: str) -> None:
 
 
 async def _run(*command: str) -> tuple[int, str]:
-    """Exit code, and all that it wrote."""
+    """Runs a command and returns its exit code and its output."""
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,

@@ -1,7 +1,7 @@
-"""What a link costs beyond what it is set to, measured: small messages, directly and through it.
+"""Measures the latency that a link adds to its settings, with small messages sent directly and through it.
 
-Messages are answered by `tandem.comparison.links.echo`, a process of its own: in this one it would share the
-interpreter's lock with whoever times it, and over netns it has to run at the far end.
+`tandem.comparison.links.echo` answers them in a separate process: here it would share the interpreter lock with the
+timer, and over netns it must run at the far end.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 
-from tandem.comparison.analysis.metrics import percentile
+import numpy as np
+
 from tandem.comparison.links.echo import message
 from tandem.comparison.links.line_process import LineProcess
 from tandem.comparison.links.settings import SMALL_BYTES
 
 WARM_UP = 10
 SPACING_SECONDS = 0.00131
-"""No divisor of usual round trips, or replies would come just when the next message is sent."""
+"""Not a divisor of common round trips, so that replies do not arrive just as the next message is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOverhead:
-    """Round trips of 64 bytes. Seconds; `nominal_s` is what the link is set to, `samples` how many went each way."""
+    """Round trips of 64-byte messages, in seconds. `nominal_s` is the configured round trip."""
 
     nominal_s: float
     direct_p50_s: float
@@ -37,12 +38,12 @@ class LinkOverhead:
 
     @property
     def added_s(self) -> float:
-        """What the link itself adds: its median less the direct one, less what it is set to."""
+        """What the link itself adds: its median round trip minus the direct one and the configured one."""
         return self.link_p50_s - self.direct_p50_s - self.nominal_s
 
 
 class Echo:
-    """An echo process that listens on `host`, started with `prefix`."""
+    """An echo process that listens on `host`; `prefix` precedes its command."""
 
     def __init__(self, host: str = "127.0.0.1", prefix: Sequence[str] = ()) -> None:
         self._host = host
@@ -65,18 +66,19 @@ class Echo:
 
 
 def measure_overhead(direct: str, through: str, nominal_s: float, samples: int) -> LinkOverhead:
-    """Blocks for 1.3 ms a sample or an eighth of the round trip, whichever is longer; to be run in a thread."""
-    plain, linked = map(sorted, round_trips((direct, through), samples, spacing_for(nominal_s)))
-    return LinkOverhead(nominal_s, percentile(plain, 50), percentile(linked, 50), percentile(linked, 95), samples)
+    """Blocks for 1.3 ms or an eighth of the round trip per sample, whichever is longer; run it in a thread."""
+    plain, linked = round_trips((direct, through), samples, spacing_for(nominal_s))
+    median, high = np.percentile(linked, (50, 95))
+    return LinkOverhead(nominal_s, float(np.median(plain)), float(median), float(high), samples)
 
 
 def spacing_for(nominal_s: float) -> float:
-    """Seconds between messages, so that fewer are under way than TCP's first congestion window has room for (ten)."""
+    """Returns the seconds between messages that keep TCP's initial congestion window (ten segments) from filling."""
     return max(SPACING_SECONDS, nominal_s / 8)
 
 
 class _Timed:
-    """A connection on which messages are under way."""
+    """A connection with messages in flight."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -103,15 +105,15 @@ class _Timed:
 
 
 def round_trips(addresses: Sequence[str], samples: int, spacing_s: float) -> list[list[float]]:
-    """Seconds of `samples` round trips of 64 bytes to each of `addresses`, in turn, after a warm-up.
+    """Returns the seconds of `samples` round trips of 64 bytes to each of `addresses`, after a warm-up.
 
-    To one address they start `spacing_s` apart, whether or not earlier ones have come back: over a long link too this
-    takes no longer than their number and two round trips. Raises OSError where an address does not answer.
+    Messages to one address start `spacing_s` apart without waiting for replies, so long links take little longer.
+    Raises OSError if an address does not answer.
     """
     with ExitStack() as stack:
         ends = [_Timed(address) for address in addresses]
         by_fd = {stack.enter_context(end.sock).fileno(): end for end in ends}
-        for end in ends:  # what is sent while a connection is being made waits for that
+        for end in ends:  # messages sent while a connection is being opened wait for it
             end.send()
             end.receive()
         turns = deque(ends * (samples + WARM_UP))

@@ -1,4 +1,4 @@
-"""What a link is set to, and what that means for a message. The standard library alone."""
+"""Defines link settings and the round trip that follows from them. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ MAX_RTT_MS = 10_000.0
 MIN_MBPS, MAX_MBPS = 0.01, 100_000.0
 SEGMENT_BYTES = 1448
 HEADER_BYTES = 66
-"""Ethernet, IPv4 and TCP with timestamps, around every segment: they count against the bandwidth, as with netem."""
+"""Bytes of Ethernet, IPv4 and TCP headers per segment; they count against the bandwidth, as in netem."""
 SMALL_BYTES = 64
-"""A message whose round trip is measured."""
+"""The size of a message whose round trip is measured."""
 
 
 def wire_bits(size: int) -> int:
-    """What `size` bytes are with their headers."""
+    """Returns the bytes on the wire of `size` payload bytes."""
     return 8 * (size + HEADER_BYTES * -(-size // SEGMENT_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """Round-trip time in milliseconds, half of it each way; megabits (10^6) a second each way, None for no limit.
+    """The round-trip time in milliseconds and the bandwidth in 10^6 bits per second each way (None: unlimited).
 
-    All connections share the bandwidth, and TCP's headers count, as with netem: 66 bytes around every 1448.
-    Raises ValueError in one line that names the flag.
+    All connections share the bandwidth, and headers count, as in netem: 66 bytes for every 1448.
+    Raises a one-line ValueError that names the flag.
     """
 
     rtt_ms: float = 0.0
@@ -45,6 +45,6 @@ class LinkSettings:
         return f"RTT {self.rtt_ms:g} ms{bandwidth}"
 
     def round_trip_s(self, up_bytes: int = SMALL_BYTES, down_bytes: int = SMALL_BYTES) -> float:
-        """Seconds that an idle link with these settings takes for a request and its reply, TCP's headers included."""
+        """Returns the seconds that an idle link takes for a request and its reply, including TCP headers."""
         bits = wire_bits(up_bytes) + wire_bits(down_bytes)
         return self.rtt_ms / 1000 + (bits / (self.bandwidth_mbps * 1e6) if self.bandwidth_mbps else 0.0)

@@ -47,9 +47,8 @@ def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
 
     Whatever ends the measuring, what was measured by then is reported. A second signal ends the process at once.
     """
-    started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
     with Interruption() as interruption:
-        with RecordLog(Measured(config, this_machine(), these_versions(), started_at)) as log:
+        with RecordLog(started(config)) as log:
             code = _measured(log, connect, interruption)
         if log.measured.records:
             print("writing the report", file=sys.stderr)
@@ -60,10 +59,16 @@ def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
         return interruption.exit_code if interruption.signal else code
 
 
+def started(config: ComparisonConfig) -> Measured:
+    """An empty measurement of this machine, at this moment."""
+    started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return Measured(config, this_machine(), these_versions(), started_at)
+
+
 def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> int:
     """Measures into the log; the exit code of whatever ended it early, OK for nothing."""
     try:
-        interruption.run(_measure(log, connect, interruption))
+        interruption.run(measure(log, connect, interruption, Progress()))
         return OK
     except asyncio.CancelledError:
         if interruption.signal is None:
@@ -99,10 +104,14 @@ def _refused(log: RecordLog, error: Exception, code: int) -> int:
     return _ended(log, f"{error}".splitlines()[0], code)
 
 
-async def _measure(log: RecordLog, connect: Connect, interruption: Interruption) -> None:
+async def measure(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> None:
+    """Starts the servers, measures everything into the log and stops the servers.
+
+    Raises ServerFailed, ServerDied, Unreachable or LinkUnavailable.
+    """
     config = log.measured.config
     async with contextlib.AsyncExitStack() as stack:
-        progress = stack.enter_context(Progress())
+        stack.enter_context(progress)
         site = await stack.enter_async_context(open_site(config))
         fleet = Fleet(config.output_dir / "logs", config.startup_timeout_s, on_wait=progress.waiting)
         stack.enter_context(interruption.killing(fleet.kill))  # around the fleet: also while it stops its servers

@@ -30,7 +30,7 @@ class Site:
 
     @property
     def host(self) -> str:
-        """Where such a server listens."""
+        """The host on which such a server listens."""
         return self.link.host if self.link else "127.0.0.1"
 
     @property

@@ -8,10 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`best`: the best of its column, to be emphasised by more than colour."""
+    """One cell of a table.
+
+    best: whether it is the best of its column, which is emphasized by more than color.
+    tone: "good" or "bad", colored on the terminal.
+    """
 
     text: str
     best: bool = False
+    tone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

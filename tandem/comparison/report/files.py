@@ -66,6 +66,12 @@ class Comparison:
     decision: Decision | None = None
     partial: Partial | None = None
 
+    def __str__(self) -> str:
+        """The tables and remarks that the command line prints."""
+        from tandem.comparison.report.terminal import as_text
+
+        return as_text(self)
+
     @property
     def base(self) -> ConditionResult:
         return self.results[0]

@@ -15,14 +15,12 @@ from tandem.comparison.measuring.history import append_run
 from tandem.comparison.measuring.measured import Measured
 from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.files import Comparison, comparison_as_json, write_csv, write_json
-from tandem.comparison.report.terminal import print_comparison
+from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
 from tandem.comparison.report.write import write_report
 
 OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
 """Beside 3, a regression (tandem/comparison/analysis/regression.py), and 128 with a signal's number: 130 by Ctrl-C, 143
 by SIGTERM."""
-TABLE_WIDTH = 130
-"""Where there is no terminal to ask."""
 
 
 def publish(measured: Measured, new: bool = True) -> int:
@@ -32,7 +30,7 @@ def publish(measured: Measured, new: bool = True) -> int:
     """
     comparison, attempts = analyse(measured), Attempts()
     as_json = attempts.of("The report", lambda: comparison_as_json(comparison), None)
-    files = _files(comparison, as_json, attempts) if as_json is not None else ()
+    files = _write(comparison, as_json, attempts) if as_json is not None else ()
     attempts.of("The tables", lambda: print_comparison(comparison, _console()), None)
     if files:
         print("wrote " + ", ".join(str(path) for path in files if path.suffix != ".png"))
@@ -46,7 +44,16 @@ def publish(measured: Measured, new: bool = True) -> int:
     return FAILED if comparison.failed or attempts.remarks else verdict
 
 
-def _files(comparison: Comparison, as_json: Mapping[str, Any], attempts: Attempts) -> tuple[Path, ...]:
+def write_files(comparison: Comparison) -> tuple[Path, ...]:
+    """Writes comparison.json, comparison.csv and the report. Raises OSError with the sentences of all that failed."""
+    attempts = Attempts()
+    written = _write(comparison, comparison_as_json(comparison), attempts)
+    if attempts.remarks:
+        raise OSError("; ".join(attempts.remarks))
+    return written
+
+
+def _write(comparison: Comparison, as_json: Mapping[str, Any], attempts: Attempts) -> tuple[Path, ...]:
     folder, formats = comparison.config.output_dir, comparison.config.formats
     none: tuple[Path, ...] = ()
     attempts.of("The folder", lambda: folder.mkdir(parents=True, exist_ok=True), None)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.comparison.report.reading import JSON
+from tandem.comparison.report.reading import JSON, PLAIN
 
 MISSING = "–"
 
@@ -54,10 +54,8 @@ def name(architecture: str) -> str:
 
 
 def spoken(architecture: str) -> str:
-    """As a sentence calls it."""
-    return {"autoregressive": "plain decoding", "autoregressive_width_1": "plain decoding"}.get(
-        architecture, name(architecture)
-    )
+    """The name of an architecture in a sentence."""
+    return "plain decoding" if architecture in PLAIN else name(architecture)
 
 
 def joined(parts: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -43,17 +42,6 @@ def write_report(comparison: Mapping[str, Any], folder: Path, formats: Sequence[
         written.append(write_atomically(folder / "report.md", markdown_of(report, links)))
     written += [write_atomically(folder / PLOTS / f"{name}.png", content) for name, content in pngs.items()]
     return tuple(written)
-
-
-def render(path: Path, formats: Sequence[str] = ("html",)) -> tuple[Path, ...]:
-    """A report again, from a comparison.json and beside it. Raises ValueError in one line for what is none."""
-    try:
-        comparison = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
-    if not isinstance(comparison, dict) or "schema_version" not in comparison:
-        raise ValueError(f"{path}: not a comparison.json")
-    return write_report(comparison, path.parent, formats)
 
 
 def _pictures(

@@ -8,9 +8,10 @@ import re
 
 import pytest
 
+from tandem.cli.compare import main
 from tandem.comparison.report import screenshot
 from tandem.comparison.report.html import NO_PLOTS
-from tandem.comparison.report.write import render, write_report
+from tandem.comparison.report.write import write_report
 from tests.comparison.report.example_comparison import example, minimal
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -33,15 +34,17 @@ def test_the_same_comparison_gives_the_same_bytes(tmp_path):
 
 def test_a_file_is_rendered_again_beside_itself(tmp_path):
     (tmp_path / "comparison.json").write_text(json.dumps(minimal()), encoding="utf-8")
-    assert render(tmp_path / "comparison.json")[0] == tmp_path / "report.html"
+    assert main(["--render", str(tmp_path / "comparison.json")]) == 0
+    assert (tmp_path / "report.html").is_file()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}"])
-def test_what_is_no_comparison_is_refused_in_one_line(tmp_path, text):
+def test_what_is_no_comparison_is_refused_in_one_line(tmp_path, capsys, text):
     (tmp_path / "comparison.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match="not ") as refused:
-        render(tmp_path / "comparison.json")
-    assert "\n" not in str(refused.value) and not (tmp_path / "report.html").exists()
+    with pytest.raises(SystemExit, match="2"):
+        main(["--render", str(tmp_path / "comparison.json")])
+    refused = capsys.readouterr().err
+    assert "error: render: " in refused and refused.count("\n") == 1 and not (tmp_path / "report.html").exists()
 
 
 def test_an_unknown_format_is_refused_by_name(tmp_path):

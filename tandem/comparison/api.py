@@ -1,0 +1,112 @@
+"""`compare`: runs a comparison of architectures from Python and returns what it found."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from rich.console import Console
+
+from tandem.comparison.analysis.whole import analyse
+from tandem.comparison.links.settings import LinkKind
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.driver import Connect, measure, started
+from tandem.comparison.measuring.interruption import Interruption
+from tandem.comparison.measuring.progress import Progress
+from tandem.comparison.measuring.record_log import RecordLog
+from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts
+from tandem.comparison.report.files import Comparison
+from tandem.comparison.report.publishing import write_files
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.generation_client import GenerationClient
+from tandem.speculation.types import Rule, SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class Settings(TypedDict, total=False):
+    """The settings of a comparison; `ComparisonConfig` has their defaults."""
+
+    architectures: tuple[str, ...]
+    connect: Mapping[str, str]
+    credentials: Credentials
+    num_runs: int
+    max_new_tokens: int
+    speculation_length: int | None
+    sampling: SamplingParams
+    rtts_ms: tuple[float, ...]
+    bandwidth_mbps: float | None
+    link: LinkKind
+    temperatures: tuple[float, ...]
+    rules: tuple[Rule, ...]
+    sequence_length: int
+    batch: int | None
+    threads: int | None
+    backend: str
+    dtype: str
+    model: str | None
+    draft_model: str | None
+    draft: str
+    pipeline: str
+    timeout_s: float
+    startup_timeout_s: float
+    formats: tuple[str, ...]
+    baseline: Mapping[str, Any] | None
+
+
+def compare(
+    prompts: Sequence[str | Prompt] = (),
+    *,
+    output_dir: str | Path | None = None,
+    progress: bool = False,
+    **settings: Unpack[Settings],
+) -> Comparison:
+    """Measures the same prompts on every architecture and returns the comparison; `print` shows it as a table.
+
+    Starts the servers it needs, or uses those named in `connect`, and stops what it started. The settings are the
+    fields of `ComparisonConfig`, for instance `model`, `draft_model`, `architectures`, `rtts_ms`, `max_new_tokens`.
+
+    Args:
+        prompts: texts or `Prompt`s; the built-in workloads if empty.
+        output_dir: folder for comparison.json, comparison.csv, the report, the records and the servers' logs.
+            Without it, files are temporary; they are kept only if the comparison fails.
+        progress: whether to show progress on stderr.
+
+    Raises:
+        ValueError: for a setting that is out of range, and where no request was measured.
+        RuntimeError: if a server does not start, cannot be reached or dies, if the link cannot be emulated here, or
+            if called from a running event loop (use `asyncio.to_thread`).
+
+    A request that fails is recorded in the result; it does not raise.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="tandem-compare-")) if output_dir is None else Path(output_dir)
+    config = ComparisonConfig(prompts=_prompts(prompts), output_dir=folder, **settings)
+    shown = Progress(None if progress else Console(quiet=True))
+    with RecordLog(started(config)) as log:
+        asyncio.run(measure(log, connector(config), Interruption(), shown))
+    comparison = analyse(log.measured)
+    if output_dir is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    else:
+        write_files(comparison)
+    return comparison
+
+
+def connector(config: ComparisonConfig) -> Connect:
+    """Returns a function that opens a client; it shows the credentials to the servers named in `connect` only."""
+
+    def connect(address: str, service: str) -> GenerationClient:
+        theirs = address in config.connect.values()
+        return GenerationClient.connect(address, service, config.credentials if theirs else None)
+
+    return connect
+
+
+def _prompts(prompts: Sequence[str | Prompt]) -> tuple[Prompt, ...]:
+    texts = iter(given_prompts([prompt for prompt in prompts if isinstance(prompt, str)]))
+    return tuple(next(texts) if isinstance(prompt, str) else prompt for prompt in prompts) or built_in_prompts()

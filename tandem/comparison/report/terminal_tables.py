@@ -1,0 +1,120 @@
+"""Builds the tables for the terminal: the report's figures, in 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.comparison.analysis.findings import Theory
+from tandem.comparison.analysis.predictions import Prediction
+from tandem.comparison.analysis.summary import Summary
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
+from tandem.comparison.measuring.deployment import baseline_of
+from tandem.comparison.measuring.records import CAUSES
+from tandem.comparison.report import words
+from tandem.comparison.report.blocks import Cell, Column, Table, table
+from tandem.comparison.report.files import Comparison, ConditionResult
+
+HEADINGS = (
+    "TTFT\np50 ms",
+    "TPOT\np50 ms",
+    "tokens\n/s",
+    "accept\nrate",
+    "mean\naccept\nlength",
+    "rounds",
+    "bytes/tok\nup/down",
+    "speed\nup",
+    "iden-\ntical",
+)
+
+
+def architecture_table(comparison: Comparison, result: ConditionResult) -> Table:
+    """Latency, throughput, acceptance, traffic, speedup and identity of every architecture under one condition."""
+    baseline = baseline_of(list(comparison.endpoints))
+    rows: list[list[Cell | str]] = []
+    for summary in result.summaries:
+        is_baseline = baseline is not None and summary.architecture == baseline.architecture.name
+        up, down = summary.bytes_up_per_token, summary.bytes_down_per_token
+        rows.append(
+            [
+                summary.architecture,
+                words.milliseconds(summary.distributions["ttft_s"].p50),
+                words.milliseconds(summary.distributions["tpot_s"].p50, 2),
+                words.number(summary.output_throughput_token_per_s, 1),
+                words.number(summary.acceptance.acceptance_rate, 3),
+                words.number(summary.acceptance.mean_acceptance_length),
+                str(summary.acceptance.rounds),
+                f"{words.number(up, 1)}/{words.number(down, 1)}",
+                "base" if is_baseline else words.times(summary.speedup.speedup if summary.speedup else None),
+                _identical(summary),
+            ]
+        )
+        if summary.failed:
+            failed = Cell(f"  {summary.failed} of {summary.requests} failed", tone="bad")
+            rows.append([failed, *[""] * len(HEADINGS)])
+    return table(_title(comparison, result), [Column("architecture", False), *map(Column, HEADINGS)], rows)
+
+
+def _title(comparison: Comparison, result: ConditionResult) -> str:
+    """Names the condition if there are several, and the link if it is emulated."""
+    if len(comparison.results) == 1 and result.link is None:
+        return "Architectures"
+    link = "" if result.link is None else f", {comparison.config.link} {result.condition.link}"
+    return f"Architectures: {result.condition.name}{link}"
+
+
+def _identical(summary: Summary) -> Cell:
+    found = summary.identical
+    if summary.architecture == AUTOREGRESSIVE.name:
+        return Cell("ref")
+    if found is None or not found.total:
+        return Cell(words.MISSING)
+    return Cell(f"{found.count}/{found.total}", tone="good" if found.count == found.total else "bad")
+
+
+def prediction_table(theory: Theory) -> Table:
+    """Milliseconds per token, predicted from component times beside measured."""
+    conditions = list(dict.fromkeys((p.condition, p.rtt_ms) for p in theory.predictions))
+    return table(
+        "TPOT, ms: predicted / measured (error)",
+        [Column("architecture", False), *(Column(condition) for condition, _ in conditions)],
+        [
+            [name, *(_predicted(p) for p in theory.predictions if p.architecture == name)]
+            for name in dict.fromkeys(p.architecture for p in theory.predictions)
+        ],
+    )
+
+
+def _predicted(prediction: Prediction) -> str:
+    predicted = words.milliseconds(prediction.predicted_tpot_s)
+    if prediction.measured_tpot_s is None or prediction.error is None:
+        return f"{predicted} (not run)"
+    error = words.percent(prediction.error, 1, sign=True)
+    return f"{predicted} / {words.milliseconds(prediction.measured_tpot_s)} ({error})"
+
+
+def workload_table(comparison: Comparison) -> Table:
+    """Speedup and acceptance rate by workload, of all architectures but the baseline."""
+    baseline = baseline_of(list(comparison.endpoints))
+    skipped = {baseline.architecture.name if baseline else "", AUTOREGRESSIVE.name}
+    shown = [summary for summary in comparison.base.summaries if summary.architecture not in skipped]
+    rows = []
+    for kind in dict.fromkeys(prompt.kind for prompt in comparison.config.prompts):
+        row = [kind]
+        for summary in shown:
+            workload = summary.workloads.get(kind)
+            row.append(words.times(workload.speedup.speedup if workload else None))
+            row.append(words.number(workload.acceptance.acceptance_rate if workload else None, 3))
+        rows.append(row)
+    heads = [Column(f"{s.architecture}\n{what}") for s in shown for what in ("speedup", "accept rate")]
+    return table("By workload", [Column("workload", False), *heads], rows)
+
+
+def cause_table(summaries: Sequence[Summary]) -> Table:
+    """Milliseconds per output token, by cause."""
+    clamped = sum(summary.other_clamped for summary in summaries)
+    return table(
+        "Milliseconds per token, by cause",
+        [Column("architecture", False), *map(Column, CAUSES)],
+        [[s.architecture, *(words.number(s.milliseconds_per_token[cause]) for cause in CAUSES)] for s in summaries],
+        f"in {clamped} requests the named causes overlapped, and other was set to 0" if clamped else "",
+    )

@@ -1,0 +1,55 @@
+"""`compare` from Python, with real servers of the toy backend."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from tandem.comparison.api import Settings, compare
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.driver import Unreachable
+
+
+def test_settings_are_the_fields_of_the_configuration() -> None:
+    fields = {field.name: field.type for field in dataclasses.fields(ComparisonConfig)}
+    del fields["prompts"], fields["output_dir"]
+    assert {name: kind.__forward_arg__ for name, kind in Settings.__annotations__.items()} == fields
+
+
+def test_a_comparison_is_measured_written_and_returned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = compare(
+        ["one", "two"],
+        output_dir=tmp_path,
+        architectures=("autoregressive", "fused"),
+        backend="toy",
+        draft="model",
+        draft_model="miss=0.3",
+        max_new_tokens=8,
+        formats=("md",),
+    )
+    assert [summary.architecture for summary in found.base.summaries] == ["autoregressive", "fused"]
+    assert len(found.records) == 4 and not found.failed and found.partial is None
+    assert capsys.readouterr() == ("", "")
+    assert "Architectures" in str(found) and "fused" in str(found)
+    assert len(json.loads((tmp_path / "comparison.json").read_text())["records"]) == 4
+    assert (tmp_path / "report.md").exists()
+
+
+def test_without_a_folder_nothing_is_left_behind() -> None:
+    found = compare(["one"], architectures=("autoregressive",), backend="toy", max_new_tokens=4)
+    assert not found.config.output_dir.exists()
+
+
+def test_what_cannot_be_measured_raises(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="architectures: 'x' is not one of"):
+        compare(["one"], output_dir=tmp_path, architectures=("x",))
+    with pytest.raises(Unreachable, match="does not answer"):
+        compare(
+            ["one"],
+            output_dir=tmp_path,
+            architectures=("autoregressive",),
+            connect={"autoregressive": "127.0.0.1:9"},
+        )
