@@ -39,14 +39,14 @@ class Waits:
     Shares of the time until the request's deadline keep what is waited for in vain below a third of it.
     """
 
-    def __init__(self, silence: float, stall: float, patience: RetryBudget, times: AnswerTimes) -> None:
-        self._silence, self._stall, self._patience, self._times = silence, stall, patience, times
+    def __init__(self, silence: float, stall: float, retry_budget: RetryBudget, times: AnswerTimes) -> None:
+        self._silence, self._stall, self._retry_budget, self._times = silence, stall, retry_budget, times
 
     def silence(self) -> float:
-        return self._patience.before_another(self._silence, 0.2, 2 * self._times.slow_round)
+        return self._retry_budget.before_another(self._silence, 0.2, 2 * self._times.slow_round)
 
     def round(self) -> float:
-        return self._patience.before_another(self._stall, 0.25, 4 * self._times.slow_round)
+        return self._retry_budget.before_another(self._stall, 0.25, 4 * self._times.slow_round)
 
     def opening(self, tokens: int) -> float:
-        return self._patience.before_another(self._stall, 0.25, 2 * self._times.slow_opening(tokens))
+        return self._retry_budget.before_another(self._stall, 0.25, 2 * self._times.slow_opening(tokens))

@@ -57,14 +57,14 @@ class GenerationClient:
         self,
         request: GenerationRequest,
         timeout: float | None = None,
-        patience: float = 0.0,
+        admission_seconds: float = 0.0,
         request_id: str | None = None,
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
         """Chunks as they are committed, then the completion. Leaving early cancels the request.
 
-        A server that is full and says when to try again is asked again for `patience` seconds. Raises TandemError, with
-        the tokens that came before it. `request_id` (default: that of the request this is done for, or a new one) is in
-        the servers' log lines.
+        A server that is full and says when to retry is asked again for up to `admission_seconds`. `request_id` appears
+        in the servers' log lines; it defaults to the current request's id, or a new one. Raises TandemError with the
+        tokens received before the failure.
         """
         message = getattr(self._messages, f"{self._service}GenerateRequest")(
             generation=wire.generation_to_wire(request)
@@ -83,7 +83,7 @@ class GenerationClient:
                 error.produced = tuple(produced) or error.produced
                 wait, waited = error.retry_seconds, time.monotonic() - began
                 full = error.code == "RESOURCE_EXHAUSTED" and wait is not None and not produced
-                if wait is None or not full or waited + wait > min(patience, timeout or patience):
+                if wait is None or not full or waited + wait > min(admission_seconds, timeout or admission_seconds):
                     raise
                 await asyncio.sleep(wait)
 

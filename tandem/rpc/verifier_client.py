@@ -104,8 +104,8 @@ class VerifierClient:
     ) -> None:
         self.tokenizer_sha256 = tokenizer_sha256
         self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
-        self.roster = EndpointPool(addresses_of(addresses))
-        self.peers = {address: Endpoint(address, credentials) for address in self.roster.addresses}
+        self.pool = EndpointPool(addresses_of(addresses))
+        self.endpoints = {address: Endpoint(address, credentials) for address in self.pool.addresses}
         self.times = AnswerTimes()
         self.expected: ModelInfo | None = None
         self.closes = Closes()
@@ -113,17 +113,17 @@ class VerifierClient:
     @property
     def address(self) -> str:
         """Of the verifier that is asked now."""
-        return self.roster.current
+        return self.pool.current
 
     @property
-    def peer(self) -> Endpoint:
-        return self.peers[self.roster.current]
+    def endpoint(self) -> Endpoint:
+        return self.endpoints[self.pool.current]
 
     async def model_info(self, timeout: float = 30.0) -> ModelInfo:
         """What the first verifier to answer runs; waits up to `timeout` seconds for one. Raises TandemError."""
         asking = {
-            asyncio.create_task(GenerationClient(peer.channel, TARGET).model_info(timeout)): peer
-            for peer in self.peers.values()
+            asyncio.create_task(GenerationClient(endpoint.channel, TARGET).model_info(timeout)): endpoint
+            for endpoint in self.endpoints.values()
         }
         try:
             while not (answered := [task for task in asking if task.done() and not task.exception()]):
@@ -131,34 +131,34 @@ class VerifierClient:
                 if not pending:
                     error = next(iter(asking)).exception()
                     assert isinstance(error, TandemError)
-                    raise TandemError(error.code, f"no TargetVerifier at {self.roster}: {error.message}")
+                    raise TandemError(error.code, f"no TargetVerifier at {self.pool}: {error.message}")
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
-        peer = asking[answered[0]]
-        peer.suspect, self.roster.current = False, peer.address
+        endpoint = asking[answered[0]]
+        endpoint.suspect, self.pool.current = False, endpoint.address
         self.expected = answered[0].result()
         return self.expected
 
-    def alone(self, peer: Endpoint) -> bool:
-        """True if `peer` is the only verifier that may be asked."""
-        return self.roster.after(peer.address) == peer.address
+    def alone(self, endpoint: Endpoint) -> bool:
+        """True if `endpoint` is the only verifier that may be asked."""
+        return self.pool.after(endpoint.address) == endpoint.address
 
-    async def check(self, peer: Endpoint, seconds: float) -> None:
+    async def check(self, endpoint: Endpoint, seconds: float) -> None:
         """Whether sessions may go on there. Raises TandemError: FAILED_PRECONDITION where it runs something else."""
-        if not peer.suspect:
+        if not endpoint.suspect:
             return
-        peer.reconnect()
+        endpoint.reconnect()
         if self.expected is None:
             return
-        found = disagreement(self.expected, await peer.info(min(seconds, CHECK_SECONDS)))
+        found = disagreement(self.expected, await endpoint.info(min(seconds, CHECK_SECONDS)))
         if found:
-            raise TandemError("FAILED_PRECONDITION", f"the TargetVerifier at {peer.address}: {found}")
-        peer.suspect = False
+            raise TandemError("FAILED_PRECONDITION", f"the TargetVerifier at {endpoint.address}: {found}")
+        endpoint.suspect = False
 
     async def close(self) -> None:
         """After the sessions that are being closed, waited for a moment."""
         await self.closes.settle()
-        await asyncio.gather(*(peer.close() for peer in self.peers.values()))
+        await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()))

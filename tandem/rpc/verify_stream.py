@@ -54,14 +54,14 @@ class StreamedVerifier:
     @property
     def most_in_flight(self) -> int:
         """One until a stream was answered: where there is none, a second round would hide that the server says so."""
-        return MOST_IN_FLIGHT if self._session.peer.streams else 1
+        return MOST_IN_FLIGHT if self._session.endpoint.streams else 1
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         await self._session.open(prompt, sampling)
 
     def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
         request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
-        if self._session.peer.streams is False:
+        if self._session.endpoint.streams is False:
             return self._keep(asyncio.create_task(self._ask(request), name="verify"))
         if self._stream is None:
             self._stream = _Stream(self._session, self._stats)
@@ -73,7 +73,7 @@ class StreamedVerifier:
         except TandemError as error:
             raise (RoundsLost(error) if error.code in LOST else error) from None
         if answer.verdict is not None:
-            self._session.patience.progress()
+            self._session.retry_budget.progress()
         return answer
 
     def _keep(self, call: asyncio.Task[Answer]) -> asyncio.Task[Answer]:
@@ -86,11 +86,11 @@ class StreamedVerifier:
         """Opens the session again, unless only the stream was refused. Raises TandemError."""
         refused = self._stream is not None and self._stream.refused
         await self._leave()
-        peer = self._session.peer
+        endpoint = self._session.endpoint
         if refused:
-            if peer.streams is not False:
-                log.warning("%s knows no VerifyStream: one round at a time", peer.address)
-            peer.streams = False
+            if endpoint.streams is not False:
+                log.warning("%s knows no VerifyStream: one round at a time", endpoint.address)
+            endpoint.streams = False
         elif isinstance(cause, TandemError):
             await self._session.reopen(tokens, cause)
         else:
@@ -125,9 +125,9 @@ class _Stream:
 
     def __init__(self, session: RemoteVerifier, stats: SpeculationStats) -> None:
         self._waits, self._times = session.waits, session.client.times
-        self._peer, self._patience, self._stats = session.peer, session.patience, stats
+        self._endpoint, self._retry_budget, self._stats = session.endpoint, session.retry_budget, stats
         self._seconds = session.client.deadlines.verify
-        self._call: Any = self._peer.stub.VerifyStream(metadata=outgoing())
+        self._call: Any = self._endpoint.stub.VerifyStream(metadata=outgoing())
         self._outgoing: asyncio.Queue[pb.VerifyRequest | None] = asyncio.Queue()
         self._unanswered: deque[_Unanswered] = deque()
         self._ended: Exception | None = None
@@ -135,7 +135,7 @@ class _Stream:
         self._heard = 0.0  # when the last answer came
         self._tasks = [asyncio.create_task(each, name="verify stream") for each in (self._write(), self._read())]
         self._watching: asyncio.Task[None] | None = None
-        if not session.client.alone(self._peer):
+        if not session.client.alone(self._endpoint):
             self._watching = asyncio.create_task(self._watch(), name="verify stream")
 
     def send(self, request: pb.VerifyRequest) -> asyncio.Future[Answer]:
@@ -146,7 +146,7 @@ class _Stream:
             answer.set_exception(self._ended)
             return answer
         self._stats.bytes_up += request.ByteSize()
-        too_late = loop.call_later(self._patience.limited(self._seconds), _fail, answer, self._no_answer)
+        too_late = loop.call_later(self._retry_budget.limited(self._seconds), _fail, answer, self._no_answer)
         self._unanswered.append(_Unanswered(answer, time.perf_counter(), too_late))
         self._outgoing.put_nowait(request)
         return answer
@@ -172,7 +172,7 @@ class _Stream:
 
     async def _watch(self) -> None:
         """Gives the rounds in flight up where the verifier hangs: another could be asked."""
-        error = await watch("a round", self._peer.health, self._quiet, self._waits.silence, self._waits.round)
+        error = await watch("a round", self._endpoint.health, self._quiet, self._waits.silence, self._waits.round)
         self._end(RoundsLost(error))
 
     def _quiet(self) -> float:
@@ -188,9 +188,9 @@ class _Stream:
         return RoundsLost(error) if self.refused or error.code in LOST else error
 
     def _take(self, reply: pb.VerifyResponse) -> None:
-        self._peer.streams = True
+        self._endpoint.streams = True
         if not reply.stale:
-            self._patience.progress()
+            self._retry_budget.progress()
         self._stats.bytes_down += reply.ByteSize()
         asked = self._unanswered.popleft()
         asked.too_late.cancel()

@@ -98,7 +98,7 @@ def test_of_two_verifiers_the_other_takes_over(
         async with target_site(toy(max_length=512)) as second:
             addresses = f"{first.wait_ready()},{second.address}"
             async with distributed(addresses, "miss=0.3", pipeline=pipeline) as (generator, client):
-                client.roster.current = first.wait_ready()  # whichever answered first
+                client.pool.current = first.wait_ready()  # whichever answered first
                 kill = lambda: os.kill(first.process.pid, signal.SIGKILL)  # noqa: E731
                 assert await through(generator, 20, kill) == TRUTH
                 assert client.address == second.address
@@ -127,9 +127,9 @@ def test_a_verifier_that_runs_another_model_does_not_take_over_and_the_reason_is
             async with distributed(
                 f"{address},{other.address}", "miss=0.3", pipeline=pipeline, reconnect_seconds=1.0
             ) as (generator, client):
-                client.roster.current = address
-                info = await client.peers[address].info(5.0)
-                client.expected, client.peers[other.address].suspect = info, True
+                client.pool.current = address
+                info = await client.endpoints[address].info(5.0)
+                client.expected, client.endpoints[other.address].suspect = info, True
                 seen: list[int] = []
                 with pytest.raises(TandemError, match="given up after") as caught:
                     async for event in generator.generate(LONG):
