@@ -1,7 +1,7 @@
-"""The target a network away: speculation's Verifier over OpenSession, Verify and CloseSession.
+"""Implements speculation's Verifier over the RPCs OpenSession, Verify and CloseSession.
 
-A session that is lost (its connection, its server, its lease) is opened again with all that is committed, at whichever
-verifier answers: the tokens are the same, and none is asked for twice.
+A lost session (connection, server or lease) is reopened with all committed tokens at whichever verifier answers first:
+the output is the same, and no committed token is generated twice.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
 
-_RETRY_SECONDS = 0.2  # where a server refuses for lack of slots without saying for how long
+_RETRY_SECONDS = 0.2  # when a full server does not say when to retry
 
 
 class RemoteVerifier:
     """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`.
 
-    `deadline` (monotonic seconds) is the request's: no call, and no trying again, goes on beyond it.
+    `deadline` (monotonic seconds) is the request's: no call or retry continues beyond it.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class RemoteVerifier:
         self.endpoint = client.endpoint
         self.retry_budget = RetryBudget(client.persistence, deadline, admission=client.deadlines.admission)
         self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.retry_budget, client.times)
-        self._next = self.endpoint.address  # whom to ask next, if a session has to be opened
-        self._places: dict[Endpoint, str] = {}  # where it may be open, and under which id
+        self._next = self.endpoint.address  # the address to try first at the next opening
+        self._session_ids: dict[Endpoint, str] = {}  # of every endpoint where the session may be open
         self._prompt_length = 0
         self._sampling = SamplingParams()
 
@@ -61,7 +61,7 @@ class RemoteVerifier:
         await self._open(prompt)
 
     async def _open(self, prefix: Sequence[int]) -> None:
-        """Opens the session with all that is committed, at the verifier that answers first. Raises TandemError."""
+        """Opens the session with all committed tokens, at the verifier that answers first. Raises TandemError."""
         self._next = self.client.pool.current
         self.retry_budget.opening()
         race = Race[Endpoint, pb.OpenSessionResponse](
@@ -72,8 +72,8 @@ class RemoteVerifier:
         )
         self.endpoint, reply = await race.first()
         self.client.pool.answered(self.endpoint.address)
-        for other in [endpoint for endpoint in self._places if endpoint is not self.endpoint]:
-            self._end_at(other, self._places.pop(other))
+        for other in [endpoint for endpoint in self._session_ids if endpoint is not self.endpoint]:
+            self._end_at(other, self._session_ids.pop(other))
         self._check_rule(reply.rule)
 
     def _following(self, asked: Collection[Endpoint]) -> Endpoint | None:
@@ -83,13 +83,13 @@ class RemoteVerifier:
     async def _open_at(
         self, endpoint: Endpoint, prefix: Sequence[int], others: Sequence[Endpoint]
     ) -> pb.OpenSessionResponse:
-        """Opens it at `endpoint`, while `others` have not answered. Raises TandemError."""
+        """Opens the session at `endpoint`, while `others` have not answered. Raises TandemError."""
         if others:
             slow = ", ".join(other.address for other in others)
-            log.info("%s takes long to open a session: asking %s too", slow, endpoint.address)
+            log.info("%s is slow to open a session: trying %s too", slow, endpoint.address)
         alone = self.client.alone(endpoint)
         await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if alone else self.waits.silence()))
-        request = self._opening(self._places.setdefault(endpoint, uuid.uuid4().hex), prefix)
+        request = self._opening(self._session_ids.setdefault(endpoint, uuid.uuid4().hex), prefix)
         sent = time.monotonic()
         call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
         reply: pb.OpenSessionResponse = await self._watched(endpoint, "OpenSession", call)
@@ -99,7 +99,7 @@ class RemoteVerifier:
     async def _watched(
         self, endpoint: Endpoint, what: str, call: Coroutine[Any, Any, Any], stall: Callable[[], float] | None = None
     ) -> Any:
-        """The reply to a call, unless the verifier hangs and another could be asked. Raises TandemError."""
+        """Returns the reply to a call; gives a hung verifier up if there is another. Raises TandemError."""
         if self.client.alone(endpoint):
             return await call
         sent = time.monotonic()
@@ -121,7 +121,7 @@ class RemoteVerifier:
         )
 
     def _pause_after(self, endpoint: Endpoint, error: TandemError, prefix: Sequence[int]) -> float:
-        """What to do about an OpenSession that failed: who is asked next, and after how many seconds. Or raises."""
+        """Selects the next endpoint after a failed OpenSession and returns the seconds to wait. Raises TandemError."""
         pool = self.client.pool
         if error.code == "RESOURCE_EXHAUSTED":
             wait = self.retry_budget.full(error.retry_seconds or _RETRY_SECONDS)
@@ -137,7 +137,7 @@ class RemoteVerifier:
         return wait
 
     def _lost(self, endpoint: Endpoint, error: TandemError, tokens: Sequence[int]) -> float:
-        """Seconds to wait before the session is opened again. Raises the error where that is of no use any more."""
+        """Returns the seconds to wait before the session is reopened. Raises the error if reopening cannot help."""
         error.produced = tuple(tokens[self._prompt_length :])
         if error.code not in LOST:
             raise error
@@ -154,12 +154,12 @@ class RemoteVerifier:
         return wait
 
     def _check_rule(self, replied: int) -> None:
-        """A server from before the rules were told apart says nothing, and means agreement."""
+        """Checks the rule that the server reports. Servers older than the rules report none and use agreement."""
         if replied != wire.rule_to_wire(self._rule) and (replied or self._rule is not Rule.AGREEMENT):
             raise TandemError(
                 "FAILED_PRECONDITION",
-                f"rule: the TargetVerifier at {self.endpoint.address} does not verify by {self._rule.value}, which was "
-                f"asked for; it says {wire.rule_name(replied)}",
+                f"rule: the TargetVerifier at {self.endpoint.address} does not verify by {self._rule.value}, as "
+                f"requested; it reports {wire.rule_name(replied)}",
             )
 
     async def verify(
@@ -177,9 +177,9 @@ class RemoteVerifier:
                 self.retry_budget.progress()
                 return answer.verdict
             stale += 1
-            held = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
+            message = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
             if stale == ATTEMPTS:
-                raise TandemError("ABORTED", held, produced=tuple(tokens[self._prompt_length :]))
+                raise TandemError("ABORTED", message, produced=tuple(tokens[self._prompt_length :]))
             await self.refresh(tokens)
 
     def request(
@@ -189,9 +189,9 @@ class RemoteVerifier:
         draft: Sequence[int],
         distributions: Sequence[SparseDistribution] = (),
     ) -> pb.VerifyRequest:
-        """A round of this session."""
+        """Builds the request for one round of this session."""
         return pb.VerifyRequest(
-            session_id=self._places.get(self.endpoint, ""),
+            session_id=self._session_ids.get(self.endpoint, ""),
             base_length=base_length,
             last_token=last_token,
             draft_tokens=draft,
@@ -200,7 +200,7 @@ class RemoteVerifier:
         )
 
     async def ask(self, request: pb.VerifyRequest) -> Answer:
-        """One round by a call of its own. Raises TandemError."""
+        """Runs one round as a unary call. Raises TandemError."""
         sent = time.perf_counter()
         call = self._call(self.endpoint, "Verify", request, self.retry_budget.limited(self.client.deadlines.verify))
         reply = await self._watched(self.endpoint, "a round", call, self.waits.round)
@@ -209,22 +209,22 @@ class RemoteVerifier:
         return wire.answer_from_wire(reply, seconds)
 
     async def reopen(self, tokens: Sequence[int], cause: TandemError) -> None:
-        """After `cause`: opens the session again with all that is committed. Raises TandemError, perhaps the cause."""
+        """Reopens the session with all committed tokens after `cause`. Raises TandemError, possibly `cause` itself."""
         await asyncio.sleep(self._lost(self.endpoint, cause, tokens))
         await self._open(tokens)
 
     async def refresh(self, tokens: Sequence[int]) -> None:
-        """Likewise where it is there, and holds other tokens than `tokens`."""
+        """Reopens a live session that holds other tokens than `tokens`."""
         await self._open(tokens)
 
     async def close(self) -> None:
-        """Frees the slot. The client goes on with it where this is cancelled or the call fails; then the lease does."""
-        places, self._places = self._places, {}
-        if places:
-            await asyncio.wait([self._end_at(*place) for place in places.items()])
+        """Closes the session. If cancelled or failed, the client retries in the background; at last the lease ends."""
+        session_ids, self._session_ids = self._session_ids, {}
+        if session_ids:
+            await asyncio.wait([self._end_at(*each) for each in session_ids.items()])
 
     def _end_at(self, endpoint: Endpoint, session_id: str) -> asyncio.Future[None]:
-        """Begins to close the session at `endpoint`, where it may be open under an id that nobody uses again."""
+        """Starts closing the session at `endpoint`, where it may be open; its id is never used again."""
         request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
         return self.client.closes.begin(lambda: self._call(endpoint, "CloseSession", request, seconds))
 

@@ -107,7 +107,7 @@ def test_a_verifier_that_runs_something_else_is_passed_over(caplog: pytest.LogCa
     assert pool.refuse("c:3", "its weights")
     assert not pool.refuse("a:1", "its weights")
     assert not pool.refused  # whoever comes later may find them mended
-    assert "verifier at b:2 is not asked: its dtype is 'bfloat16'" in caplog.text
+    assert "verifier at b:2 is not used: its dtype is 'bfloat16'" in caplog.text
 
 
 @pytest.mark.parametrize(

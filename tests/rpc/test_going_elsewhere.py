@@ -112,7 +112,7 @@ async def _comes_back_as_another(
     assert second.calls == ["OpenSession", "Verify"]
     first.info["backend"] = "other"
     second.rounds, second.info["backend"] = [grpc.StatusCode.UNAVAILABLE], "other"
-    with pytest.raises(TandemError, match="its backend is 'other', and this client began with 'toy'") as caught:
+    with pytest.raises(TandemError, match="its backend is 'other', but this client started with 'toy'") as caught:
         await session.verify([*PROMPT, 7], [])
     assert caught.value.code == "FAILED_PRECONDITION"
     assert first.calls == ["Verify", "GetModelInfo"], "a session was opened at another model"

@@ -323,7 +323,7 @@ def test_a_server_without_streams_gets_one_round_at_a_time_and_one_line_is_logge
 
     with caplog.at_level(logging.WARNING, "tandem.verifier"):
         run(test())
-    assert len([r for r in caplog.records if "knows no VerifyStream" in r.message]) == 1
+    assert len([r for r in caplog.records if "has no VerifyStream" in r.message]) == 1
 
 
 def test_cancelling_a_request_with_rounds_in_flight_frees_both_slots(depth: Callable[[int], None]) -> None:

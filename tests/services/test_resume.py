@@ -144,8 +144,8 @@ def test_a_verifier_that_runs_another_model_does_not_take_over_and_the_reason_is
 
     with server_process(tmp_path, "--role", "target", "--model", "step=0.004") as first:
         run(test(first))
-    assert "is not asked: the TargetVerifier at" in caplog.text
-    assert "weights_revision is 'toy:1', and this client began with 'toy:0'" in caplog.text
+    assert "is not used: the TargetVerifier at" in caplog.text
+    assert "weights_revision is 'toy:1', but this client started with 'toy:0'" in caplog.text
 
 
 def test_a_verifier_started_again_with_another_model_is_refused_at_open(tmp_path: Path) -> None:

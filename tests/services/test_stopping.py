@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.channel import open_channel
 from tandem.rpc.errors import TandemError
-from tandem.services.server import settle
+from tandem.services.server import freeze_gc
 from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_errors import opening, refusal
@@ -195,7 +195,7 @@ def test_a_new_request_goes_to_the_verifier_that_is_not_stopping() -> None:
 
 
 def test_what_loading_left_is_not_looked_through_while_requests_are_served() -> None:
-    settle()
+    freeze_gc()
     try:
         assert gc.get_freeze_count() > 10_000
     finally:
