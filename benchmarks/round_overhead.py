@@ -115,7 +115,7 @@ class _Recording:
 async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list[Round]:
     """`count` rounds of RemoteVerifier with random drafts, after a warm-up. Most are refused at their first token."""
     client = VerifierClient(address, info.tokenizer_sha256)
-    client.peer.stub = stub = _Recording(client.peer.stub)
+    client.endpoint.stub = stub = _Recording(client.endpoint.stub)
     noise = random.Random(0)
     found: list[Round] = []
     try:

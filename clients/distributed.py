@@ -1,4 +1,4 @@
-"""The distributed architecture's own side: drafts here, verifies at a TargetVerifier."""
+"""The distributed architecture: drafts locally, verifies at a TargetVerifier."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ async def open_distributed(
     credentials: Credentials | None = None,
     persistence: Persistence | None = None,
 ) -> tuple[Generator, VerifierClient]:
-    """The distributed loop as a generator, and the client to close. Raises ValueErrors of one line.
+    """Loads the draft model and returns a distributed generator and the client to close. Raises ValueError.
 
-    `target_address` may list several verifiers, HOST:PORT,HOST:PORT. They may still be loading: the first to answer is
-    waited for up to `connect_seconds`. `persistence`: how long a request tries to go on when they are gone.
+    `target_address` may list several verifiers, HOST:PORT,HOST:PORT. They may still be loading: waits up to
+    `connect_seconds` for the first answer. `persistence`: how long a request keeps retrying when they are gone.
     """
     drafting = await load_drafting(config, batcher)
     return await connect_distributed(
@@ -50,7 +50,7 @@ async def connect_distributed(
     credentials: Credentials | None = None,
     persistence: Persistence | None = None,
 ) -> tuple[Generator, VerifierClient]:
-    """Likewise, with what drafts loaded already."""
+    """Like `open_distributed`, with a draft model that is already loaded."""
     client = VerifierClient(target_address, drafting.tokenizer.sha256, persistence=persistence, credentials=credentials)
     try:
         target = await client.model_info(connect_seconds)

@@ -1,4 +1,4 @@
-"""Client roles that run models themselves: the distributed draft client, and one model alone."""
+"""Client roles that run a model locally: the distributed draft client, and one model alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tandem.speculation.types import GenerationRequest
 async def run_draft(
     config: ClientConfig, models: ModelConfig, connect_seconds: float, pipeline: Pipeline = Pipeline.AUTO
 ) -> int:
-    """--role draft: drafts here, drives the sessions of the target itself."""
+    """Runs --role draft: drafts locally and verifies at a TargetVerifier."""
     batcher, persistence = Batcher("draft"), Persistence(config.reconnect_seconds)
     generator, client = await open_distributed(
         models, config.address, connect_seconds, batcher, pipeline, config.credentials, persistence
@@ -37,7 +37,7 @@ async def run_draft(
 
 
 async def run_alone(config: ClientConfig, models: ModelConfig, name: str) -> int:
-    """--role verify_target and verify_draft: one model, plain decoding, each token printed as it comes."""
+    """Runs --role verify_target or verify_draft: decodes plainly with one model and prints each token as it comes."""
     batcher = Batcher(name)
     try:
         loaded = await load(models, batcher)

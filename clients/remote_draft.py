@@ -1,4 +1,4 @@
-"""The remote_draft architecture: verifies here, drafts at a DraftWorker, decodes plainly for as long as that fails."""
+"""The remote_draft architecture: a local target verifies a remote DraftWorker's drafts, or decodes plainly without."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ async def open_remote_draft(
     draft_seconds: float,
     credentials: Credentials | None = None,
 ) -> tuple[Generator, DraftClient]:
-    """The target driving a DraftWorker, as a generator, and the client to close.
+    """Returns a generator of the target that drafts at a DraftWorker, and the client to close.
 
-    The worker is waited for up to `draft_seconds`. One that does not answer is no reason not to serve: requests go
-    undrafted, and it is tried again. One with another tokenizer is: raises ValueError.
+    Waits up to `draft_seconds` for the worker. If it does not answer, requests are served without drafts and the worker
+    is tried again later. Raises ValueError if its tokenizer differs.
     """
     client = DraftClient(draft_address, target.tokenizer.sha256, draft_seconds, credentials)
     name = draft_address

@@ -1,4 +1,4 @@
-"""The client roles at a terminal: prompts run concurrently, outputs stream as they come."""
+"""Runs the client roles at a terminal: prompts run concurrently, outputs are printed as they come."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 Events = AsyncGenerator[Chunk | GenerationEnd, None]
 Generate = Callable[[GenerationRequest], Events]
 
-MAX_AT_ONCE = 64  # prompts under way; a server lets only so many requests wait
+MAX_AT_ONCE = 64  # concurrent prompts, because a server's queue is limited
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """What to ask, whom, and what to show. `timeout`: seconds that a request may take.
+    """Server, prompts and output options of a client role. `timeout`: seconds that a request may take.
 
-    `reconnect_seconds`: how long it is tried again where a server is full, or a verifier gone.
+    `reconnect_seconds`: how long a request is retried if a server is full or a verifier is gone.
     """
 
     address: str
@@ -45,13 +45,13 @@ class ClientConfig:
 
 
 async def run_client(config: ClientConfig, service: str | None) -> int:
-    """--role client and fused_client. `service` None finds out which of the three answers."""
+    """Runs --role client or fused_client. `service` None detects which of the three services answers."""
     from tandem.rpc.generation_client import GenerationClient, which_service
 
     if service not in (None, TARGET, FUSED, DRAFT):
         raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
     if "," in config.address:
-        raise ValueError("target_host: this role asks one server; several are for --role draft and draft_worker")
+        raise ValueError("target_host: this role calls one server; several are for --role draft and draft_worker")
     service = service or await which_service(config.address, config.credentials)
     async with GenerationClient.connect(config.address, service, config.credentials) as client:
 
@@ -62,7 +62,7 @@ async def run_client(config: ClientConfig, service: str | None) -> int:
 
 
 async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> int:
-    """Runs the prompts concurrently and prints what comes. Returns the exit code: 1 if any prompt failed."""
+    """Runs the prompts concurrently and prints their outputs. Returns the exit code: 1 if any prompt failed."""
     profile = Profile(name.lower()) if config.profile else None
     alone = len(config.prompts) == 1
     turns = asyncio.Semaphore(MAX_AT_ONCE)
@@ -91,7 +91,7 @@ async def run_prompts(config: ClientConfig, generate: Generate, name: str) -> in
 
 @contextlib.contextmanager
 def _as_request(tracing: Tracing | None, name: str) -> Iterator[None]:
-    """A prompt is a request: what is done for it carries its id, and belongs to its trace."""
+    """Gives a prompt a request id and, with tracing, a span."""
     request_id = new_id()
     span = tracing.start("request", {"tandem.request_id": request_id, "tandem.asked": name}) if tracing else None
     begin(Request(request_id, span))  # every prompt runs in a task of its own
@@ -104,7 +104,7 @@ def _as_request(tracing: Tracing | None, name: str) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Outcome:
-    """One prompt's result as the client saw it."""
+    """One prompt's result."""
 
     text: str = ""
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""Everything that listens: the three gRPC services and their processes. Imported as `tandem.services`."""
+"""The servers: three gRPC services and the processes that run them. Imported as `tandem.services`."""
 
 if __name__ != "tandem.services":
     raise ImportError("this package is imported as tandem.services")

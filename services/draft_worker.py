@@ -1,4 +1,4 @@
-"""DraftWorker: drives the distributed loop against a TargetVerifier, and drafts for targets that drive it."""
+"""DraftWorker service: generates with a remote TargetVerifier, and proposes drafts to targets that call it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.v1 import draft_worker_pb2_grpc
 
 
 class DraftWorkerService(draft_worker_pb2_grpc.DraftWorkerServicer):
-    """Thin: everything happens in the generator (None where no TargetVerifier is known) and in the proposals."""
+    """Delegates to `generate` (None without a TargetVerifier) and to `proposals`."""
 
     def __init__(self, info: ModelInfo, generate: GenerateMethod | None, proposals: Proposals) -> None:
         self._info, self._generate, self._proposals = info, generate, proposals
@@ -31,7 +31,7 @@ class DraftWorkerService(draft_worker_pb2_grpc.DraftWorkerServicer):
         self, request: pb.DraftWorkerGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.DraftWorkerGenerateResponse, None]:
         if self._generate is None:
-            raise NotOffered("this DraftWorker only proposes: it was started without a TargetVerifier to verify with")
+            raise NotOffered("this DraftWorker only proposes: it was started without a TargetVerifier")
         async with contextlib.aclosing(self._generate.stream(request, context.time_remaining())) as replies:
             async for reply in replies:
                 yield reply

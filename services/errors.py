@@ -1,4 +1,4 @@
-"""Domain errors to gRPC status, in one table, applied by one interceptor."""
+"""Maps domain errors to gRPC statuses, and applies the mapping in an interceptor."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ DOMAIN = "tandem.v1"
 RETRY_SECONDS = 0.1
 MOST_REASON = 64  # bytes
 MOST_PARTIAL = 1024
-"""Token ids in a status, at most: trailing metadata has to stay below 8 KiB."""
+"""Most token ids in a status: trailing metadata must stay below 8 KiB."""
 
 
 class Unauthenticated(PermissionError):
-    """The caller does not show who it is."""
+    """The caller presents no valid credentials."""
 
 
 class Mismatch(ValueError):
-    """Draft and target do not speak of the same token ids."""
+    """Draft and target have different vocabularies."""
 
 
 class OtherModel(ValueError):
-    """The client expects another target than this one."""
+    """The client expects a different target model."""
 
 
 class QueueFull(NoFreeSlot):
-    """As many requests wait as may."""
+    """The queue of waiting requests is full."""
 
 
 class Interrupted(Exception):
-    """A generation that failed on the way: why, and the tokens that it had committed, and sent, before."""
+    """A generation failed midway. `cause` is why; `produced` the tokens already committed and sent."""
 
     def __init__(self, cause: Exception, produced: tuple[int, ...]) -> None:
         super().__init__(str(cause))
@@ -63,7 +63,7 @@ class Interrupted(Exception):
 
 
 class NotAccepting(RuntimeError):
-    """The server is stopping and takes no new work."""
+    """The server is draining and takes no new work."""
 
 
 class NotRead(RuntimeError):
@@ -71,7 +71,7 @@ class NotRead(RuntimeError):
 
 
 class NotOffered(RuntimeError):
-    """This server was started without what the method needs."""
+    """This server was started without the components that the method needs."""
 
 
 # (exception, status code, reason)
@@ -99,19 +99,19 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
-# What another server says about this one's credentials is no news about those of whoever asked.
+# Another server's refusal of our credentials says nothing about the caller's, so it must not be passed on as such.
 _OURS = {"UNAUTHENTICATED", "PERMISSION_DENIED"}
 
 
 def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
-    """google.rpc.Status with ErrorInfo, and BadRequest, RetryInfo or PartialGeneration where they apply."""
+    """Builds a google.rpc.Status with ErrorInfo and, where they apply, BadRequest, RetryInfo or PartialGeneration."""
     if isinstance(error, Interrupted):
         status = to_status(error.cause, log_prompts)
         status.details.append(_packed(_partial(error.produced)))
         return status
     if isinstance(error, TandemError) and error.code in _OURS:
         return _status(code_pb2.INTERNAL, f"this server was refused by another: {error}")
-    if isinstance(error, TandemError):  # of another server, handed on
+    if isinstance(error, TandemError):  # from another server, passed on
         details = [_info(error.reason)] if error.reason else []
         details += [_retry(error.retry_seconds)] if error.retry_seconds else []
         return _status(code_pb2.Code.Value(error.code), error.message, details)
@@ -120,18 +120,18 @@ def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
             return _status(code, str(error), _details(error, reason))
     if log_prompts:
         log.error("unexpected error", exc_info=error)
-    else:  # its message may quote what was asked
+    else:  # its message may quote the request
         log.error("unexpected error: %s at %s", type(error).__name__, _places(error))
     return _status(code_pb2.INTERNAL, f"internal error: {type(error).__name__}")
 
 
 def _status(code: int, message: str, details: Sequence[Any] = ()) -> status_pb2.Status:
-    """Whatever a message quotes, it is short and can be printed."""
+    """Builds a status with a short, printable message, whatever the message quotes."""
     return status_pb2.Status(code=code, message=printable(message), details=map(_packed, details))
 
 
 def _places(error: Exception) -> str:
-    """Where it was raised, from the outermost call to the innermost, on one line."""
+    """Formats the error's traceback on one line, from the outermost call to the innermost."""
     frames = traceback.extract_tb(error.__traceback__)
     return ", ".join(f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames)
 
@@ -167,18 +167,18 @@ def _packed(message: Any) -> any_pb2.Any:
 
 
 async def abort(context: grpc.aio.ServicerContext, error: Exception, log_prompts: bool = False) -> None:
-    """Ends the call, with the id of the request, so that whoever reads the error can quote it."""
+    """Ends the call with the error's status, and adds the request id so that it can be quoted in a bug report."""
     status, request = to_status(error, log_prompts), current()
     if request:
         status.details.add().Pack(error_details_pb2.RequestInfo(request_id=request.id))
     try:
         await context.abort_with_status(rpc_status.to_status(status))
-    except grpc.aio.InternalError as gone:  # whoever asked has left: for the library that is a call cancelled
+    except grpc.aio.InternalError as gone:  # the caller has disconnected, which cancels the call
         raise asyncio.CancelledError from gone
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Turns what a Tandem method raises into a status. Other services pass untouched."""
+    """Turns exceptions of Tandem methods into statuses. Other services are left alone."""
 
     def __init__(self, log_prompts: bool = False) -> None:
         self._log_prompts = log_prompts

@@ -1,4 +1,4 @@
-"""FusedSpeculativeServer: draft and target side by side, behind one call."""
+"""FusedSpeculativeServer service: draft and target models in one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.v1 import fused_speculative_server_pb2_grpc
 
 
 class FusedSpeculativeServerService(fused_speculative_server_pb2_grpc.FusedSpeculativeServerServicer):
-    """Thin: everything happens in the generator."""
+    """Delegates to `generate`."""
 
     def __init__(self, info: ModelInfo, generate: GenerateMethod) -> None:
         self._info, self._generate = info, generate

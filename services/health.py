@@ -1,4 +1,4 @@
-"""grpc.health.v1: a status is set at once, whatever its readers do; each reader gets the latest one when it reads."""
+"""Implements grpc.health.v1. Setting a status never blocks; each watcher gets the latest status when it reads."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LONGEST_NAME = 256
 class HealthService(health_pb2_grpc.HealthServicer):
     """Answers Check and Watch.
 
-    A Watch whose reader does not read waits in its own write, and nothing waits for it. gRPC cannot end such a call, so
-    it counts among the watchers, which are bounded, until its connection or the server ends.
+    A Watch whose client does not read blocks only itself. gRPC cannot end such a call, so it counts against the limit
+    on watchers until its connection or the server ends.
     """
 
     def __init__(self, most: int = MOST_WATCHERS, most_of_one_host: int = MOST_OF_ONE_HOST) -> None:
@@ -36,11 +36,11 @@ class HealthService(health_pb2_grpc.HealthServicer):
 
     @property
     def watchers(self) -> int:
-        """Calls of Watch that have not ended."""
+        """Number of running Watch calls."""
         return self._watchers.total()
 
     def set(self, status: int, *names: str) -> None:
-        """`names`: services, "" for the whole server."""
+        """Sets the status of services; the name "" stands for the whole server."""
         self._statuses.update(dict.fromkeys(names, status))
         for changed in self._changed:
             changed.set()
@@ -50,7 +50,7 @@ class HealthService(health_pb2_grpc.HealthServicer):
     ) -> health_pb2.HealthCheckResponse:
         status = self._statuses.get(request.service)
         if status is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext) -> None:

@@ -1,4 +1,4 @@
-"""Health checks on a port of their own: for Kubernetes, whose gRPC probes know neither TLS nor tokens."""
+"""Serves health checks on a separate port, for Kubernetes, whose gRPC probes support neither TLS nor tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AddressInUse(ValueError):
 
 
 class ProbePort:
-    """Answers grpc.health.v1 and nothing else, in clear text; nowhere where `port` is None. Raises AddressInUse."""
+    """Serves only grpc.health.v1, in clear text; with `port` None it does not listen. Raises AddressInUse."""
 
     def __init__(self, host: str, port: int | None) -> None:
         self._server = grpc.aio.server(options=_OPTIONS)

@@ -1,4 +1,4 @@
-"""Whether a server takes new work, and how much is under way."""
+"""Tracks whether a server accepts new work, and how much work is running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.services.errors import NotAccepting
 
 
 class Lifecycle:
-    """Counts running work. After `drain` new work is refused while what runs goes on."""
+    """Counts running work. After `drain`, new work is refused and running work continues."""
 
     def __init__(self) -> None:
         self.accepting = True
@@ -18,12 +18,12 @@ class Lifecycle:
 
     @property
     def running(self) -> int:
-        """Pieces of work under way."""
+        """Number of running pieces of work."""
         return self._running
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """One piece of new work. Raises NotAccepting while the server drains."""
+        """Counts a new piece of work while the block runs. Raises NotAccepting while the server drains."""
         self.check()
         self._running += 1
         try:
@@ -32,11 +32,12 @@ class Lifecycle:
             self._running -= 1
 
     def check(self) -> None:
+        """Raises NotAccepting while the server drains."""
         if not self.accepting:
             raise NotAccepting("the server is stopping and takes no new requests")
 
     async def drain(self, seconds: float, others: Callable[[], int]) -> None:
-        """Refuses new work and waits, at most `seconds`, until nothing runs and `others()` is 0."""
+        """Refuses new work and waits up to `seconds` until nothing runs and `others()` is 0."""
         self.accepting = False
         deadline = asyncio.get_running_loop().time() + seconds
         while (self._running or others()) and asyncio.get_running_loop().time() < deadline:

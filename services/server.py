@@ -1,4 +1,4 @@
-"""The life of a server process: bind, load, warm up, serve, drain, stop."""
+"""Runs a server process: bind, load, warm up, serve, drain, stop."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _OPTIONS = (
 class ServeConfig:
     """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
 
-    `security`: who may reach it, and how. `health_port`: another port that answers health checks alone. `startup`
-    records where the time until then goes. `ending`: by force, where the process does not end by itself in time.
+    `security`: access control. `health_port`: a separate port for health checks only. `startup` records the stages of
+    start-up. `ending` kills the process if it does not end by itself in time.
     """
 
     host: str = "127.0.0.1"
@@ -62,9 +62,9 @@ class ServeConfig:
 
 @dataclass(slots=True)
 class Hosted:
-    """What a role serves: the service's name, how to register it, and what runs beside it.
+    """A role's service: its name, how to register it, and its background tasks.
 
-    `ready` is called once it listens, and adds to the ready file.
+    `ready` is called once the server listens; its result is added to the ready file.
     """
 
     service: str
@@ -74,12 +74,12 @@ class Hosted:
     ready: Callable[[], Mapping[str, object]] = dict
     close: Callable[[], Awaitable[None]] | None = None
     lost: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set where the model's device failed: nothing of it can be trusted, and the process ends to be started again."""
+    """Set when the model's device has failed. Its state cannot be trusted, so the process ends, to be restarted."""
     watch: StepWatch | None = None
-    """Sees a step that hangs."""
+    """Detects hung steps."""
 
     def start(self) -> list[asyncio.Task[Any]]:
-        """Tasks of all that runs beside it."""
+        """Starts the background tasks and returns them."""
         works = [*self.background, *([self.watch.forever] if self.watch else [])]
         return [asyncio.create_task(_as_task(work())) for work in works]
 
@@ -92,8 +92,8 @@ async def serve(
 ) -> int:
     """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once.
 
-    `outermost` interceptors see every call first, and its status last. The exit code: 0, or 1 where the model's device
-    was lost.
+    `outermost` interceptors see every call first and its status last. Returns the exit code: 1 if the model's device
+    was lost, else 0.
     """
     ending = config.ending
     server = config.security.server(outermost, options=_OPTIONS)
@@ -103,10 +103,10 @@ async def serve(
     building = asyncio.create_task(_as_task(build()))
     await asyncio.wait({building, asyncio.create_task(stopping.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if not building.done():
-        ending.within(STOP_SECONDS, "the model still loads")
+        ending.within(STOP_SECONDS, "the model is still loading")
         return 0
     hosted = building.result()
-    settle()
+    freeze_gc()
     names = ("", f"tandem.v1.{hosted.service}")
     with config.startup.stage("listening"):
         health = await _listen(server, names, hosted.register)
@@ -125,28 +125,27 @@ async def serve(
 
 
 async def _end(server: grpc.aio.Server, probes: ProbePort, tasks: Sequence[asyncio.Task[Any]], hosted: Hosted) -> None:
-    """Part by part, each within a bound: what does not end is left alone."""
+    """Stops each part within a time limit; parts that do not end are abandoned."""
     await bounded(server.stop(grace=0.5), "the server's port")
     await bounded(probes.stop(), "the health port")
     for task in tasks:
         task.cancel()
-    await bounded(asyncio.gather(*tasks, return_exceptions=True), "what runs beside the server")
+    await bounded(asyncio.gather(*tasks, return_exceptions=True), "background tasks")
     if hosted.close:
         await bounded(hosted.close(), "freeing the models", STOP_SECONDS)
     log.info("stopped")
 
 
 async def _first(*events: asyncio.Event) -> None:
-    """Waits for one of them."""
+    """Waits for the first of several events."""
     waiting = [asyncio.create_task(event.wait()) for event in events]
     await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()
 
 
-def settle() -> None:
-    """What loading left stays as long as the process. Looked through by a full garbage collection, again and again, it
-    would hold up whoever is being served for a fifth of a second (measured)."""
+def freeze_gc() -> None:
+    """Excludes the objects left by loading from garbage collection: full collections paused requests about 0.2 s."""
     gc.collect()
     gc.freeze()
 
@@ -169,7 +168,7 @@ def _bind(server: grpc.aio.Server, config: ServeConfig) -> int:
 async def _listen(
     server: grpc.aio.Server, names: Sequence[str], register: Callable[[grpc.aio.Server], None]
 ) -> HealthService:
-    """Answers from here on; `names`: those that have a health."""
+    """Registers the service, health checks and reflection, and starts the server. `names` are reported as serving."""
     health = HealthService()
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -181,8 +180,10 @@ async def _listen(
 
 
 def _stop_signals(ending: Ending, drain_seconds: float) -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; the next one kills as usual. From the first on the process has its drain and
-    a bound, even if the event loop is held up and never hears of it."""
+    """Returns an event that the first SIGTERM or SIGINT sets; the second one kills the process.
+
+    The first signal also starts the time limit of the shutdown, even if the event loop is blocked.
+    """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -197,7 +198,7 @@ def _stop_signals(ending: Ending, drain_seconds: float) -> asyncio.Event:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-        signal.signal(number, at_once)  # the loop hears of a signal without the handler that it has set
+        signal.signal(number, at_once)  # replaces the loop's no-op handler; the loop is still woken by its wakeup fd
     return stopping
 
 
@@ -206,7 +207,7 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
     for note in config.startup.notes:
         log.info("start-up: %s", note)
     log.info("start-up: %s", config.startup.line())
-    config.security.say(config.host)
+    config.security.log_access(config.host)
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
     more = hosted.ready()
     if config.ready_file:
@@ -219,9 +220,9 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
 
 
 async def _drain(lifecycle: Lifecycle, hosted: Hosted, seconds: float) -> None:
-    """New work is refused at once; what runs may finish within `seconds`. Sessions of a device that is lost cannot."""
+    """Refuses new work and lets running work finish within `seconds`. Sessions of a lost device cannot finish."""
     if hosted.lost.is_set():
-        log.error("the model's device is lost, with every session: stopping, to be started again")
+        log.error("the model's device is lost, with every session: stopping; restart the server")
     else:
         log.info("stopping: running requests may finish within %.0f s", seconds)
     with contextlib.suppress(asyncio.CancelledError):

@@ -1,7 +1,6 @@
-"""How a server process ends in time: each part of its end is bounded, and the whole is bounded by force.
+"""Bounds the time of a server's shutdown: each part has a timeout, and the process is killed when the total is over.
 
-A device thread in a step that hangs, a socket that nobody reads, a collector that does not answer: none may keep a
-process that was told to stop.
+A hung device thread, a socket that nobody reads or an unresponsive trace collector must not block the shutdown.
 """
 
 from __future__ import annotations
@@ -20,31 +19,30 @@ from typing import Any
 log = logging.getLogger("tandem.server")
 
 STOP_SECONDS = 10.0
-"""What a process has beyond its drain."""
+"""Time for shutdown after the drain."""
 PART_SECONDS = 2.0
-"""What one part of its end has."""
-_SAY_SECONDS = 1.0
+"""Time for one part of the shutdown."""
+_LOG_SECONDS = 1.0
 
 
 class Ending:
-    """Ends this process with 1, where it has not ended by itself when a time is over; a line in the log says why.
+    """Kills this process with exit code 1 if it has not ended in time, and logs why.
 
-    Works while the event loop is held up, or logging itself. `leave` None: never, for a process that does more than
-    serve.
+    Works even if the event loop or logging is blocked. `leave` None: never, for a process that does more than serve.
     """
 
     def __init__(self, leave: Callable[[int], Any] | None = os._exit) -> None:
         self._leave = leave
-        # What a signal handler may put into, whatever it interrupted.
+        # A SimpleQueue, because signal handlers put into it.
         self._asked: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
 
     def begin(self) -> None:
-        """From now on `within` counts."""
+        """Starts the thread that enforces `within`."""
         if self._leave:
             threading.Thread(target=self._watch, name="ending", daemon=True).start()
 
     def within(self, seconds: float, why: str) -> None:
-        """The process ends within so many seconds; of several times the earliest counts."""
+        """Kills the process after `seconds`; the earliest of several calls counts."""
         self._asked.put((time.monotonic() + seconds, why))
 
     def _watch(self) -> None:
@@ -52,20 +50,20 @@ class Ending:
         while (left := at - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
                 at, why = min((at, why), self._asked.get(timeout=left))
-        said = threading.Thread(target=_say, args=(why,), daemon=True)  # whoever reads the log may have stopped
-        said.start()
-        said.join(_SAY_SECONDS)
+        logging_thread = threading.Thread(target=_log_reason, args=(why,), daemon=True)  # writing the log may block
+        logging_thread.start()
+        logging_thread.join(_LOG_SECONDS)
         if self._leave:
             self._leave(1)
 
 
-def _say(why: str) -> None:
+def _log_reason(why: str) -> None:
     log.critical("ending by force: %s; threads: %s", why, _threads())
     sys.stdout.flush()
 
 
 def _threads() -> str:
-    """Where each thread is: what keeps the process."""
+    """Returns where each thread is, to show what blocks the process."""
     frames = sys._current_frames()
     places = []
     for thread in threading.enumerate():
@@ -77,18 +75,18 @@ def _threads() -> str:
 
 
 async def bounded(work: Awaitable[Any], what: str, seconds: float = PART_SECONDS) -> None:
-    """Waits for a part of the end, but no longer than this. What it raises is logged."""
+    """Waits up to `seconds` for a part of the shutdown. Its exceptions are logged."""
     task = asyncio.ensure_future(work)
     await asyncio.wait({task}, timeout=seconds)
     if not task.done():
         task.cancel()
-        log.warning("stopping: %s took more than %g s and is left alone", what, seconds)
+        log.warning("stopping: %s took more than %g s and is abandoned", what, seconds)
     elif not task.cancelled() and (error := task.exception()):
         log.error("stopping: %s failed", what, exc_info=error)
 
 
 async def bounded_call(function: Callable[[], object], what: str, seconds: float = PART_SECONDS) -> None:
-    """Likewise for a function that blocks: on a thread that keeps no process from ending."""
+    """Like `bounded`, for a blocking function, which runs on a daemon thread."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def work() -> None:
@@ -96,7 +94,7 @@ async def bounded_call(function: Callable[[], object], what: str, seconds: float
             function()
         except Exception as error:
             log.error("stopping: %s failed", what, exc_info=error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
             loop.call_soon_threadsafe(done.set)
 
     threading.Thread(target=work, name=what, daemon=True).start()

@@ -162,7 +162,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     def _tell_costs(self, session: Session[Held, pb.VerifyResponse], how: str) -> None:
         if self._note and session.held.costs and session.held.opened:
-            session.held.costs.tell(how, self._note)
+            session.held.costs.report(how, self._note)
 
     def _using(self, session: Session[Held, pb.VerifyResponse]) -> AbstractAsyncContextManager[None]:
         return checkout.using(self.sessions, session, self._free)

@@ -1,4 +1,4 @@
-"""A stream of rounds: read ahead within a bound, handled in order, answered in order."""
+"""Answers a stream of rounds in order, with bounded read-ahead."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
 MOST_AHEAD = 16
-"""Rounds of one stream that wait here. The transport's flow control holds back what its sender has beyond them."""
+"""Rounds of one stream that are read ahead. Flow control of the transport holds back further ones."""
 
 
 class StreamIdle(LookupError):
-    """No round came for so long that the sessions of a stream have run out."""
+    """No round came for so long that the stream's sessions have expired."""
 
 
 async def answered_in_order(
@@ -24,13 +24,13 @@ async def answered_in_order(
     idle_seconds: float,
     most_ahead: int = MOST_AHEAD,
 ) -> AsyncGenerator[Reply, None]:
-    """`answer(request, arrived)` of each request; `arrived` is when it was read (perf_counter), perhaps long before.
+    """Yields `answer(request, arrived)` for each request; `arrived` is when it was read (perf_counter).
 
-    An answer that raises ends the stream, after the replies before it. Raises StreamIdle where nothing was asked for
+    If `answer` raises, the stream ends after the earlier replies. Raises StreamIdle if no request comes for
     `idle_seconds` after the last reply.
 
-    Leaving early does not cancel the reading, which ends with its call: grpc.aio never frees the operation of a read
-    that is cancelled (96 bytes each).
+    Closing the generator does not cancel the reading task, which ends with its call: grpc.aio leaks 96 bytes for each
+    cancelled read.
     """
     waiting: asyncio.Queue[tuple[Request, float] | BaseException | None] = asyncio.Queue(most_ahead)
     left = asyncio.Event()
@@ -47,14 +47,14 @@ async def answered_in_order(
     finally:
         idle.timer.cancel()
         left.set()
-        while not waiting.empty():  # the reading may wait for a place
+        while not waiting.empty():  # the reading task may be blocked on a full queue
             waiting.get_nowait()
 
 
 class _Idle:
-    """Puts StreamIdle where rounds are waited for, once none came for `seconds`. `since` None: one is being answered.
+    """Puts StreamIdle into the queue if no round comes for `seconds`. `since` None: a round is being answered.
 
-    Its timer is set about once in `seconds`, and not once a round.
+    The timer is set about once per `seconds`, not once per round.
     """
 
     def __init__(self, seconds: float, waiting: asyncio.Queue[Any]) -> None:

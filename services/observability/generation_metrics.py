@@ -1,6 +1,6 @@
-"""What requests and rounds count: tokens, drafts, latencies.
+"""Prometheus metrics of requests and rounds: tokens, drafts, latencies.
 
-vLLM's names, labels and buckets, so that its dashboards and alerts read ours (vllm/v1/metrics/loggers.py,
+Names, labels and buckets are vLLM's, so that its dashboards and alerts work here (vllm/v1/metrics/loggers.py,
 vllm/v1/spec_decode/metrics.py).
 """
 
@@ -32,7 +32,7 @@ _CAUSES = ("prefill", "draft", "verify", "queue", "network")
 
 
 class GenerationMetrics:
-    """Of one model. `most`: draft tokens that a round can have."""
+    """Metrics of one model. `most`: the maximum number of draft tokens in a round."""
 
     def __init__(self, registry: CollectorRegistry, model: str, most: int) -> None:
         self._registry, self._model = registry, (model, "0")
@@ -41,7 +41,7 @@ class GenerationMetrics:
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Rounds with at least one draft token.")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted.")
-        # By position, looked up once.
+        # Counters by position, looked up once.
         self._accepted_at = self._by_position(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted, by position from 0.", most
         )
@@ -65,11 +65,11 @@ class GenerationMetrics:
         self._spent = {cause: spent.labels(cause) for cause in _CAUSES}
 
     def request(self, stats: SpeculationStats) -> WatchedRequest:
-        """A Watcher (services/generation.py) of one request."""
+        """Returns a Watcher (services/generation.py) of one request."""
         return WatchedRequest(self, stats)
 
     def round(self, drafted: int, accepted: int) -> None:
-        """One round of a session."""
+        """Counts one round of a session."""
         self._rounds.inc()
         self._drafts.inc(drafted > 0)
         self._drafted.inc(drafted)
@@ -80,7 +80,7 @@ class GenerationMetrics:
             self._accepted_at(position).inc()
 
     def grown(self, stats: SpeculationStats, before: tuple[int, int, int, list[int], list[int]]) -> None:
-        """What rounds added since `before`: (rounds, undrafted and stale ones, drafted and accepted by position)."""
+        """Counts the growth since `before`: (rounds, undrafted, stale, drafted by position, accepted by position)."""
         rounds, undrafted, stale, drafted_at, accepted_at = before
         self._undrafted.inc(stats.undrafted_rounds - undrafted)
         self._rounds.inc(stats.rounds - rounds)
@@ -116,7 +116,7 @@ class GenerationMetrics:
 
 
 class WatchedRequest:
-    """One Generate request while it is answered: counts rounds as they come, also of one that fails or is left."""
+    """Watches one Generate request and counts its rounds as they come, even if it fails or is cancelled."""
 
     def __init__(self, metrics: GenerationMetrics, stats: SpeculationStats) -> None:
         self._metrics, self._stats = metrics, stats
@@ -156,7 +156,7 @@ class WatchedRequest:
 
 
 def _finished(end: GenerationEnd | BaseException) -> str:
-    """vLLM's word for it."""
+    """Returns vLLM's name for how a request ended."""
     if isinstance(end, GenerationEnd):
         return "length" if end.finish_reason is FinishReason.LENGTH else "stop"
     return "error" if isinstance(end, Exception) else "abort"

@@ -1,7 +1,7 @@
-"""Prometheus metrics of a server: vLLM's names where it has them, else `tandem:`. docs/observability.md lists all.
+"""Prometheus metrics of a server, with vLLM's names where it has one, else `tandem:`. docs/observability.md lists all.
 
-Counts come as they happen, states are read when they are scraped; nothing here is asked for by what it looks at.
-Needs the extra `metrics`: imported only where metrics are on.
+Counters are updated by events, and states are read at each scrape; the measured code does not depend on this module.
+Needs the extra `metrics`, so it is imported only if metrics are on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = {PrefillRow: "prefill", ProposeRow: "propose", VerifyRow: "verify", Fus
 
 
 class Metrics(CallObserver):
-    """One server's metrics, in a registry of their own. `info` (name: value) goes into tandem:build_info."""
+    """One server's metrics, in their own registry. `info` (name: value) becomes labels of tandem:build_info."""
 
     def __init__(self, role: str, model: str, most_drafted: int, info: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
@@ -52,17 +52,17 @@ class Metrics(CallObserver):
             self._by_kind("tandem:step_rows", "Rows that shared a step.", _ROWS),
         )
         self._chunks = self._counter("tandem:prefill_chunks", "Chunks of prompts processed.", ())
-        # With their labels looked up once: messages and steps are many.
+        # Labels are looked up once, because messages and steps are frequent.
         self._round_of = functools.cache(self._rounds.labels)
         self._bytes_of = functools.cache(self._bytes.labels)
         self._step_of = functools.cache(lambda kind: [h.labels(kind) for h in histograms])
 
-    # --- what is looked at ---
+    # --- states read at each scrape ---
 
     def watch_requests(
         self, lifecycle: Lifecycle, sessions: Sequence[SessionTable[Any, Any]], slots: Sequence[SlotPool]
     ) -> None:
-        """Generate requests that run or wait for a slot, and sessions, which never wait."""
+        """Adds gauges of running and waiting Generate requests, and of sessions, which never wait."""
 
         def waiting() -> int:
             return sum(pool.waiting for pool in slots)
@@ -75,7 +75,7 @@ class Metrics(CallObserver):
         add("vllm:num_requests_waiting", "Requests that wait for a KV slot.", self._names, waiting)
 
     def watch_slots(self, of: str, slots: SlotPool) -> None:
-        """`of`: target or draft."""
+        """Adds gauges of KV slots. `of`: target or draft."""
         add, label = self._states.gauge, {"of": of}
         add("tandem:kv_slots", "KV slots.", label, lambda: slots.count)
         add("tandem:kv_slots_used", "KV slots that are taken.", label, lambda: slots.count - slots.free)
@@ -86,7 +86,7 @@ class Metrics(CallObserver):
         self._states.counter("tandem:hung_steps", "Steps beyond their bound.", {}, lambda: batcher.hung_steps)
 
     def watch_sessions(self, kind: str, table: SessionTable[Any, Any]) -> None:
-        """`kind`: verify or propose."""
+        """Adds metrics of a session table. `kind`: verify or propose."""
         add, label = self._states, {"kind": kind}
         add.gauge("tandem:sessions", "Sessions that are open.", label, lambda: len(table))
         add.counter("tandem:sessions_opened", "Sessions opened.", label, lambda: table.opened)
@@ -94,18 +94,18 @@ class Metrics(CallObserver):
         add.counter("tandem:sessions_expired", "Sessions whose lease ran out.", label, lambda: table.expired)
 
     def watch_drafter(self, health: DrafterHealth) -> None:
-        """A drafter that may fail."""
+        """Adds metrics of a drafter that may fail."""
         add = self._states
         add.gauge("tandem:drafter_up", "1 while the drafter answers.", {}, lambda: int(health.up))
         add.counter("tandem:draft_failures", "Times that the drafter failed.", {}, lambda: health.failures)
 
     def started(self, seconds: Mapping[str, float]) -> None:
-        """Where the time until the server was ready went, by stage."""
+        """Sets the seconds that each stage of start-up took."""
         stages = Gauge("tandem:startup_seconds", "Start-up, by stage.", ("stage",), registry=self.registry)
         for stage, taken in seconds.items():
             stages.labels(stage).set(taken)
 
-    # --- what is told ---
+    # --- events of calls and steps ---
 
     def received(self, call: Call, size: int) -> None:
         self._bytes_of(call.method, "in").inc(size)

@@ -1,7 +1,7 @@
-"""The port that metrics are scraped at: a small HTTP server on threads of its own, so a scrape delays no round.
+"""Serves the metrics page over HTTP on separate threads, so that a scrape delays no round.
 
-Whoever reaches it may say nothing, or slowly: connections are few and short, and a newcomer takes the oldest's place.
-Needs the extra `metrics`: imported only where metrics are on.
+Connections are limited in number and time, and a new one replaces the oldest, so slow or silent clients do no harm.
+Needs the extra `metrics`, so it is imported only if metrics are on.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 CONNECTIONS = 16
-SILENT_SECONDS = 10.0  # until a connection ends on which nothing comes, or goes
+SILENT_SECONDS = 10.0  # until an idle connection is closed
 _RETRY_SECONDS = 0.1
 
 
 class _BoundedServer(ThreadingHTTPServer):
-    """With CONNECTIONS at most, a thread and a descriptor each: the oldest makes room, since a scrape is short."""
+    """Allows CONNECTIONS connections, each with a thread and a descriptor; a new one closes the oldest."""
 
     daemon_threads = True
-    request_queue_size = 128  # of connections not accepted yet; beyond it who connects waits for a second
+    request_queue_size = 128  # connections not accepted yet; further clients retry after a second
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._open: dict[socket.socket, threading.Event] = {}  # in the order in which they came
+        self._open: dict[socket.socket, threading.Event] = {}  # oldest first
         self._changing = threading.Lock()
         super().__init__(address, handler)
 
@@ -35,7 +35,7 @@ class _BoundedServer(ThreadingHTTPServer):
         try:
             return super().get_request()
         except OSError:
-            time.sleep(_RETRY_SECONDS)  # the process has no descriptor left: asking again at once would change nothing
+            time.sleep(_RETRY_SECONDS)  # the process is out of descriptors, so retrying at once cannot help
             raise
 
     def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:  # type: ignore[override]
@@ -43,7 +43,7 @@ class _BoundedServer(ThreadingHTTPServer):
             oldest = next(iter(self._open.items())) if len(self._open) >= CONNECTIONS else None
         if oldest:
             with contextlib.suppress(OSError):
-                oldest[0].shutdown(socket.SHUT_RDWR)  # whoever reads or writes it is woken
+                oldest[0].shutdown(socket.SHUT_RDWR)  # wakes the thread that reads or writes it
             oldest[1].wait(SILENT_SECONDS)
         with self._changing:
             self._open[request] = threading.Event()
@@ -57,11 +57,11 @@ class _BoundedServer(ThreadingHTTPServer):
             closed.set()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Somebody who left, or was too slow, is no news."""
+        """Ignores clients that disconnect or are too slow."""
 
 
 class MetricsServer:
-    """Listens from the start, at `port` (0: a free one); answers once it has a registry. Raises ValueError."""
+    """Listens at `port` (0: a free one) at once, and serves metrics once `registry` is set. Raises ValueError."""
 
     def __init__(self, host: str, port: int) -> None:
         self.registry: CollectorRegistry | None = None
@@ -74,7 +74,7 @@ class MetricsServer:
                 outer._answer(self)
 
             def log_message(self, format: str, *args: object) -> None:
-                """A scrape every few seconds is no news."""
+                """Logs nothing: a scrape comes every few seconds."""
 
         try:
             self._server = _BoundedServer((host, port), Handler)

@@ -1,4 +1,4 @@
-"""--log_prompts: every request and reply of every call, whole. Nothing else ever logs what callers say."""
+"""Logs complete requests and replies, for --log_prompts. Nothing else logs the content of calls."""
 
 from __future__ import annotations
 

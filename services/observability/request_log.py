@@ -1,4 +1,4 @@
-"""One line per request that ended: what it was, what it cost, how it ended. Never what was said in it."""
+"""Logs one line per finished request: method, cost and status. Prompts and outputs are never logged."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tandem.speculation.types import FinishReason
 
 log = logging.getLogger("tandem.request")
 
-_MOST_SESSIONS = 4096  # that are remembered: one that is closed while it opens is never heard of again
+_MOST_SESSIONS = 4096  # a session that is closed while it opens would otherwise stay in the table for ever
 
 
 @dataclass(slots=True)
 class _Tally:
-    """What a session's rounds add up to."""
+    """Totals of a session's rounds."""
 
     request_id: str
     prompt_tokens: int
@@ -31,7 +31,7 @@ class _Tally:
 
 
 class RequestLog(CallObserver):
-    """Generate calls and sessions of rounds at INFO, so is what failed; other calls at DEBUG."""
+    """Logs Generate calls, sessions and failed calls at INFO, other calls at DEBUG."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -73,7 +73,7 @@ class RequestLog(CallObserver):
         log.log(level, "%s", _line(fields), extra={"fields": fields})
 
     def session_ended(self, session: Session[Any, Any], how: str) -> None:
-        """Of a table of sessions of rounds (services/sessions/table.py)."""
+        """Logs a finished session; a callback of SessionTable.on_end."""
         tally = self._sessions.pop(session.session_id, None)
         if tally is None:  # its opening failed
             return
@@ -84,7 +84,7 @@ class RequestLog(CallObserver):
 
 
 def _key(request: Any) -> SessionKey:
-    """By the time a call is answered its caller is known."""
+    """Returns the session's key. Valid once the caller has been identified, which is before any reply."""
     return SessionKey(caller(), request.session_id)
 
 
@@ -103,7 +103,7 @@ def _counts(prompt_tokens: int, output_tokens: int, rounds: int, drafted: int, a
 
 
 def _line(fields: dict[str, Any]) -> str:
-    """target TargetVerifier/Generate: OK, length; 5 prompt tokens, 20 output tokens, ..."""
+    """Formats a line such as "target TargetVerifier/Generate: OK, length, 5 prompt tokens, 20 output tokens, ..."."""
     said = [f"{fields['role']} {fields['method']}: {fields['status']}"]
     if fields.get("finish_reason"):
         said.append(fields["finish_reason"].replace("_", " "))

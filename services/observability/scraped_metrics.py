@@ -1,4 +1,4 @@
-"""Metrics that are read from the server's own state when they are scraped, and cost nothing in between."""
+"""Metrics read from the server's state when scraped, which cost nothing in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _State:
 
 
 class States(Collector):
-    """Names, and who says their values. A scrape reads from a thread of its own: values are numbers, read at once."""
+    """Metric names and functions that read their values. Scrapes run on another thread: each read must be atomic."""
 
     def __init__(self) -> None:
         self._states: dict[str, _State] = {}
@@ -28,7 +28,7 @@ class States(Collector):
         self._add(GaugeMetricFamily, name, help_text, labels, read)
 
     def counter(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], int]) -> None:
-        """`name` without "_total"."""
+        """Adds a counter; `name` is without "_total"."""
         self._add(CounterMetricFamily, name, help_text, labels, read)
 
     def _add(

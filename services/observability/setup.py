@@ -1,4 +1,4 @@
-"""What of a server can be seen, put together: metrics, request log, spans. What is off is neither loaded nor called."""
+"""Wires up a server's metrics, request log and traces. What is switched off is neither imported nor called."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ObservabilityConfig:
-    """`metrics_port` None: no metrics; 0: a free port. `otlp_endpoint` None: traces go where OTEL_* variables say, if
-    they do."""
+    """Settings of metrics and traces.
+
+    `metrics_port` None: no metrics; 0: a free port. `otlp_endpoint` None: traces follow the OTEL_* variables, if set.
+    """
 
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
@@ -47,7 +49,7 @@ class ObservabilityConfig:
 
 
 class Observability:
-    """Of one server. Raises ValueErrors of one line where a port is taken or a library is missing."""
+    """Metrics, request log and traces of one server. Raises ValueError if a port is taken or a library is missing."""
 
     def __init__(self, config: ObservabilityConfig, role: str) -> None:
         self._role = role
@@ -60,7 +62,7 @@ class Observability:
         self.interceptor = CallInterceptor(self._observers)
 
     def loaded(self, info: ModelInfo) -> None:
-        """What the server runs is known now."""
+        """Creates the metrics, once the model is loaded."""
         if self._server:
             from tandem.services.observability.metrics import Metrics
 
@@ -71,11 +73,11 @@ class Observability:
 
     @property
     def watch(self) -> Watch | None:
-        """What looks on while a Generate request is answered."""
+        """Returns the watcher of Generate requests; None without metrics."""
         return self._metrics.generation.request if self._metrics else None
 
     def traced(self, generator: Generator) -> Generator:
-        """With a span for every round, of a generator whose rounds are made in this process."""
+        """Adds a span for every round to a generator whose rounds run in this process."""
         if self._tracing is None:
             return generator
         from tandem.rpc.traced_rounds import traced_rounds
@@ -91,7 +93,7 @@ class Observability:
         sessions: Mapping[str, SessionTable[Any, Any]] | None = None,
         drafter: DrafterHealth | None = None,
     ) -> None:
-        """The parts of a server: slots of "target" or "draft", sessions that "verify" or "propose"."""
+        """Observes a server's parts: slots of "target" or "draft", sessions that "verify" or "propose"."""
         sessions = sessions or {}
         if "verify" in sessions:
             sessions["verify"].on_end.append(self._log.session_ended)
@@ -107,7 +109,7 @@ class Observability:
             self._metrics.watch_drafter(drafter)
 
     def ready(self, startup: Startup) -> dict[str, object]:
-        """The server listens; what the ready file says besides."""
+        """Records the start-up times once the server listens; returns entries for the ready file."""
         if not (self._server and self._metrics):
             return {}
         self._metrics.started({**startup.seconds, "total": startup.total()})
@@ -115,7 +117,7 @@ class Observability:
         return {"metrics_host": self._server.host, "metrics_port": self._server.port}
 
     async def during(self, serving: Awaitable[Result]) -> Result:
-        """Waits for the server to end, and ends with it."""
+        """Waits for the server to end, then closes metrics and traces."""
         try:
             return await serving
         finally:
@@ -138,7 +140,7 @@ def _metrics_server(config: ObservabilityConfig) -> MetricsServer | None:
 
 
 def _build(info: ModelInfo) -> dict[str, str]:
-    """Labels of tandem:build_info."""
+    """Returns the labels of tandem:build_info."""
     return {
         "version": version(),
         "weights_revision": info.weights_revision,
@@ -150,7 +152,7 @@ def _build(info: ModelInfo) -> dict[str, str]:
 
 
 def version() -> str:
-    """Of Tandem as installed; a checkout has none."""
+    """Returns Tandem's installed version, or "checkout"."""
     try:
         return importlib.metadata.version("tandem-speculative")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""A span for each call that a server answers, and within it one for each round of a stream, its queue and its step."""
+"""Creates a trace span for each served call, with child spans for a stream's rounds, their queueing and their steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUMBERS = {code.name: code.value[0] for code in grpc.StatusCode}
 
 
 class CallSpans(CallObserver):
-    """Stands first among observers: the others, and what the call does, are within its span."""
+    """Must be the first observer, so that the others and the call itself run inside its span."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -73,6 +73,6 @@ def _round(span: Span, request: Any, reply: Any, now: float) -> None:
 
 
 def _step(span: Span, kind: str, queued: float, computed: float, about: Attributes, now: float) -> None:
-    """Their lengths are measured; that the step ended just now is taken for granted."""
+    """Adds spans for a step and its wait in the queue. Durations are measured; the step is assumed to end at `now`."""
     span.child("queue", {}, started=now - computed - queued).end(at=now - computed)
     span.child("step", {"kind": kind, **about}, started=now - computed).end(at=now)

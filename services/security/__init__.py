@@ -1,1 +1,1 @@
-"""Who may call a server: certificates, tokens, identities, limits."""
+"""Access control of a server: certificates, tokens, identities, limits."""

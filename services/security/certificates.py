@@ -1,7 +1,7 @@
-"""Whom a client's certificate names: read from the certificate itself.
+"""Reads the identity in a client's certificate.
 
-gRPC gives names as text without their kinds, and one text for every name that it does not know, so that two callers
-could be one. Needs the extra `mtls`: imported only where certificates tell callers apart.
+gRPC itself reports names without their kinds, and one text for all kinds that it does not know, so two callers could
+get the same identity. Needs the extra `mtls`, so it is imported only if certificates identify callers.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ _UTF8_STRING = 0x0C  # its tag in DER
 
 
 class NamesNobody(ValueError):
-    """The certificate cannot be read, or names nobody in particular."""
+    """The certificate cannot be read, or has no usable name."""
 
 
 def identity_of(pem: bytes) -> str:
-    """Kind and text of the first subject alternative name, such as dns:alice.example, else subject: and all of it.
+    """Returns the first subject alternative name with its kind (dns:alice.example), else `subject:` and the subject.
 
-    A subject must have a common name. Raises NamesNobody for what is empty, unknown or not printable.
+    A subject must have a common name. Raises NamesNobody for an empty, unknown or unprintable name.
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         kind, text = _alternative_name(certificate) or _subject(certificate)
     except NamesNobody:
         raise
-    except Exception as error:  # a parser of what somebody else wrote
+    except Exception as error:  # the parser's input is untrusted
         raise NamesNobody(f"it cannot be read ({type(error).__name__})") from None
     if not text.strip():
         raise NamesNobody(f"its name, of the kind {kind}, is empty")
@@ -36,7 +36,7 @@ def identity_of(pem: bytes) -> str:
 
 
 def _alternative_name(certificate: x509.Certificate) -> tuple[str, str] | None:
-    """Kind and text of the first, or None where there is none."""
+    """Returns kind and text of the first subject alternative name, or None."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -64,7 +64,7 @@ def _named(name: x509.GeneralName) -> tuple[str, str]:
 
 
 def _other(der: bytes) -> str:
-    """The text of a short UTF8String, which a user principal name is; of anything else all its bytes."""
+    """Returns the text of a short UTF8String (a user principal name), or the bytes of anything else in hex."""
     if len(der) > 2 and der[0] == _UTF8_STRING and der[1] == len(der) - 2 < 128:
         return f"utf8:{der[2:].decode()}"
     if not der[2:]:
@@ -73,7 +73,7 @@ def _other(der: bytes) -> str:
 
 
 def _subject(certificate: x509.Certificate) -> tuple[str, str]:
-    """All of it: the same common name may stand in two organisations."""
+    """Returns the complete subject, because two organizations may use the same common name."""
     common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if not any(str(name.value).strip() for name in common):
         raise NamesNobody("it has no subject alternative name and no common name")

@@ -1,4 +1,4 @@
-"""Who may reach a server, how, and with how much: its configuration and what follows from it."""
+"""A server's access control: TLS, tokens, limits, and the gRPC server built with them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LEAST_MESSAGE_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Without `tls` a server listens on this machine only, unless `insecure` says that it may be reached in clear text.
+    """Access control settings. Without `tls`, a server listens on this machine only, unless `insecure` is set.
 
-    `max_message_bytes`: of one message received. `log_prompts`: what is asked and answered goes into the log.
+    `max_message_bytes` limits one received message. `log_prompts` logs complete requests and replies.
     """
 
     tls: TlsConfig | None = None
@@ -44,15 +44,15 @@ class Security:
             _check_names_can_be_read()
 
     def check_host(self, host: str) -> None:
-        """Whether a server may listen there. Raises ValueError."""
+        """Raises ValueError if a server may not listen at `host`."""
         if self.tls is None and not self.insecure and not on_this_machine(host):
             raise ValueError(
                 f"host: {host} can be reached from other machines, and there is no TLS: "
-                f"give --tls_cert and --tls_key, or say --insecure"
+                f"give --tls_cert and --tls_key, or pass --insecure"
             )
 
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
-        """In their order: whatever fails becomes a status, and nothing happens before the caller is known."""
+        """Returns the interceptors in order: errors become statuses, and the caller is identified before all else."""
         first = [ErrorInterceptor(self.log_prompts), IdentityInterceptor(self.tokens)]
         return [*first, PromptLogInterceptor()] if self.log_prompts else first
 
@@ -62,12 +62,12 @@ class Security:
         behind: Sequence[grpc.aio.ServerInterceptor] = (),
         options: Sequence[tuple[str, int]] = (),
     ) -> grpc.aio.Server:
-        """A gRPC server so protected, with what its host puts around and behind."""
+        """Creates a gRPC server with these interceptors, the host's `outermost` before and `behind` after them."""
         interceptors = [TransportInterceptor(self.limits), *outermost, *self.interceptors(), *behind]
         return grpc.aio.server(interceptors=interceptors, options=(*self.options(), *options))
 
     def options(self) -> Sequence[tuple[str, int]]:
-        """Of the gRPC server. A connection whose other end is gone is noticed, and its calls with it."""
+        """Returns the gRPC server's options. Keepalive detects dead connections, and ends their calls."""
         return (
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.max_concurrent_streams", self.limits.max_calls_per_caller),
@@ -76,13 +76,13 @@ class Security:
         )
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:
-        """The port it listens on. Raises RuntimeError where it cannot."""
+        """Binds the address and returns the port. Raises RuntimeError on failure."""
         if self.tls is None:
             return int(server.add_insecure_port(address))
         return int(server.add_secure_port(address, server_credentials(self.tls)))
 
-    def say(self, host: str) -> None:
-        """One line in the log: how this server is protected."""
+    def log_access(self, host: str) -> None:
+        """Logs one line on how this server is protected."""
         what = ["no TLS" if self.tls is None else "TLS with client certificates" if self.tls.client_ca else "TLS"]
         what.append("tokens" if self.tokens else "no tokens")
         if self.log_prompts:
@@ -94,9 +94,9 @@ class Security:
 
 
 def _check_names_can_be_read() -> None:
-    """Whether certificates can tell callers apart. Raises ValueError."""
+    """Raises ValueError if the library that reads the names in certificates is missing."""
     if importlib.util.find_spec("cryptography") is None:
         raise ValueError(
-            "tls_client_ca: cryptography, which reads who a certificate names, is not installed; "
-            "pip install 'tandem-speculative[mtls]', or tell callers apart by --accept_tokens"
+            "tls_client_ca: cryptography, which reads the names in certificates, is not installed; "
+            "pip install 'tandem-speculative[mtls]', or identify callers by --accept_tokens"
         )

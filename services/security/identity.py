@@ -1,4 +1,4 @@
-"""Who calls: checked before anything else happens, and known to everything that a call does."""
+"""Identifies callers by token or client certificate, before any other work of a call."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tandem.services.wrapping import Stream, Unary, wrapped
 ANONYMOUS = ""
 REMEMBERED_CERTIFICATES = 1024
 _CALLER: ContextVar[str] = ContextVar("caller", default=ANONYMOUS)
-_OPEN = "/grpc.health.v1.Health/"  # probes have no token, and learn nothing but readiness
+_OPEN = "/grpc.health.v1.Health/"  # probes have no token, and learn only readiness
 _SCHEME = "bearer "
 
 
 def caller() -> str:
-    """The identity behind the call that is being answered; ANONYMOUS where nothing tells callers apart."""
+    """Returns the identity of the current call; ANONYMOUS without tokens or client certificates."""
     return _CALLER.get()
 
 
 class IdentityInterceptor(grpc.aio.ServerInterceptor):
-    """Lets in whom the tokens know, where there are any; the identity is the token's, else the certificate's.
+    """Requires a known token, if tokens are configured; the identity is the token's, else the certificate's.
 
-    Stands after the errors and before everything else. Health checks need no token. Tokens are looked at before
-    anything of the request is read; certificates were, by the handshake.
+    Runs after ErrorInterceptor and before all others. Health checks need no token. Tokens are checked before the
+    request is read; certificates were checked by the handshake.
     """
 
     def __init__(self, tokens: AcceptedTokens | None = None) -> None:
@@ -70,7 +70,7 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
         return identified
 
     async def _identify(self, context: grpc.aio.ServicerContext) -> None:
-        """Each call is answered in a task of its own: what is set here is this call's alone."""
+        """Sets the identity for this call only: each call runs in its own task."""
         try:
             _CALLER.set(self._certified(context))
         except Unauthenticated as error:
@@ -79,14 +79,14 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
     def _of_token(self, tokens: AcceptedTokens, metadata: Any) -> str:
         given = [value for key, value in metadata or () if key == "authorization"]
         if len(given) != 1 or not given[0].lower().startswith(_SCHEME):
-            raise Unauthenticated("no token: this server asks for one, as metadata `authorization: Bearer TOKEN`")
+            raise Unauthenticated("no token: this server requires one, as metadata `authorization: Bearer TOKEN`")
         identity = tokens.identity(given[0][len(_SCHEME) :].strip())
         if identity is None:
-            raise Unauthenticated("this server does not know the token: it is wrong, or was withdrawn")
+            raise Unauthenticated("unknown token: it is wrong, or was revoked")
         return identity
 
     def _certified(self, context: grpc.aio.ServicerContext) -> str:
-        """Whom the client's certificate names; without mTLS ANONYMOUS."""
+        """Returns the identity in the client's certificate; ANONYMOUS without mTLS."""
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:
             return ANONYMOUS
@@ -94,18 +94,18 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
         try:
             return self._named(shown[0])
         except ValueError as error:
-            raise Unauthenticated(f"the client's certificate names nobody: {error}") from None
+            raise Unauthenticated(f"the client's certificate has no usable name: {error}") from None
 
 
 def _names() -> Callable[[bytes], str]:
-    """Reads certificates; a caller's is the same in call after call."""
+    """Returns a cached reader of certificates: a caller presents the same one in every call."""
     from tandem.services.security.certificates import identity_of
 
     return functools.lru_cache(REMEMBERED_CERTIFICATES)(identity_of)
 
 
 def _refusing(handler: grpc.RpcMethodHandler, error: Unauthenticated) -> grpc.RpcMethodHandler:
-    """The same kind of handler, which wants nothing of the request."""
+    """Returns a handler of the same kind that refuses the call without reading the request."""
 
     def unary(method: Unary) -> Unary:
         async def refused(request: Any, context: grpc.aio.ServicerContext) -> Any:

@@ -1,4 +1,4 @@
-"""Names that callers say: of sessions, tokenizers, revisions, types. Errors and logs may quote what was let in here."""
+"""Validates names sent by callers (sessions, tokenizers, revisions, types), so that errors and logs may quote them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MAX_NAME = 256
 
 
 def check_name(field: str, given: str, least: int = 0, most: int = MAX_NAME) -> str:
-    """`given`, where it is `least` to `most` printable characters. Else InvalidField, which does not quote it."""
+    """Returns `given` if it has `least` to `most` printable characters. Else raises InvalidField, not quoting it."""
     if not least <= len(given) <= most:
         raise InvalidField(field, f"length {len(given)} is outside {least} to {most}")
     if not given.isprintable():

@@ -1,4 +1,4 @@
-"""A server's certificates: read from files, and read again for new connections once the files have changed."""
+"""Reads a server's certificates, and reloads them for new connections when the files have changed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ log = logging.getLogger("tandem.security")
 
 @dataclass(frozen=True, slots=True)
 class TlsConfig:
-    """PEM files of a server. With `client_ca`, clients must show a certificate that one of these signed (mTLS).
+    """PEM files of a server. With `client_ca`, clients must present a certificate signed by one of these (mTLS).
 
-    Raises ValueError for files that cannot be read, and for a key that is not the certificate's.
+    Raises ValueError if a file cannot be read or the key does not belong to the certificate.
     """
 
     cert: str
@@ -39,7 +39,7 @@ class TlsConfig:
 
 
 def tls_config(cert: str | None, key: str | None, client_ca: str | None) -> TlsConfig | None:
-    """None where there is to be no TLS. Raises ValueError."""
+    """Returns the TLS configuration, or None if no files are given. Raises ValueError."""
     if cert is not None and key is not None:
         return TlsConfig(cert, key, client_ca)
     if cert is not None:
@@ -52,10 +52,10 @@ def tls_config(cert: str | None, key: str | None, client_ca: str | None) -> TlsC
 
 
 def check_pair(config: TlsConfig) -> None:
-    """Whether handshakes can work: gRPC takes any files, and fails at every connection. Raises ValueError."""
+    """Raises ValueError if handshakes cannot succeed. gRPC itself accepts any files and fails at every connection."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(config.cert, config.key, password="")  # never ask at the terminal
+        context.load_cert_chain(config.cert, config.key, password="")  # never prompt at the terminal
     except (ssl.SSLError, ValueError) as error:
         why = getattr(error, "reason", None) or "encrypted, or not PEM"
         raise ValueError(f"tls_key: {config.key} is not the key of {config.cert} ({why})") from None
@@ -67,7 +67,7 @@ def check_pair(config: TlsConfig) -> None:
 
 
 def server_credentials(config: TlsConfig) -> grpc.ServerCredentials:
-    """Credentials for add_secure_port. gRPC asks for the certificates again at every new connection."""
+    """Returns credentials for add_secure_port. gRPC fetches the certificates again for every new connection."""
     certificates = _Certificates(config)
     return grpc.dynamic_ssl_server_credentials(
         certificates.read(), certificates.changed, require_client_authentication=config.client_ca is not None
@@ -75,7 +75,7 @@ def server_credentials(config: TlsConfig) -> grpc.ServerCredentials:
 
 
 class _Certificates:
-    """The files as gRPC wants them. `changed` runs on a thread of gRPC's, in the middle of a handshake."""
+    """The files in gRPC's form. gRPC calls `changed` on its own thread during a handshake."""
 
     def __init__(self, config: TlsConfig) -> None:
         self._config, self._signature = config, signature(*config.files)
@@ -87,7 +87,7 @@ class _Certificates:
         return grpc.ssl_server_certificate_configuration([pair], ca)
 
     def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """What the files say now; None, and what was there stays, where they are the same or cannot be used."""
+        """Returns the new certificates; None if the files are unchanged or unusable, so that the old ones stay."""
         try:
             found = signature(*self._config.files)
             if found == self._signature:
@@ -96,7 +96,7 @@ class _Certificates:
             check_pair(self._config)
             read = self.read()
         except (OSError, ValueError) as error:
-            log.error("the certificates' new files are not used, the old ones stay: %s", error)
+            log.error("cannot use the new certificate files, keeping the old ones: %s", error)
             return None
-        log.info("certificates read again: %s", self._config.cert)
+        log.info("certificates reloaded: %s", self._config.cert)
         return read

@@ -1,4 +1,4 @@
-"""Bearer tokens that a server accepts, and whose they are: a file, read again when it changes."""
+"""Reads accepted bearer tokens and their identities from a file, and rereads it when it changes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Entries = tuple[tuple[bytes, str], ...]
 
 
 class AcceptedTokens:
-    """`identity token` or `identity sha256:HEX` a line; # begins a comment. An identity may have several tokens.
+    """Tokens of a file with lines `identity token` or `identity sha256:HEX`; # begins a comment.
 
-    Only hashes are kept. Raises ValueError where the file cannot be used at start; later the last good one counts.
+    An identity may have several tokens. Only hashes are kept. Raises ValueError if the file is unusable at start;
+    later, the last valid content stays in use.
     """
 
     def __init__(self, file: str) -> None:
@@ -34,7 +35,7 @@ class AcceptedTokens:
         warn_if_others_read(FLAG, file)
 
     def identity(self, token: str) -> str | None:
-        """Whose token it is. Takes as long for a wrong one, of any length, as for a right one."""
+        """Returns the token's identity, or None. Takes equal time for right and wrong tokens of any length."""
         self._refresh()
         presented, found = hashlib.sha256(token.encode()).digest(), None
         for accepted, identity in self._entries:
@@ -43,7 +44,7 @@ class AcceptedTokens:
         return found
 
     def _refresh(self) -> None:
-        """Says once what became of a change; a file that is gone is a change too."""
+        """Rereads a changed file and logs the result once; a missing file counts as a change."""
         try:
             now = signature(self._file)
         except OSError:
@@ -54,13 +55,13 @@ class AcceptedTokens:
         try:
             self._entries = read_tokens(self._file)
         except ValueError as error:
-            log.error("the tokens' new file is not used, the old tokens stay: %s", error)
+            log.error("cannot use the new token file, keeping the old tokens: %s", error)
         else:
-            log.info("tokens read again: %d in %s", len(self._entries), self._file)
+            log.info("tokens reloaded: %d in %s", len(self._entries), self._file)
 
 
 def read_tokens(file: str) -> Entries:
-    """Hash and identity of each line. Raises ValueError naming the line, and never the token."""
+    """Returns hash and identity of each line. Raises ValueError naming the line, never the token."""
     entries: dict[bytes, str] = {}
     for number, line in lines_of(FLAG, file):
         where = f"{FLAG}: {file}, line {number}"
@@ -69,7 +70,7 @@ def read_tokens(file: str) -> Entries:
             raise ValueError(f"{where}: {len(words)} words; a line is `identity token`")
         digest = _digest(words[1], where)
         if digest in entries:
-            raise ValueError(f"{where}: the same token stands in an earlier line")
+            raise ValueError(f"{where}: an earlier line has the same token")
         entries[digest] = words[0]
     return tuple(entries.items())
 
@@ -79,7 +80,7 @@ def _digest(word: str, where: str) -> bytes:
     if hashed:
         return bytes.fromhex(hashed[1])
     if len(word) < LEAST_CHARACTERS:
-        raise ValueError(f"{where}: a token of {len(word)} characters; {LEAST_CHARACTERS} are the least")
+        raise ValueError(f"{where}: a token of {len(word)} characters; the minimum is {LEAST_CHARACTERS}")
     if not _TOKEN.fullmatch(word):
         raise ValueError(f"{where}: a token consists of letters, digits and . _ ~ + / = -")
     return hashlib.sha256(word.encode()).digest()

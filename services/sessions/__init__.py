@@ -1,1 +1,1 @@
-"""Sessions: their table, checkout, leases, and those of proposals."""
+"""Sessions of rounds and of proposals: table, leases, checkout."""

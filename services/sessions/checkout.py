@@ -1,4 +1,4 @@
-"""Who uses a session, and when what it holds is given back: on every path, and never while somebody works with it."""
+"""Serializes calls on a session; the last user frees its resources, on every path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.services.sessions.table import Session, SessionKey, SessionTable
 
 
 class Resources(Protocol):
-    """What a session holds. `lock` keeps its calls in order; `opened`: one of them got through."""
+    """Resources of a session. `lock` serializes its calls; `opened`: at least one call succeeded."""
 
     lock: asyncio.Lock
     opened: bool
@@ -19,7 +19,7 @@ class Resources(Protocol):
 
 Held = TypeVar("Held", bound=Resources)
 Reply = TypeVar("Reply")
-_AFTER_SECONDS = 0.002  # a lease that ends just now has not run out
+_AFTER_SECONDS = 0.002  # a lease that ends exactly now has not expired yet
 
 Free = Callable[[Session[Held, Reply]], Awaitable[None]]
 
@@ -28,9 +28,9 @@ Free = Callable[[Session[Held, Reply]], Awaitable[None]]
 async def using(
     table: SessionTable[Held, Reply], session: Session[Held, Reply], free: Free[Held, Reply]
 ) -> AsyncGenerator[None, None]:
-    """The session to ourselves. Its lease is renewed at the end. Raises SessionNotFound if it was closed meanwhile.
+    """Locks the session for one call and renews its lease at the end. Raises SessionNotFound if it has been closed.
 
-    A session that was closed meanwhile, or whose first call failed, is freed by its last user.
+    The last user frees a session that was closed in the meantime or whose first call failed.
     """
     session.in_use += 1
     try:
@@ -39,18 +39,18 @@ async def using(
             yield
             session.held.opened = True
     finally:
-        here = table.find(session.session_id) is session
-        if here and session.held.opened:
-            table.touch(session.session_id)  # while it is in use it has not run out, however long this took
+        listed = table.find(session.session_id) is session
+        if listed and session.held.opened:
+            table.touch(session.session_id)  # a session in use does not expire, however long the call took
         session.in_use -= 1
-        if not session.in_use and not (here and session.held.opened):
-            if here:
+        if not session.in_use and not (listed and session.held.opened):
+            if listed:
                 table.forget(session.session_id)
             await free(session)
 
 
 async def drop(table: SessionTable[Held, Reply], session_id: SessionKey, free: Free[Held, Reply]) -> bool:
-    """Ends a session; whether it was there. Its last user frees it, if it is in use. Its id is used up in any case."""
+    """Closes a session and returns whether it existed. If it is in use, its last user frees it. The id stays used."""
     session = table.drop(session_id)
     if session is not None and not session.in_use:
         await free(session)
@@ -58,13 +58,13 @@ async def drop(table: SessionTable[Held, Reply], session_id: SessionKey, free: F
 
 
 async def expire(table: SessionTable[Held, Reply], free: Free[Held, Reply]) -> None:
-    """Frees the sessions whose lease has run out, now: before a server says that it is full."""
+    """Frees the sessions whose lease has expired. Called before a server reports that it is full."""
     for session in table.expire():
         await free(session)
 
 
 async def expire_forever(table: SessionTable[Held, Reply], free: Free[Held, Reply]) -> None:
-    """Frees every session as its lease runs out. Runs until cancelled."""
+    """Frees every session when its lease expires. Runs until cancelled."""
     while True:
         await asyncio.sleep(table.seconds_to_expiry() + _AFTER_SECONDS)
         await expire(table, free)

@@ -1,4 +1,4 @@
-"""What the rounds of one session add up to, for --profile."""
+"""Adds up the costs of one session's rounds, for --profile."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from tandem.speculation.types import SpeculationStats
 
 Note = Callable[[str, int, SpeculationStats, float], None]
-"""Told how a session ended, its prompt's tokens, what its rounds cost beside the target, and seconds it was open."""
+"""Called with how a session ended, its prompt's tokens, the target's statistics and the seconds it was open."""
 
 
 @dataclass(slots=True)
 class SessionCosts:
-    """Of a session that was opened with a prompt of so many tokens."""
+    """Costs of a session that was opened with `prompt_tokens` tokens."""
 
     prompt_tokens: int
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     started: float = field(default_factory=time.perf_counter)
 
-    def tell(self, how: str, note: Note) -> None:
+    def report(self, how: str, note: Note) -> None:
         note(how, self.prompt_tokens, self.stats, time.perf_counter() - self.started)

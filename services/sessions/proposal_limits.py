@@ -1,4 +1,4 @@
-"""How many sessions of proposals there may be, and what they may hold: lookup needs no slot that would bound them."""
+"""Limits the number and the memory of proposal sessions, which need no KV slot if n-gram lookup drafts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tandem.services.security.identity import ANONYMOUS
 from tandem.services.security.limits import LimitReached, ServerLimits
 
 BYTES_PER_TOKEN = 1024
-"""What a session holds for each of its tokens: the index of n-gram lookup, measured."""
+"""Memory per token of a session: the index of n-gram lookup, measured."""
 
 
 class Proposed:
-    """How many sessions of proposals each caller has, and how many bytes they hold."""
+    """Counts each caller's proposal sessions and their bytes, and enforces the limits."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._most = {
@@ -23,15 +23,15 @@ class Proposed:
         self._together = Counter[str]()
 
     def open(self, identity: str) -> None:
-        """One more session. Raises LimitReached."""
+        """Counts a new session. Raises LimitReached."""
         self._add("max_proposal_sessions", identity, 1)
 
     def grow(self, identity: str, tokens: int) -> None:
-        """A session holds so many tokens more, or less. Raises LimitReached."""
+        """Counts `tokens` more (or fewer) tokens in a session. Raises LimitReached."""
         self._add("max_proposal_bytes", identity, tokens * BYTES_PER_TOKEN)
 
     def close(self, identity: str, tokens: int) -> None:
-        """A session of so many tokens is gone."""
+        """Removes a session of `tokens` tokens."""
         self._add("max_proposal_sessions", identity, -1)
         self.grow(identity, -tokens)
 

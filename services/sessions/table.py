@@ -1,7 +1,7 @@
-"""The session table: admit, fence, record, lease, expire. Pure state; the clock is an argument.
+"""The session table: admission, fencing, recorded replies, leases. Pure state; the clock is an argument.
 
-A session's committed tokens grow by at least one a round, so their number (base_length) is fence and round number at
-once (design section 4, G2 to G5).
+A session's committed tokens grow by at least one per round, so their number (base_length) identifies the round and
+fences stale ones (guarantees G2 to G5, docs/sessions.md).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tandem.speculation.types import Rule, SamplingParams
 
 MAX_SESSION_ID = 128
 REMEMBERED = 4096
-"""Ids of sessions that ended: of expired ones to say so, of closed ones to refuse an opening that comes too late."""
+"""Number of ended sessions whose ids are kept, to report expired ones and to refuse an opening after its close."""
 
 _CLOSED, _EXPIRED = "closed", "expired"
 
@@ -25,11 +25,11 @@ Reply = TypeVar("Reply")
 
 
 class SessionNotFound(LookupError):
-    """No such session: it was never opened, or it was closed."""
+    """The session was never opened, or was closed."""
 
 
 class SessionExpired(SessionNotFound):
-    """Its lease ran out."""
+    """The session's lease ran out."""
 
 
 class SessionConflict(ValueError):
@@ -37,7 +37,7 @@ class SessionConflict(ValueError):
 
 
 class SessionKey(NamedTuple):
-    """A session's id, as whoever opened it sees it: others may use the same id and never meet."""
+    """A session's id and its owner: different callers may use the same id."""
 
     owner: str
     session_id: str
@@ -47,12 +47,12 @@ class SessionKey(NamedTuple):
 
 
 def session_key(owner: str, session_id: str) -> SessionKey:
-    """Raises InvalidField for an id that is none."""
+    """Builds the key of a caller's session. Raises InvalidField for an invalid id."""
     return SessionKey(owner, check_name("session_id", session_id, 1, MAX_SESSION_ID))
 
 
 class Fence(enum.Enum):
-    """What to do with a round."""
+    """How to handle a round."""
 
     APPLY = "apply"
     REPLAY = "replay"
@@ -61,7 +61,7 @@ class Fence(enum.Enum):
 
 @dataclass(slots=True)
 class Session(Generic[Held, Reply]):
-    """One session. `held` is what the server keeps for it (its KV slot); `recorded` the last round's reply."""
+    """One session. `held` are its server resources (the KV slot); `recorded` is the last round's reply."""
 
     session_id: SessionKey
     held: Held
@@ -75,7 +75,7 @@ class Session(Generic[Held, Reply]):
     rule: Rule = Rule.AGREEMENT
 
     def fence(self, base_length: int, last_token: int) -> Fence:
-        """Whether a round that extends `base_length` tokens, ending in `last_token`, is due, done, or neither."""
+        """Decides whether a round on `base_length` tokens, ending in `last_token`, is next, already done, or stale."""
         if not 1 <= base_length <= len(self.tokens) or self.tokens[base_length - 1] != last_token:
             return Fence.STALE
         if base_length == len(self.tokens):
@@ -88,10 +88,10 @@ class Session(Generic[Held, Reply]):
         self.tokens += tokens
 
     def resume(self, prefix: list[int], sampling: SamplingParams, rule: Rule = Rule.AGREEMENT) -> None:
-        """Goes on from `prefix`, which must agree with the tokens as far as both reach. Raises SessionConflict.
+        """Continues from `prefix`, which must match the tokens up to the shorter length. Raises SessionConflict.
 
-        A prefix that lacks only the last round is of a client that lost its reply: the round stays committed, and its
-        reply is there to be asked for again. Any other prefix is taken as all that is committed.
+        If only the last round is missing, the client lost its reply: the round stays committed and can be replayed.
+        Any other prefix becomes the committed tokens.
         """
         common = min(len(prefix), len(self.tokens))
         if prefix[:common] != self.tokens[:common]:
@@ -115,9 +115,9 @@ class SessionTable(Generic[Held, Reply]):
             raise ValueError(f"lease_seconds: {lease_seconds} is not above 0")
         self._clock, self.lease_seconds = clock, lease_seconds
         self._sessions: dict[SessionKey, Session[Held, Reply]] = {}
-        self.opened = self.closed = self.expired = 0  # ever
-        self.on_end: list[Callable[[Session[Held, Reply], str], None]] = []  # told "closed" or "expired"
-        self._ended: dict[SessionKey, str] = {}  # how; the oldest first
+        self.opened = self.closed = self.expired = 0  # totals
+        self.on_end: list[Callable[[Session[Held, Reply], str], None]] = []  # called with "closed" or "expired"
+        self._ended: dict[SessionKey, str] = {}  # how each session ended; oldest first
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -126,7 +126,7 @@ class SessionTable(Generic[Held, Reply]):
         return iter(list(self._sessions.values()))
 
     def owned_by(self, owner: str) -> int:
-        """How many sessions a caller has open."""
+        """Returns the number of sessions that a caller has open."""
         return sum(session.session_id.owner == owner for session in self)
 
     def find(self, session_id: SessionKey) -> Session[Held, Reply] | None:
@@ -141,7 +141,7 @@ class SessionTable(Generic[Held, Reply]):
         max_total_tokens: int,
         rule: Rule = Rule.AGREEMENT,
     ) -> Session[Held, Reply]:
-        """A new session. Raises SessionConflict where its id is in use, or was closed."""
+        """Adds a session. Raises SessionConflict if its id is in use or was closed."""
         if session_id in self._sessions:
             raise SessionConflict(f"session {session_id} is open")
         self.check_new(session_id)
@@ -155,9 +155,9 @@ class SessionTable(Generic[Held, Reply]):
         return session
 
     def touch(self, session_id: SessionKey, expected: Session[Held, Reply] | None = None) -> Session[Held, Reply]:
-        """The session (`expected` and no later one of that id), its lease renewed.
+        """Renews the lease of a session (of `expected`, not of a later session with its id) and returns it.
 
-        Raises SessionNotFound, or SessionExpired, also where nobody has collected it yet: what ran out stays out.
+        Raises SessionNotFound or SessionExpired; the latter even if the session has not been removed yet.
         """
         session = self._sessions.get(session_id)
         if session is None or session is not (expected or session):
@@ -171,12 +171,12 @@ class SessionTable(Generic[Held, Reply]):
         return session
 
     def check_new(self, session_id: SessionKey) -> None:
-        """Raises SessionConflict where the id was closed: whoever closes a session may overtake its own opening."""
+        """Raises SessionConflict if the id was closed: a CloseSession may overtake its own OpenSession."""
         if self._ended.get(session_id) == _CLOSED:
-            raise SessionConflict(f"session {session_id} was closed: another needs an id of its own")
+            raise SessionConflict(f"session {session_id} was closed: a new session needs a new id")
 
     def drop(self, session_id: SessionKey) -> Session[Held, Reply] | None:
-        """Closes a session, if it is here. Nobody opens its id again."""
+        """Closes a session if it exists. Its id cannot be opened again."""
         session = self.forget(session_id)
         self._remember(session_id, _CLOSED)
         return session
@@ -190,7 +190,7 @@ class SessionTable(Generic[Held, Reply]):
         return session
 
     def expire(self) -> list[Session[Held, Reply]]:
-        """Removes and returns the sessions whose lease ran out while nobody used them."""
+        """Removes and returns the unused sessions whose lease ran out."""
         now = self._clock()
         gone = [s for s in self if self._out(s, now)]
         for session in gone:
@@ -211,7 +211,7 @@ class SessionTable(Generic[Held, Reply]):
             told(session, how)
 
     def seconds_to_expiry(self) -> float:
-        """Until a lease may run out: no session that is here, or comes meanwhile, expires earlier."""
+        """Returns the seconds until the earliest possible lease expiry, sessions opened in the meantime included."""
         now = self._clock()
         return min((max(0.0, s.expires - now) for s in self if not s.in_use), default=self.lease_seconds)
 

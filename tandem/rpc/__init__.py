@@ -1,1 +1,1 @@
-"""What both ends of a connection share: messages, channels, credentials, errors, tracing, remote peers."""
+"""Shared by both ends of a connection: messages, channels, credentials, errors, tracing, remote models."""

@@ -1,4 +1,4 @@
-"""The single place for channel options, and for which stub belongs to which service."""
+"""Opens gRPC channels with our options, and maps each service to its stub and messages."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ _STUBS: dict[str, Any] = {
     DRAFT: draft_worker_pb2_grpc.DraftWorkerStub,
 }
 
-# Only UNAVAILABLE is retried, only on calls that are idempotent: every Propose with the same tokens gives the same
-# proposal. OpenSession and Verify are idempotent too, and are not retried here: whoever lost a session opens it again,
-# at another verifier where there is one, and asking a server that is gone twice more only delays that. Calls that end
-# sessions are retried by tandem/rpc/closing.py.
+# gRPC retries only UNAVAILABLE, and only idempotent calls: Propose with the same tokens gives the same proposal.
+# OpenSession and Verify are idempotent too, but a client that lost a session reopens it, at another verifier if it has
+# one; retrying at the server that is gone would only delay that. tandem/rpc/closing.py retries calls that end sessions.
 _IDEMPOTENT = {DRAFT: ("Propose",)}
 _SERVICE_CONFIG = {
     "methodConfig": [
@@ -63,27 +62,27 @@ _OPTIONS = (
     # A server that was restarted is found again within seconds; by default a channel may wait for two minutes.
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
-# A proxy that the environment names (http_proxy, grpc_proxy) would read whatever is sent in clear text, tokens too, and
-# to it a "localhost" is its own machine. Through TLS it sees nothing.
+# A proxy set by the environment (http_proxy, grpc_proxy) could read clear text, tokens included, and would resolve
+# "localhost" to its own machine. With TLS it sees nothing.
 _NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
 
 def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
-    """A channel to host:port, in clear text unless the credentials say otherwise. Raises ValueError."""
-    shown = credentials or Credentials()
-    shown.check(address)
-    token = shown.token()
-    if shown.ca is None:
+    """Opens a channel to host:port, in clear text unless the credentials have a CA. Raises ValueError."""
+    given = credentials or Credentials()
+    given.check(address)
+    token = given.token()
+    if given.ca is None:
         channel = grpc.aio.insecure_channel(address, options=(*_OPTIONS, *_NO_PROXY))
     else:
-        name = (("grpc.ssl_target_name_override", shown.server_name),) if shown.server_name else ()
-        tls = grpc.ssl_channel_credentials(pem_of(shown.ca), pem_of(shown.key), pem_of(shown.cert))
+        name = (("grpc.ssl_target_name_override", given.server_name),) if given.server_name else ()
+        tls = grpc.ssl_channel_credentials(pem_of(given.ca), pem_of(given.key), pem_of(given.cert))
         channel = grpc.aio.secure_channel(address, tls, options=(*_OPTIONS, *name))
     return channel if token is None else _Authorized(channel, token)
 
 
 class _Authorized:
-    """A channel whose calls carry a token. Not by gRPC's call credentials: those need TLS, on loopback too."""
+    """A channel whose calls carry a token. gRPC's own call credentials would need TLS even on loopback."""
 
     def __init__(self, channel: grpc.aio.Channel, token: Token) -> None:
         self._channel, self._token = channel, token
@@ -110,12 +109,12 @@ class _Authorized:
 
     def _authorized(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def with_token(*request: Any, metadata: Any = None, **options: Any) -> Any:
-            shown = ("authorization", f"Bearer {self._token.current()}")
-            return call(*request, metadata=(*(metadata or ()), shown), **options)
+            authorization = ("authorization", f"Bearer {self._token.current()}")
+            return call(*request, metadata=(*(metadata or ()), authorization), **options)
 
         return with_token
 
 
 def stub(channel: grpc.aio.Channel, service: str) -> Any:
-    """The stub of one of the three services."""
+    """Returns the stub of one of the three services."""
     return _STUBS[service](channel)

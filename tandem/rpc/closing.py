@@ -1,4 +1,4 @@
-"""Closes remote sessions in the background: retries a failed close, also after the request that it is of has ended."""
+"""Closes remote sessions in the background, and retries failed closes even after their request has ended."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable
 
 from tandem.rpc.errors import TandemError
 
-# What another attempt may mend. Ending a session is idempotent: one that arrives twice does no harm.
+# Codes worth a retry. Closing a session is idempotent, so a duplicate does no harm.
 _AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED", "UNKNOWN", "INTERNAL")
 
 SETTLE_SECONDS = 1.0
-"""How long a client that is being closed waits for its calls that end sessions."""
+"""How long a closing client waits for its pending session closes."""
 
 
 class Closes:
-    """A client's calls that end sessions, its own until they were answered.
+    """A client's pending session closes.
 
     Each is tried up to `attempts` times, with waits that double from `first` seconds; after that the session's lease
-    frees what it holds.
+    frees its resources.
     """
 
     def __init__(self, attempts: int = 6, first: float = 0.1) -> None:
@@ -30,7 +30,7 @@ class Closes:
         return len(self._running)
 
     def begin(self, call: Callable[[], Awaitable[object]]) -> asyncio.Future[None]:
-        """Begins `call`, which raises TandemError where it fails. The future is done once the first attempt ended."""
+        """Starts `call`, which raises TandemError on failure. The future is done after the first attempt."""
         tried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._until_answered(call, tried), name="close session")
         self._running.add(task)  # the event loop itself keeps no task alive
@@ -51,7 +51,7 @@ class Closes:
                 await asyncio.sleep(self._first * 2.0**attempt)
 
     async def settle(self, seconds: float = SETTLE_SECONDS) -> None:
-        """Waits for all of them, at most so long; what is left then is given up."""
+        """Waits up to `seconds` for all pending closes, then cancels the rest."""
         running = list(self._running)
         if not running:
             return

@@ -1,4 +1,4 @@
-"""What a caller shows and whom it trusts: certificates and a bearer token, from files."""
+"""A caller's credentials, read from files: trusted CA, client certificate, bearer token."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ log = logging.getLogger("tandem.security")
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """With `ca`, calls are encrypted and the server must show a certificate that one of these signed.
+    """A caller's TLS files and token. Raises ValueError.
 
-    `cert` and `key` are the caller's own (mTLS); `server_name` is the name to expect in the server's certificate, where
-    it is not the host's. The token accompanies every call: the line of `token_file`, read again when it changes, or the
-    environment variable `token_env`. In clear text it goes to this machine only, unless `insecure`. Raises ValueError.
+    With `ca`, calls are encrypted and the server must present a certificate signed by one of these authorities. `cert`
+    and `key` are the caller's own (mTLS); `server_name` is the name to expect in the server's certificate if it is not
+    the host's. The token sent with every call is the only line of `token_file`, reread when it changes, or the
+    environment variable `token_env`. In clear text it is sent to this machine only, unless `insecure`.
     """
 
     ca: str | None = None
@@ -61,7 +62,7 @@ class Credentials:
         self.token()
 
     def token(self) -> Token | None:
-        """What accompanies the calls of a channel. Raises ValueError."""
+        """Returns the token to send with a channel's calls, if there is one. Raises ValueError."""
         if self.token_file is not None:
             return TokenFile(self.token_file)
         if self.token_env is not None:
@@ -69,7 +70,7 @@ class Credentials:
         return None
 
     def flags(self) -> list[str]:
-        """The flags of main.py that say the same, for a process that calls whom this one calls."""
+        """Returns the equivalent flags of main.py, for another process that calls the same server."""
         named = {
             "--tls_ca": self.ca,
             "--tls_client_cert": self.cert,
@@ -82,15 +83,15 @@ class Credentials:
         return [*given, "--insecure"] if self.insecure else given
 
     def check(self, address: str) -> None:
-        """Whether a token may go there, to each of several addresses. Raises ValueError."""
+        """Raises ValueError if the token would go to any of these comma-separated addresses in clear text."""
         away = [one for one in address.split(",") if not on_this_machine(one.rpartition(":")[0])]
         if away and self.ca is None and not self.insecure and (self.token_file or self.token_env):
             flag = "token_file" if self.token_file else "token_env"
-            raise ValueError(f"{flag}: would go to {address} in clear text; give --tls_ca, or say --insecure")
+            raise ValueError(f"{flag}: would go to {address} in clear text; give --tls_ca, or pass --insecure")
 
 
 class Token:
-    """A bearer token that stays."""
+    """A fixed bearer token."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -100,7 +101,7 @@ class Token:
 
 
 class TokenFile(Token):
-    """The only line of a file, read again when it changes. Where that fails, the last one counts."""
+    """A token from the only line of a file, reread when the file changes. If that fails, the last token stays."""
 
     def __init__(self, file: str) -> None:
         super().__init__(_read(file))
@@ -113,7 +114,7 @@ class TokenFile(Token):
             if now != self._signature:
                 self._token, self._signature = _read(self._file), now
         except (OSError, ValueError) as error:
-            log.debug("the token's file cannot be read, the old token stays: %s", error)
+            log.debug("cannot read the token file, keeping the old token: %s", error)
         return self._token
 
 
@@ -128,12 +129,12 @@ def _checked(flag: str, where: str, token: str) -> str:
     if not token:
         raise ValueError(f"{flag}: {where} holds no token")
     if len(token.split()) != 1 or not token.isascii() or not token.isprintable():
-        raise ValueError(f"{flag}: {where} holds more than one token, or what no token consists of")
+        raise ValueError(f"{flag}: {where} holds more than one token, or characters not allowed in a token")
     return token
 
 
 def on_this_machine(host: str) -> bool:
-    """Whether what is sent to `host` stays on this machine: localhost, or an address of the loopback."""
+    """True if `host` is localhost or a loopback address."""
     host = host.strip("[]")
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

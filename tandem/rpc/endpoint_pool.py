@@ -1,7 +1,7 @@
-"""Which verifier is asked, when again, and when to give up. Pure: clock and chance are arguments.
+"""Selects the verifier to call, spaces retries and decides when to give up. Pure: clock and chance are arguments.
 
-A session can be opened again anywhere with what is committed, and says the same tokens: what must hold for that is that
-the other verifier runs the same target, which `disagreement` finds out.
+A session can be reopened at any verifier with its committed tokens and continues with the same output, provided that
+verifier runs the same target; `disagreement` checks this.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from tandem.speculation.types import ModelInfo
 log = logging.getLogger("tandem.verifier")
 
 LOST = ("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED", "NOT_FOUND")
-"""What opening the session again may mend: the verifier is gone, stopping, silent, or a new one; the lease ran out."""
+"""Codes that reopening a session may fix: the verifier is gone, draining, silent or restarted, or the lease ran out."""
 CHECK_SECONDS = 5.0
-"""How long a verifier that failed, or was never asked, may take to say what it runs."""
+"""How long a verifier that failed, or was never called, may take to report its model."""
 LEAST_WAIT = 0.3
-"""No verifier is given up in less, however near the deadline: a health check needs a round trip."""
-# Other bits come from other weights, another precision, or the same on another kind of device.
+"""Shortest wait before giving up on a verifier, however near the deadline: a health check needs a round trip."""
+# Different weights, another precision, or another kind of device give different bits.
 _SAME = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "dtype", "device", "backend")
 _NO_LESS = ("max_sequence_length", "max_speculation_length")
 
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """`seconds`: how long a request goes on without progress. Waits between attempts double, `first` to `longest`."""
+    """How long a request keeps retrying without progress; waits between attempts double from `first` to `longest`."""
 
     seconds: float = 60.0
     first: float = 0.05
@@ -41,10 +41,10 @@ class Persistence:
 
 
 class RetryBudget:
-    """One request's: how often and how long it has tried since it last got on.
+    """Limits the retries of one request since its last progress.
 
-    `deadline` is the request's own, by the same clock; it gives up a little earlier, so that it can still say so.
-    `admission`: for how many seconds verifiers that are full are asked again, from `opening` on.
+    `deadline` is the request's own, on the same clock; the request gives up slightly earlier to leave time for its
+    error. `admission`: seconds from `opening` during which full verifiers are retried.
     """
 
     def __init__(
@@ -63,23 +63,23 @@ class RetryBudget:
         self.attempts = 0
 
     def progress(self) -> None:
-        """It got on: whatever fails next is a new failure."""
+        """Resets the budget: the next failure is a new one."""
         self._since, self.attempts = None, 0
 
     def opening(self) -> None:
-        """A session is to be opened, perhaps again: the seconds of `admission` begin."""
+        """Starts the `admission` period, because a session is about to be opened or reopened."""
         self._admission_ends = self._clock() + self._admission
 
     def full(self, seconds: float) -> float | None:
-        """Returns seconds to wait before a full verifier is asked again; None when admission has taken too long."""
+        """Returns the seconds to wait before retrying a full verifier; None when admission has taken too long."""
         self.progress()
         wait = self.limited(seconds)
         return None if self._clock() + wait > self._admission_ends else wait
 
     def wait(self) -> float | None:
-        """Seconds to wait before the next attempt, the first of them none; None: give up.
+        """Returns the seconds to wait before the next attempt (0.0 before the first), or None to give up.
 
-        Half of a wait is chance: clients that lost one verifier together do not come back together.
+        Half of each wait is random, so that clients that lost the same verifier do not return at the same time.
         """
         now = self._clock()
         if self._since is None:
@@ -97,24 +97,24 @@ class RetryBudget:
 
     @property
     def seconds(self) -> float:
-        """How long it has been trying."""
+        """How long the request has been retrying."""
         return 0.0 if self._since is None else self._clock() - self._since
 
     @property
     def over(self) -> bool:
-        """The request's own deadline has passed, or as good as: what fails now says nothing about a verifier."""
+        """True once the request's deadline has (nearly) passed: a failure now says nothing about the verifier."""
         return self._deadline is not None and self._clock() >= self._deadline - 0.05
 
     def limited(self, seconds: float) -> float:
-        """A call's timeout within the request's deadline."""
+        """Limits a call's timeout to the request's deadline."""
         return seconds if self._deadline is None else max(0.001, min(seconds, self._deadline - self._clock()))
 
     def before_another(self, seconds: float, share: float, usual: float = 0.0) -> float:
-        """How long to wait for one verifier where another could be asked.
+        """Returns how long to wait for one verifier before trying another.
 
-        That is `seconds`, twice as long after each attempt that failed (where all are slow, one of them is waited for),
-        and at most `share` of the time until the request's deadline. What takes `usual` seconds when nothing is wrong
-        may take that long, or three tenths of that time.
+        This is `seconds`, doubled after each failed attempt (so that one of several slow verifiers gets time enough),
+        and at most `share` of the time until the deadline. An operation that normally takes `usual` seconds gets at
+        least that, up to three tenths of the time left.
         """
         wait = seconds * 2.0 ** min(self.attempts, 30)
         if self._deadline is None:
@@ -124,7 +124,7 @@ class RetryBudget:
 
 
 class EndpointPool:
-    """The verifiers that may be asked, in order, and which of them is: one until it fails. Says each change once."""
+    """The configured verifiers, in order, and the one in use, which changes when it fails. Logs each change once."""
 
     def __init__(self, addresses: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self.addresses, self._clock = tuple(addresses), clock
@@ -137,17 +137,17 @@ class EndpointPool:
         return ", ".join(self.addresses)
 
     def after(self, address: str) -> str:
-        """Whose turn it is after `address`: the next that is not refused; itself, where there is no other."""
+        """Returns the next address after `address` that is not refused; `address` itself if there is no other."""
         return self.following(address, (address,)) or address
 
     def following(self, preferred: str, asked: Collection[str] = ()) -> str | None:
-        """Whom to ask besides those that are `asked` already: `preferred`, or those after it; None: nobody is left."""
+        """Returns the first address from `preferred` on that is neither in `asked` nor refused; None if none is."""
         at = self.addresses.index(preferred)
         turns = (*self.addresses[at:], *self.addresses[:at])
         return next((each for each in turns if each not in asked and each not in self.refused), None)
 
     def failed(self, address: str, reason: str) -> None:
-        """It does not answer: others are asked first."""
+        """Records that a verifier does not answer, and switches to the next one."""
         self._attempts += 1
         other = self.after(address)
         if self.current == address:
@@ -158,7 +158,7 @@ class EndpointPool:
             log.warning("verifier at %s does not answer (%s): %s", address, " ".join(reason.split()), then)
 
     def answered(self, address: str) -> None:
-        """A session was opened there."""
+        """Records that a session was opened at `address`, and makes it current."""
         if self._silent:
             down = self._clock() - min(self._silent.values())
             log.info("verifier at %s answers, after %d attempts and %.1f s", address, self._attempts, down)
@@ -167,9 +167,9 @@ class EndpointPool:
         self.current, self._attempts = address, 0
 
     def refuse(self, address: str, reason: str) -> bool:
-        """It runs something else. Whether another is left; where none is, all may be asked again by a later request."""
+        """Excludes a verifier that runs another model. Returns whether any is left; if none, clears all exclusions."""
         if self.refused.get(address) != reason:
-            log.error("verifier at %s is not asked: %s", address, reason)
+            log.error("verifier at %s is not used: %s", address, reason)
         self.refused[address] = reason
         self.current = self.after(address)
         left = self.current not in self.refused
@@ -179,20 +179,20 @@ class EndpointPool:
 
 
 def disagreement(first: ModelInfo, other: ModelInfo) -> str | None:
-    """Why a session of `first` cannot go on at `other` with the same tokens; None: it can."""
+    """Returns why a session of `first` cannot continue at `other` with the same tokens; None if it can."""
     for name in _SAME:
         expected, found = getattr(first, name), getattr(other, name)
         if expected != found:
-            return f"its {name} is {found!r}, and this client began with {expected!r}"
+            return f"its {name} is {found!r}, but this client started with {expected!r}"
     for name in _NO_LESS:
         expected, found = getattr(first, name), getattr(other, name)
         if found < expected:
-            return f"its {name} is {found}, below the {expected} that this client began with"
+            return f"its {name} is {found}, below the {expected} that this client started with"
     return None
 
 
 def addresses_of(given: str) -> tuple[str, ...]:
-    """HOST:PORT[,HOST:PORT...] apart. Raises ValueError."""
+    """Splits HOST:PORT[,HOST:PORT...] and checks each address. Raises ValueError."""
     addresses = tuple(part.strip() for part in given.split(","))
     for address in addresses:
         host, _, port = address.rpartition(":")

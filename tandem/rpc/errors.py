@@ -1,4 +1,4 @@
-"""One exception for everything a service refuses or a network breaks."""
+"""Defines TandemError, the exception for every failed call, and builds it from a gRPC error."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tandem.v1 import generation_pb2
 
 
 class TandemError(Exception):
-    """A call failed. `code` is the gRPC status name; `retry_seconds` is set where the server says when to try again.
+    """A failed call. `code` is the gRPC status name; `retry_seconds` is set if the server says when to retry.
 
-    `reason` is the server's word for it (docs/sessions.md lists them), if it sent one. `produced`: the tokens that a
-    generation had committed before it failed; of very many, where only the status told, the last ones. `request_id`:
-    what the server's log lines about the request carry, where it said so.
+    `reason` is the server's ErrorInfo reason, if it sent one (docs/sessions.md lists them). `produced` holds the tokens
+    that a generation had committed before it failed; if they come from the status alone, only the last ones.
+    `request_id` identifies the request in the server's log lines, if the server sent it.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class TandemError(Exception):
 
 
 def from_rpc(error: grpc.RpcError) -> TandemError:
-    """The exception for a failed call, with what the server sent about it, printable: it goes to logs and terminals."""
+    """Builds the exception for a failed call. Its texts are made printable, since they go to logs and terminals."""
     found = TandemError(error.code().name, printable(error.details() or ""))
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():

@@ -1,4 +1,4 @@
-"""The generation client: one class, any of the three services."""
+"""Client of the Generate method that all three services share."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, In
 
 
 class GenerationClient:
-    """Asks one server for continuations. Many requests may run at once on one client.
+    """Sends Generate requests to one server; many may run at once.
 
-    `bytes_up` and `bytes_down` count protobuf payload over the client's life.
+    `bytes_up` and `bytes_down` count protobuf payload over the client's lifetime.
     """
 
     def __init__(self, channel: grpc.aio.Channel, service: str) -> None:
@@ -33,7 +33,7 @@ class GenerationClient:
 
     @classmethod
     def connect(cls, address: str, service: str, credentials: Credentials | None = None) -> GenerationClient:
-        """A client of `service` (TargetVerifier, FusedSpeculativeServer or DraftWorker) at host:port."""
+        """Creates a client of `service` (TargetVerifier, FusedSpeculativeServer or DraftWorker) at host:port."""
         return cls(open_channel(address, credentials), service)
 
     async def __aenter__(self) -> GenerationClient:
@@ -49,7 +49,7 @@ class GenerationClient:
         await self._channel.close()
 
     async def model_info(self, timeout: float = 10.0, wait: bool = True) -> ModelInfo:
-        """Returns what the server runs. `wait`: also waits for a server to come up. Raises TandemError."""
+        """Returns the server's model info. `wait`: also waits for a server to come up. Raises TandemError."""
         request = getattr(self._messages, f"{self._service}GetModelInfoRequest")()
         try:
             reply = await self._stub.GetModelInfo(request, timeout=timeout, wait_for_ready=wait)
@@ -61,14 +61,14 @@ class GenerationClient:
         self,
         request: GenerationRequest,
         timeout: float | None = None,
-        patience: float = 0.0,
+        admission_seconds: float = 0.0,
         request_id: str | None = None,
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Chunks as they are committed, then the completion. Leaving early cancels the request.
+        """Yields chunks as they are committed, then the completion. Closing the generator early cancels the request.
 
-        A server that is full and says when to try again is asked again for `patience` seconds. Raises TandemError, with
-        the tokens that came before it. `request_id` (default: that of the request this is done for, or a new one) is in
-        the servers' log lines.
+        A server that is full and says when to retry is asked again for up to `admission_seconds`. `request_id` appears
+        in the servers' log lines; it defaults to the current request's id, or a new one. Raises TandemError with the
+        tokens received before the failure.
         """
         message = getattr(self._messages, f"{self._service}GenerateRequest")(
             generation=wire.generation_to_wire(request)
@@ -87,7 +87,7 @@ class GenerationClient:
                 error.produced = tuple(produced) or error.produced
                 wait, waited = error.retry_seconds, time.monotonic() - began
                 full = error.code == "RESOURCE_EXHAUSTED" and wait is not None and not produced
-                if wait is None or not full or waited + wait > min(patience, timeout or patience):
+                if wait is None or not full or waited + wait > min(admission_seconds, timeout or admission_seconds):
                     raise
                 await asyncio.sleep(wait)
 
@@ -132,7 +132,7 @@ async def which_service(
 
 
 def _request(service: str, given: str | None) -> Request:
-    """The id that was given, or that of the request this is a part of; and a span within its span."""
+    """Returns the request context of a call: the given id, or the current request's, and a span below its span."""
     if given is not None and not valid_id(given):
         raise InvalidField("request_id", f"{given!r} is not 1 to {MAX_REQUEST_ID} visible ASCII characters")
     request, parent = current(), current_span()

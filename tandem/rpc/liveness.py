@@ -1,7 +1,7 @@
-"""Tells a verifier that is slow from one that hangs, while a call to it is under way and another could be asked.
+"""Distinguishes a slow verifier from a hung one during a call, when another verifier could be called instead.
 
-A process that is stopped, or cut off, answers no health check either. One whose model hangs may go on answering: that
-it is serving, until it finds out.
+A stopped or disconnected process answers no health check. One whose model hangs may keep reporting that it is serving
+until it notices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Reply = TypeVar("Reply")
 
 
 class Health(enum.Enum):
-    """What a health check found. A server without health checks that says so is alive."""
+    """Result of a health check. A server that answers that it has no health service counts as serving."""
 
     SERVING = "it says that it is serving"
     NOT_SERVING = "it says that it is not serving"
@@ -28,7 +28,7 @@ class Health(enum.Enum):
 
 
 async def check_health(channel: grpc.aio.Channel, service: str, seconds: float) -> Health:
-    """Asks the standard health service about `service` (without its package), over a channel that is in use."""
+    """Checks `service` (name without package) at the standard health service, over an existing channel."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     request = health_pb2.HealthCheckRequest(service=f"tandem.v1.{service}")
     try:
@@ -47,10 +47,11 @@ async def watch(
     silence: Callable[[], float],
     stall: Callable[[], float] | None = None,
 ) -> TandemError:
-    """Waits until a verifier is not worth waiting for, and says why.
+    """Waits until a verifier should be given up, and returns the reason as an error.
 
-    `what` has not been answered for `quiet()` seconds. From half of `silence()` on health is checked (`check(seconds)`)
-    with as much time to answer. One that is serving may take `stall()` seconds, or as long as it likes.
+    `what` names the call, which has been unanswered for `quiet()` seconds. After half of `silence()` the verifier's
+    health is checked, with the same time to answer. A serving verifier may take `stall()` seconds; without `stall`, it
+    may take any time.
     """
     while True:
         pause = silence() / 2
@@ -60,7 +61,7 @@ async def watch(
         health = await check(pause)
         waited = quiet()
         if waited < pause:
-            continue  # it answered meanwhile
+            continue  # the verifier answered in the meantime
         said = f"{what} was not answered within {waited:.1f} s, and {health.value}"
         if health is Health.SILENT:
             return TandemError("DEADLINE_EXCEEDED", said)
@@ -73,7 +74,7 @@ async def watch(
 
 
 async def answered(call: Awaitable[Reply], seconds: float, watching: Callable[[], Awaitable[TandemError]]) -> Reply:
-    """The answer to a call; after `seconds` without one it is watched. Raises what the call or the watch says first."""
+    """Returns a call's reply; watches it after `seconds`. Raises the call's error, or the watch's if it ends first."""
     asking = asyncio.ensure_future(call)
     watcher: asyncio.Future[TandemError] | None = None
     try:

@@ -1,4 +1,4 @@
-"""Log lines, as text or as JSON, each with the id of the request that it is about. Neither prompts nor tokens."""
+"""Formats log lines as text or JSON, each with its request id. Prompts and tokens are never logged."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tandem.rpc.request_context import current
 FORMATS = ("text", "json")
 _GRPC = "grpc._cython.cygrpc"
 _CALLER_LEFT = "ExecuteBatchError raised in core"
-"""How grpc.aio's error begins, with a traceback, where a reply was being sent to a caller who left in that moment."""
+"""Start of the error, with a traceback, that grpc.aio logs when a caller disconnects while a reply is being sent."""
 
 
 def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
-    """Writes what this process logs to stderr. Lines of a `rank` above 0 say which it is. Raises ValueError."""
+    """Configures logging to stderr. Lines of a `rank` above 0 are labelled with it. Raises ValueError."""
     if log_format not in FORMATS:
         raise ValueError(f"log_format: {log_format!r} is not one of {', '.join(FORMATS)}")
     handler = logging.StreamHandler(sys.stderr)
@@ -28,7 +28,7 @@ def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
 
 
 def without_callers_who_left(record: logging.LogRecord) -> bool:
-    """Whether the gRPC library's record is worth a line: nothing is wrong where a caller leaves, whenever it does."""
+    """Logging filter that drops gRPC's errors about disconnected callers, which are normal."""
     return not str(record.msg).startswith(_CALLER_LEFT)
 
 
@@ -40,19 +40,19 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s %(name)s: {label}%(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """One line, whatever the message quotes: no caller writes lines of its own, nor into a terminal."""
+        """Escapes control characters, so that quoted input can neither forge log lines nor reach the terminal."""
         request_id = _request_id(record)
         line = printable(super().formatMessage(record), None)
         return f"{line} [{printable(request_id, None)}]" if request_id else line
 
     def formatException(self, ei: Any) -> str:
-        """Its lines are indented, so that none of them looks like an entry."""
+        """Indents a traceback's lines, so that none looks like a log entry."""
         lines = super().formatException(ei).split("\n")
         return "\n".join(f"    {printable(line, None)}" for line in lines)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line. `fields` of a record (logging's `extra`) become members of it."""
+    """Writes one JSON object per line. A record's `fields` (logging's `extra`) become members of it."""
 
     def __init__(self, rank: int = 0) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _request_id(record: logging.LogRecord) -> str | None:
-    """The record's own, where it says one; else that of the request it was logged in. Formatted where it was logged."""
+    """Returns the record's own request id, else the current request's. Records are formatted where they are logged."""
     said: str | None = getattr(record, "request_id", None)
     request = current()
     return said or (request.id if request else None)

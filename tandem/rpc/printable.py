@@ -1,16 +1,16 @@
-"""Text from outside made fit for logs, errors and terminals: one line, nothing that moves a cursor, not too long."""
+"""Makes untrusted text safe for logs, errors and terminals: one line, no control characters, limited length."""
 
 from __future__ import annotations
 
 MOST_BYTES = 600
-"""Of a message in a status, which holds it three times: all trailing metadata has to stay below 8 KiB."""
+"""Length limit of a status message. A status holds it three times, and all trailing metadata must fit in 8 KiB."""
 _CUT = " ..."
 
 
 def printable(text: str, most: int | None = MOST_BYTES) -> str:
-    """`text` with what is not printable escaped, as \\n, and cut after `most` bytes of UTF-8; None: not cut."""
+    """Escapes unprintable characters, as \\n, and truncates to `most` bytes of UTF-8; None: no limit."""
     if most is not None and len(text) > most:
-        text = text[: most + 1]  # escapes only add to it, and text may be megabytes
+        text = text[: most + 1]  # escaping only lengthens it, and the text may be megabytes long
     if not text.isprintable():
         text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
     if most is None or len(text.encode()) <= most:

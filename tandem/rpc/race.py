@@ -1,4 +1,4 @@
-"""Asks one server after another for the same thing, several at once where one takes long; the first answer counts."""
+"""Sends a hedged request: tries servers in turn, several at once when one is slow; the first answer wins."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Reply = TypeVar("Reply")
 
 
 class Race(Generic[Server, Reply]):
-    """`attempt` asks a server; `following` says whom to ask next, given those that are being asked, None: nobody.
+    """A hedged request to one of several servers.
 
-    `failed` hears of a server that failed: seconds until the next is asked, or it raises what ends the race; where
-    others are being asked, and may still answer, only what is wrong with the request itself does. `slow`: seconds
-    until another is asked as well.
+    `attempt` calls a server. `following` returns the next server, given those being called, or None. `failed` handles a
+    failed server: it returns the seconds until the next attempt, or raises to end the race; while other calls are
+    pending, only an error of the request itself ends it. `slow` returns the seconds until another server is called too.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class Race(Generic[Server, Reply]):
 
     @property
     def asked(self) -> list[Server]:
-        """Those that are being asked and have not answered."""
+        """Servers that are being called and have not answered."""
         return list(self._asked.values())
 
     async def first(self) -> tuple[Server, Reply]:
-        """Who answered first, and what. The others' calls are cancelled. Raises TandemError."""
+        """Returns the first server to answer and its reply; cancels the other calls. Raises TandemError."""
         ask_at = self._clock()
         try:
             while True:

@@ -1,7 +1,7 @@
-"""The target a network away: speculation's Verifier over OpenSession, Verify and CloseSession.
+"""Implements speculation's Verifier over the RPCs OpenSession, Verify and CloseSession.
 
-A session that is lost (its connection, its server, its lease) is opened again with all that is committed, at whichever
-verifier answers: the tokens are the same, and none is asked for twice.
+A lost session (connection, server or lease) is reopened with all committed tokens at whichever verifier answers first:
+the output is the same, and no committed token is generated twice.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
 
-_RETRY_SECONDS = 0.2  # where a server refuses for lack of slots without saying for how long
+_RETRY_SECONDS = 0.2  # when a full server does not say when to retry
 
 
 class RemoteVerifier:
     """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`.
 
-    `deadline` (monotonic seconds) is the request's: no call, and no trying again, goes on beyond it.
+    `deadline` (monotonic seconds) is the request's: no call or retry continues beyond it.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class RemoteVerifier:
         deadline: float | None = None,
     ) -> None:
         self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
-        self.peer = client.peer
-        self.patience = RetryBudget(client.persistence, deadline, admission=client.deadlines.admission)
-        self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.patience, client.times)
-        self._next = self.peer.address  # whom to ask next, if a session has to be opened
-        self._places: dict[Endpoint, str] = {}  # where it may be open, and under which id
+        self.endpoint = client.endpoint
+        self.retry_budget = RetryBudget(client.persistence, deadline, admission=client.deadlines.admission)
+        self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.retry_budget, client.times)
+        self._next = self.endpoint.address  # the address to try first at the next opening
+        self._session_ids: dict[Endpoint, str] = {}  # of every endpoint where the session may be open
         self._prompt_length = 0
         self._sampling = SamplingParams()
 
@@ -61,49 +61,49 @@ class RemoteVerifier:
         await self._open(prompt)
 
     async def _open(self, prefix: Sequence[int]) -> None:
-        """Opens the session with all that is committed, at the verifier that answers first. Raises TandemError."""
-        self._next = self.client.roster.current
-        self.patience.opening()
+        """Opens the session with all committed tokens, at the verifier that answers first. Raises TandemError."""
+        self._next = self.client.pool.current
+        self.retry_budget.opening()
         race = Race[Endpoint, pb.OpenSessionResponse](
-            lambda peer: self._open_at(peer, prefix, race.asked),
+            lambda endpoint: self._open_at(endpoint, prefix, race.asked),
             self._following,
-            lambda peer, error: self._pause_after(peer, error, prefix),
+            lambda endpoint, error: self._pause_after(endpoint, error, prefix),
             lambda: self.waits.opening(len(prefix)),
         )
-        self.peer, reply = await race.first()
-        self.client.roster.answered(self.peer.address)
-        for other in [peer for peer in self._places if peer is not self.peer]:
-            self._end_at(other, self._places.pop(other))
+        self.endpoint, reply = await race.first()
+        self.client.pool.answered(self.endpoint.address)
+        for other in [endpoint for endpoint in self._session_ids if endpoint is not self.endpoint]:
+            self._end_at(other, self._session_ids.pop(other))
         self._check_rule(reply.rule)
 
     def _following(self, asked: Collection[Endpoint]) -> Endpoint | None:
-        address = self.client.roster.following(self._next, [peer.address for peer in asked])
-        return None if address is None else self.client.peers[address]
+        address = self.client.pool.following(self._next, [endpoint.address for endpoint in asked])
+        return None if address is None else self.client.endpoints[address]
 
     async def _open_at(
-        self, peer: Endpoint, prefix: Sequence[int], others: Sequence[Endpoint]
+        self, endpoint: Endpoint, prefix: Sequence[int], others: Sequence[Endpoint]
     ) -> pb.OpenSessionResponse:
-        """Opens it at `peer`, while `others` have not answered. Raises TandemError."""
+        """Opens the session at `endpoint`, while `others` have not answered. Raises TandemError."""
         if others:
             slow = ", ".join(other.address for other in others)
-            log.info("%s takes long to open a session: asking %s too", slow, peer.address)
-        alone = self.client.alone(peer)
-        await self.client.check(peer, self.patience.limited(CHECK_SECONDS if alone else self.waits.silence()))
-        request = self._opening(self._places.setdefault(peer, uuid.uuid4().hex), prefix)
+            log.info("%s is slow to open a session: trying %s too", slow, endpoint.address)
+        alone = self.client.alone(endpoint)
+        await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if alone else self.waits.silence()))
+        request = self._opening(self._session_ids.setdefault(endpoint, uuid.uuid4().hex), prefix)
         sent = time.monotonic()
-        call = self._call(peer, "OpenSession", request, self.patience.limited(self.client.deadlines.open))
-        reply: pb.OpenSessionResponse = await self._watched(peer, "OpenSession", call)
+        call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
+        reply: pb.OpenSessionResponse = await self._watched(endpoint, "OpenSession", call)
         self.client.times.opened(reply.committed_length - reply.reused_length, time.monotonic() - sent)
         return reply
 
     async def _watched(
-        self, peer: Endpoint, what: str, call: Coroutine[Any, Any, Any], stall: Callable[[], float] | None = None
+        self, endpoint: Endpoint, what: str, call: Coroutine[Any, Any, Any], stall: Callable[[], float] | None = None
     ) -> Any:
-        """The reply to a call, unless the verifier hangs and another could be asked. Raises TandemError."""
-        if self.client.alone(peer):
+        """Returns the reply to a call; gives a hung verifier up if there is another. Raises TandemError."""
+        if self.client.alone(endpoint):
             return await call
         sent = time.monotonic()
-        watching = partial(watch, what, peer.health, lambda: time.monotonic() - sent, self.waits.silence, stall)
+        watching = partial(watch, what, endpoint.health, lambda: time.monotonic() - sent, self.waits.silence, stall)
         return await answered(call, self.waits.silence() / 2, watching)
 
     def _opening(self, session_id: str, prefix: Sequence[int]) -> pb.OpenSessionRequest:
@@ -120,46 +120,46 @@ class RemoteVerifier:
             vocab_size=expected.vocab_size if expected else 0,
         )
 
-    def _pause_after(self, peer: Endpoint, error: TandemError, prefix: Sequence[int]) -> float:
-        """What to do about an OpenSession that failed: who is asked next, and after how many seconds. Or raises."""
-        roster = self.client.roster
+    def _pause_after(self, endpoint: Endpoint, error: TandemError, prefix: Sequence[int]) -> float:
+        """Selects the next endpoint after a failed OpenSession and returns the seconds to wait. Raises TandemError."""
+        pool = self.client.pool
         if error.code == "RESOURCE_EXHAUSTED":
-            wait = self.patience.full(error.retry_seconds or _RETRY_SECONDS)
+            wait = self.retry_budget.full(error.retry_seconds or _RETRY_SECONDS)
             if wait is None:
                 raise error
-            self._next = roster.after(peer.address)
+            self._next = pool.after(endpoint.address)
             return wait
-        if error.code == "FAILED_PRECONDITION" and roster.refuse(peer.address, error.message):
-            self._next = roster.current
+        if error.code == "FAILED_PRECONDITION" and pool.refuse(endpoint.address, error.message):
+            self._next = pool.current
             return 0.0
-        wait = self._lost(peer, error, prefix)
-        self._next = roster.current
+        wait = self._lost(endpoint, error, prefix)
+        self._next = pool.current
         return wait
 
-    def _lost(self, peer: Endpoint, error: TandemError, tokens: Sequence[int]) -> float:
-        """Seconds to wait before the session is opened again. Raises the error where that is of no use any more."""
+    def _lost(self, endpoint: Endpoint, error: TandemError, tokens: Sequence[int]) -> float:
+        """Returns the seconds to wait before the session is reopened. Raises the error if reopening cannot help."""
         error.produced = tuple(tokens[self._prompt_length :])
         if error.code not in LOST:
             raise error
-        if not self.patience.over:
-            peer.suspect = True
+        if not self.retry_budget.over:
+            endpoint.suspect = True
             if error.code != "NOT_FOUND":
-                self.client.roster.failed(peer.address, str(error))
-        wait = self.patience.wait()
+                self.client.pool.failed(endpoint.address, str(error))
+        wait = self.retry_budget.wait()
         if wait is None:
-            tried = f"{self.patience.attempts} attempts in {self.patience.seconds:.1f} s at {self.client.roster}"
+            tried = f"{self.retry_budget.attempts} attempts in {self.retry_budget.seconds:.1f} s at {self.client.pool}"
             raise TandemError(
                 error.code, f"{error.message} (given up after {tried})", reason=error.reason, produced=error.produced
             )
         return wait
 
     def _check_rule(self, replied: int) -> None:
-        """A server from before the rules were told apart says nothing, and means agreement."""
+        """Checks the rule that the server reports. Servers older than the rules report none and use agreement."""
         if replied != wire.rule_to_wire(self._rule) and (replied or self._rule is not Rule.AGREEMENT):
             raise TandemError(
                 "FAILED_PRECONDITION",
-                f"rule: the TargetVerifier at {self.peer.address} does not verify by {self._rule.value}, which was "
-                f"asked for; it says {wire.rule_name(replied)}",
+                f"rule: the TargetVerifier at {self.endpoint.address} does not verify by {self._rule.value}, as "
+                f"requested; it reports {wire.rule_name(replied)}",
             )
 
     async def verify(
@@ -174,12 +174,12 @@ class RemoteVerifier:
                 continue
             self._stats.network_seconds += answer.network_seconds
             if answer.verdict is not None:
-                self.patience.progress()
+                self.retry_budget.progress()
                 return answer.verdict
             stale += 1
-            held = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
+            message = f"round at {len(tokens)} is stale: the verifier holds {answer.committed_length} tokens"
             if stale == ATTEMPTS:
-                raise TandemError("ABORTED", held, produced=tuple(tokens[self._prompt_length :]))
+                raise TandemError("ABORTED", message, produced=tuple(tokens[self._prompt_length :]))
             await self.refresh(tokens)
 
     def request(
@@ -189,9 +189,9 @@ class RemoteVerifier:
         draft: Sequence[int],
         distributions: Sequence[SparseDistribution] = (),
     ) -> pb.VerifyRequest:
-        """A round of this session."""
+        """Builds the request for one round of this session."""
         return pb.VerifyRequest(
-            session_id=self._places.get(self.peer, ""),
+            session_id=self._session_ids.get(self.endpoint, ""),
             base_length=base_length,
             last_token=last_token,
             draft_tokens=draft,
@@ -200,38 +200,38 @@ class RemoteVerifier:
         )
 
     async def ask(self, request: pb.VerifyRequest) -> Answer:
-        """One round by a call of its own. Raises TandemError."""
+        """Runs one round as a unary call. Raises TandemError."""
         sent = time.perf_counter()
-        call = self._call(self.peer, "Verify", request, self.patience.limited(self.client.deadlines.verify))
-        reply = await self._watched(self.peer, "a round", call, self.waits.round)
+        call = self._call(self.endpoint, "Verify", request, self.retry_budget.limited(self.client.deadlines.verify))
+        reply = await self._watched(self.endpoint, "a round", call, self.waits.round)
         seconds = time.perf_counter() - sent
         self.client.times.answered(seconds)
         return wire.answer_from_wire(reply, seconds)
 
     async def reopen(self, tokens: Sequence[int], cause: TandemError) -> None:
-        """After `cause`: opens the session again with all that is committed. Raises TandemError, perhaps the cause."""
-        await asyncio.sleep(self._lost(self.peer, cause, tokens))
+        """Reopens the session with all committed tokens after `cause`. Raises TandemError, possibly `cause` itself."""
+        await asyncio.sleep(self._lost(self.endpoint, cause, tokens))
         await self._open(tokens)
 
     async def refresh(self, tokens: Sequence[int]) -> None:
-        """Likewise where it is there, and holds other tokens than `tokens`."""
+        """Reopens a live session that holds other tokens than `tokens`."""
         await self._open(tokens)
 
     async def close(self) -> None:
-        """Frees the slot. The client goes on with it where this is cancelled or the call fails; then the lease does."""
-        places, self._places = self._places, {}
-        if places:
-            await asyncio.wait([self._end_at(*place) for place in places.items()])
+        """Closes the session. If cancelled or failed, the client retries in the background; at last the lease ends."""
+        session_ids, self._session_ids = self._session_ids, {}
+        if session_ids:
+            await asyncio.wait([self._end_at(*each) for each in session_ids.items()])
 
-    def _end_at(self, peer: Endpoint, session_id: str) -> asyncio.Future[None]:
-        """Begins to close the session at `peer`, where it may be open under an id that nobody uses again."""
+    def _end_at(self, endpoint: Endpoint, session_id: str) -> asyncio.Future[None]:
+        """Starts closing the session at `endpoint`, where it may be open; its id is never used again."""
         request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
-        return self.client.closes.begin(lambda: self._call(peer, "CloseSession", request, seconds))
+        return self.client.closes.begin(lambda: self._call(endpoint, "CloseSession", request, seconds))
 
-    async def _call(self, peer: Endpoint, method: str, request: Any, timeout: float) -> Any:
+    async def _call(self, endpoint: Endpoint, method: str, request: Any, timeout: float) -> Any:
         self._stats.bytes_up += request.ByteSize()
         try:
-            reply = await getattr(peer.stub, method)(request, timeout=timeout, metadata=outgoing())
+            reply = await getattr(endpoint.stub, method)(request, timeout=timeout, metadata=outgoing())
         except grpc.RpcError as error:
             raise from_rpc(error) from None
         self._stats.bytes_down += reply.ByteSize()

@@ -1,6 +1,6 @@
-"""The request that code runs for: its id and its span, carried from process to process in gRPC metadata.
+"""Context of the current request: its id and trace span, passed between processes in gRPC metadata.
 
-Both live in a context variable: tasks that a request starts inherit them, and other requests see nothing of them.
+Both are kept in a context variable, so a request's tasks inherit them and other requests do not see them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 
 class Span(Protocol):
-    """A piece of work in a trace; tandem/rpc/tracing.py has the real ones. Times are seconds of time.time()."""
+    """A span of a trace, implemented by tandem/rpc/tracing.py. Times are seconds of time.time()."""
 
     def child(
         self, name: str, attributes: Attributes, kind: str = "internal", started: float | None = None
@@ -34,12 +34,12 @@ class Span(Protocol):
     def end(self, error: str = "", at: float | None = None) -> None: ...
 
     def headers(self) -> Metadata:
-        """traceparent, and tracestate where there is one, as W3C Trace Context writes them."""
+        """Returns the W3C Trace Context headers: traceparent, and tracestate if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is known about a request wherever something is done for it. `span` None: it is not traced."""
+    """A request's id and span. `span` None: it is not traced."""
 
     id: str
     span: Span | None = None
@@ -53,7 +53,7 @@ def new_id() -> str:
 
 
 def valid_id(given: str | None) -> bool:
-    """Whether `given` may go into logs and metadata: 1 to 128 visible ASCII characters."""
+    """True if `given` is safe in logs and metadata: 1 to 128 visible ASCII characters."""
     return given is not None and _ID.fullmatch(given) is not None
 
 
@@ -67,14 +67,14 @@ def current_span() -> Span | None:
 
 
 def begin(request: Request) -> None:
-    """For the rest of this task, and of tasks that it starts."""
+    """Makes `request` the current one for the rest of this task, and for tasks that it starts."""
     _CURRENT.set(request)
 
 
 @contextlib.contextmanager
 def within(span: Span) -> Iterator[None]:
-    """What the block does is part of `span`, which ends with it. Not around a `yield` of an async generator: a block
-    begins and ends in one task."""
+    """Runs the block inside `span`, and ends the span with it. Must not enclose a `yield` of an async generator: the
+    block has to begin and end in one task."""
     before = _CURRENT.get()
     token = _CURRENT.set(Request(before.id if before else new_id(), span))
     error = ""
@@ -84,7 +84,7 @@ def within(span: Span) -> Iterator[None]:
         span.note({"cancelled": True})
         raise
     except BaseException as raised:
-        error = type(raised).__name__  # what it says may quote the request
+        error = type(raised).__name__  # its message may quote the request
         raise
     finally:
         _CURRENT.reset(token)
@@ -92,7 +92,7 @@ def within(span: Span) -> Iterator[None]:
 
 
 def outgoing(request: Request | None = None) -> Metadata | None:
-    """Metadata of a call made for `request`, or for the current one."""
+    """Returns the metadata for a call made for `request`, or for the current request."""
     request = request or _CURRENT.get()
     if request is None:
         return None

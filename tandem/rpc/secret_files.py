@@ -1,4 +1,4 @@
-"""Files with keys and tokens: readable, by whom, and whether they have changed."""
+"""Reads files with keys and tokens, checks their permissions and detects changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Signature = tuple[tuple[int, int, int], ...]
 
 
 def check_readable(flag: str, file: str) -> None:
-    """Raises ValueError that names the flag."""
+    """Raises ValueError naming the flag if the file cannot be read."""
     try:
         with Path(file).open("rb"):
             pass
@@ -23,20 +23,20 @@ def check_readable(flag: str, file: str) -> None:
 
 
 def warn_if_others_read(flag: str, file: str) -> None:
-    """Says so once where more than its owner may read a secret."""
+    """Logs a warning if anyone but its owner may read the file."""
     mode = stat.S_IMODE(os.stat(file).st_mode)
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         log.warning("%s: %s can be read by others (mode %o); chmod 600 is enough", flag, file, mode)
 
 
 def signature(*files: str) -> Signature:
-    """What differs once a file was written or replaced. Raises OSError."""
+    """Returns inode, size and modification time of each file, to detect changes. Raises OSError."""
     found = [os.stat(file) for file in files]
     return tuple((status.st_ino, status.st_size, status.st_mtime_ns) for status in found)
 
 
 def lines_of(flag: str, file: str) -> Sequence[tuple[int, str]]:
-    """Its lines with their numbers, from 1, without empty ones and comments (#). Raises ValueError."""
+    """Returns the file's lines with their numbers from 1, without empty lines and comments (#). Raises ValueError."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

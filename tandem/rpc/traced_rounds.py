@@ -1,4 +1,4 @@
-"""Spans around what the loop does: opening, drafts, rounds. Where a request is not traced nothing is wrapped."""
+"""Wraps drafters, verifiers and rounds in trace spans. Without tracing, they are returned unwrapped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, 
 
 
 def traced_rounds(rounds: Rounds) -> Rounds:
-    """For rounds whose draft and target are driven from here."""
+    """Traces rounds whose draft and target both run in this process."""
     span = current_span()
     return TracedRounds(rounds, span) if span else rounds
 
@@ -50,7 +50,7 @@ Drafts = TypeVar("Drafts", bound=Drafter)
 
 
 class _Traced(Generic[Opens]):
-    """Something of a request, whose span is `span`."""
+    """Base of the wrappers. `span` is the request's."""
 
     _opening = "open"
 
@@ -58,7 +58,7 @@ class _Traced(Generic[Opens]):
         self._inner, self._span = inner, span
 
     def _current(self) -> Span:
-        """The span of whatever this is asked within."""
+        """Returns the innermost active span."""
         return current_span() or self._span
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
@@ -101,7 +101,7 @@ class TracedVerifier(_Traced[Verifier]):
 
 
 class TracedFlights(_Traced[FlightVerifier]):
-    """A round's span is that of the request's: several overlap, and the stream that carries them is older than they."""
+    """Traces rounds in flight. Their spans are children of the request's span: several rounds overlap."""
 
     @property
     def most_in_flight(self) -> int:
@@ -137,7 +137,7 @@ def _seconds(of: Draft | Verdict) -> dict[str, float]:
 
 
 def _answered(span: Span, answer: asyncio.Future[Answer]) -> None:
-    """A round that was forgotten was stale, whatever the verifier said of it."""
+    """Ends a round's span. A cancelled round counts as stale, whatever the verifier answered."""
     if answer.cancelled():
         span.note({"stale": True})
         return span.end()

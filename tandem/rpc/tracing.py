@@ -1,6 +1,6 @@
-"""Spans of this process, sent as OTLP.
+"""Creates trace spans and exports them as OTLP.
 
-OpenTelemetry (the extra `tracing`) is loaded only where somebody asks for it.
+OpenTelemetry (the extra `tracing`) is imported only if tracing is on.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ _MISSING = "opentelemetry is not installed; pip install 'tandem-speculative[trac
 
 
 def open_tracing(endpoint: str | None, name: str) -> Tracing | None:
-    """Traces to `endpoint` (http://HOST:PORT of an OTLP/gRPC collector), or to where OTEL_* variables say; None: nobody
-    asked. `name` is the service's where OTEL_SERVICE_NAME is not set. Raises ValueError."""
+    """Opens tracing to `endpoint` (http://HOST:PORT of an OTLP/gRPC collector) or as OTEL_* variables say; None if off.
+
+    `name` is the service name if OTEL_SERVICE_NAME is not set. Raises ValueError.
+    """
     if endpoint is None and not any(os.environ.get(variable) for variable in _ASKED_BY):
         return None
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
@@ -37,13 +39,13 @@ def open_tracing(endpoint: str | None, name: str) -> Tracing | None:
     except ImportError:
         if endpoint is not None:
             raise ValueError(f"otlp_endpoint: {_MISSING}") from None
-        log.warning("no traces, though OTEL_* variables ask for them: %s", _MISSING)
+        log.warning("OTEL_* variables ask for traces, but there are none: %s", _MISSING)
         return None
     return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)), name)
 
 
 class Tracing:
-    """Makes spans; `processor` (OpenTelemetry's) takes those that ended."""
+    """Creates spans; `processor` (OpenTelemetry's) receives those that ended."""
 
     def __init__(self, processor: SpanProcessor, name: str) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -59,7 +61,7 @@ class Tracing:
     def start(
         self, name: str, attributes: Attributes, kind: str = "internal", metadata: Mapping[str, str] | None = None
     ) -> TracedSpan:
-        """A span without a parent, or with the one that `metadata` of a call names."""
+        """Starts a span whose parent is the one in a call's `metadata`, if any."""
         from opentelemetry.context import Context
 
         parent = self.propagator.extract(dict(metadata or {}), Context())
@@ -80,12 +82,12 @@ class Tracing:
         )
 
     def close(self) -> None:
-        """Sends what has ended."""
+        """Exports the spans that have ended."""
         self._provider.shutdown()
 
 
 class TracedSpan:
-    """tandem/rpc/request_context.py's Span."""
+    """Implements Span (tandem/rpc/request_context.py) with OpenTelemetry."""
 
     def __init__(self, tracing: Tracing, span: Any) -> None:
         self._tracing, self._span = tracing, span

@@ -1,4 +1,4 @@
-"""Channels to the TargetVerifiers that may be asked: what each runs, which of them is asked now."""
+"""Manages channels to the configured TargetVerifiers, and checks that all run the same model."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from tandem.rpc.liveness import Health, check_health
 from tandem.speculation.types import ModelInfo
 from tandem.v1 import target_verifier_pb2 as pb
 
-_RETIRED_SECONDS = 150.0  # for calls on a channel that is not used any more: more than the longest, an opening, has
+_RETIRED_SECONDS = 150.0  # for calls still running on a replaced channel; longer than the longest call, OpenSession
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds for each call; `admission` is how long a full server is asked again.
+    """Timeouts in seconds for each call; `admission` is how long a full server is retried.
 
-    Where another verifier could be asked: `silence` is how long one may answer nothing, health checks included, and
-    `stall` how long one that is serving may take; longer where that is usual, shorter where the request's deadline is
-    near (tandem/rpc/answer_times.py).
+    With several verifiers, `silence` is how long one may answer nothing, health checks included, and `stall` how long
+    one that is serving may take. tandem/rpc/answer_times.py adapts both to usual times and to the request's deadline.
     """
 
     open: float = 120.0
@@ -44,8 +43,8 @@ class Deadlines:
 class Endpoint:
     """A channel to one TargetVerifier.
 
-    `streams`: whether it knows VerifyStream; None: not tried yet. `suspect`: whoever answers there next may be another
-    server than before, and is asked what it runs.
+    `streams`: whether the server has VerifyStream; None: not tried yet. `suspect`: another server may answer at this
+    address now, so its model is checked again before use.
     """
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
@@ -57,13 +56,13 @@ class Endpoint:
         self._retiring: set[asyncio.Task[None]] = set()
 
     def reconnect(self) -> None:
-        """A channel that could not connect waits, seconds in the end, before it tries again; a new one tries at once.
+        """Replaces a channel that failed to connect: it would back off for seconds, a new one connects at once.
 
-        Calls that others have begun on the old one end by themselves: they would be cancelled if it were closed now.
+        The old channel is closed later, because closing it now would cancel other requests' running calls.
         """
         if self.channel.get_state() is not grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             return
-        with contextlib.suppress(ValueError):  # files of credentials that are being replaced just now
+        with contextlib.suppress(ValueError):  # the credential files may be in the middle of a replacement
             retired, self.channel = self.channel, open_channel(self.address, self._credentials)
             self.stub = stub(self.channel, TARGET)
             closing = asyncio.create_task(retired.close(_RETIRED_SECONDS), name="close channel")
@@ -80,7 +79,7 @@ class Endpoint:
         return await check_health(self.channel, TARGET, seconds)
 
     async def info(self, seconds: float) -> ModelInfo:
-        """What it runs, if it answers now. Raises TandemError."""
+        """Returns the server's model info. Raises TandemError."""
         try:
             reply = await self.stub.GetModelInfo(pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
         except grpc.RpcError as error:
@@ -91,7 +90,7 @@ class Endpoint:
 class VerifierClient:
     """Channels to the TargetVerifiers at "HOST:PORT[,HOST:PORT...]", shared by the requests of a process.
 
-    All but the first that answered must run what that one runs (`expected`). Raises ValueError.
+    All verifiers must run the same model as the first one that answered (`expected`). Raises ValueError.
     """
 
     def __init__(
@@ -104,26 +103,26 @@ class VerifierClient:
     ) -> None:
         self.tokenizer_sha256 = tokenizer_sha256
         self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
-        self.roster = EndpointPool(addresses_of(addresses))
-        self.peers = {address: Endpoint(address, credentials) for address in self.roster.addresses}
+        self.pool = EndpointPool(addresses_of(addresses))
+        self.endpoints = {address: Endpoint(address, credentials) for address in self.pool.addresses}
         self.times = AnswerTimes()
         self.expected: ModelInfo | None = None
         self.closes = Closes()
 
     @property
     def address(self) -> str:
-        """Of the verifier that is asked now."""
-        return self.roster.current
+        """Address of the verifier in use."""
+        return self.pool.current
 
     @property
-    def peer(self) -> Endpoint:
-        return self.peers[self.roster.current]
+    def endpoint(self) -> Endpoint:
+        return self.endpoints[self.pool.current]
 
     async def model_info(self, timeout: float = 30.0) -> ModelInfo:
-        """What the first verifier to answer runs; waits up to `timeout` seconds for one. Raises TandemError."""
+        """Returns the model info of the first verifier to answer within `timeout` seconds. Raises TandemError."""
         asking = {
-            asyncio.create_task(GenerationClient(peer.channel, TARGET).model_info(timeout)): peer
-            for peer in self.peers.values()
+            asyncio.create_task(GenerationClient(endpoint.channel, TARGET).model_info(timeout)): endpoint
+            for endpoint in self.endpoints.values()
         }
         try:
             while not (answered := [task for task in asking if task.done() and not task.exception()]):
@@ -131,34 +130,34 @@ class VerifierClient:
                 if not pending:
                     error = next(iter(asking)).exception()
                     assert isinstance(error, TandemError)
-                    raise TandemError(error.code, f"no TargetVerifier at {self.roster}: {error.message}")
+                    raise TandemError(error.code, f"no TargetVerifier at {self.pool}: {error.message}")
                 await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
-        peer = asking[answered[0]]
-        peer.suspect, self.roster.current = False, peer.address
+        endpoint = asking[answered[0]]
+        endpoint.suspect, self.pool.current = False, endpoint.address
         self.expected = answered[0].result()
         return self.expected
 
-    def alone(self, peer: Endpoint) -> bool:
-        """True if `peer` is the only verifier that may be asked."""
-        return self.roster.after(peer.address) == peer.address
+    def alone(self, endpoint: Endpoint) -> bool:
+        """True if `endpoint` is the only usable verifier."""
+        return self.pool.after(endpoint.address) == endpoint.address
 
-    async def check(self, peer: Endpoint, seconds: float) -> None:
-        """Whether sessions may go on there. Raises TandemError: FAILED_PRECONDITION where it runs something else."""
-        if not peer.suspect:
+    async def check(self, endpoint: Endpoint, seconds: float) -> None:
+        """Checks that sessions can continue there. Raises TandemError: FAILED_PRECONDITION if the model differs."""
+        if not endpoint.suspect:
             return
-        peer.reconnect()
+        endpoint.reconnect()
         if self.expected is None:
             return
-        found = disagreement(self.expected, await peer.info(min(seconds, CHECK_SECONDS)))
+        found = disagreement(self.expected, await endpoint.info(min(seconds, CHECK_SECONDS)))
         if found:
-            raise TandemError("FAILED_PRECONDITION", f"the TargetVerifier at {peer.address}: {found}")
-        peer.suspect = False
+            raise TandemError("FAILED_PRECONDITION", f"the TargetVerifier at {endpoint.address}: {found}")
+        endpoint.suspect = False
 
     async def close(self) -> None:
-        """After the sessions that are being closed, waited for a moment."""
+        """Waits briefly for pending session closes, then closes the channels."""
         await self.closes.settle()
-        await asyncio.gather(*(peer.close() for peer in self.peers.values()))
+        await asyncio.gather(*(endpoint.close() for endpoint in self.endpoints.values()))

@@ -1,8 +1,8 @@
-"""The target a network away with several rounds in flight: speculation's FlightVerifier over VerifyStream.
+"""Implements speculation's FlightVerifier, with several rounds in flight, over the RPC VerifyStream.
 
-A stream that breaks, or whose verifier hangs while there is another, loses what is in flight, nothing else: the session
-is opened again with what was committed, there or at another verifier. Where the server is an older one that knows no
-VerifyStream, every round is a Verify of its own, one at a time.
+If the stream breaks, or its verifier hangs and there is another, only the rounds in flight are lost: the session is
+reopened with the committed tokens. With an older server that has no VerifyStream, every round is a unary Verify, one at
+a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 log = logging.getLogger("tandem.verifier")
 
 ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
-"""What grpc.aio says of a call that ended while something was being written; its status is not to be had any more."""
+"""grpc.aio's error for a call that ended during a write; the call's real status is lost."""
 
 
 class StreamedVerifier:
@@ -53,15 +53,15 @@ class StreamedVerifier:
 
     @property
     def most_in_flight(self) -> int:
-        """One until a stream was answered: where there is none, a second round would hide that the server says so."""
-        return MOST_IN_FLIGHT if self._session.peer.streams else 1
+        """1 until the first reply of a stream: a second round could hide the server's answer that it has no stream."""
+        return MOST_IN_FLIGHT if self._session.endpoint.streams else 1
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         await self._session.open(prompt, sampling)
 
     def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
         request = self._session.request(base_length, last_token, draft.token_ids, draft.distributions)
-        if self._session.peer.streams is False:
+        if self._session.endpoint.streams is False:
             return self._keep(asyncio.create_task(self._ask(request), name="verify"))
         if self._stream is None:
             self._stream = _Stream(self._session, self._stats)
@@ -73,7 +73,7 @@ class StreamedVerifier:
         except TandemError as error:
             raise (RoundsLost(error) if error.code in LOST else error) from None
         if answer.verdict is not None:
-            self._session.patience.progress()
+            self._session.retry_budget.progress()
         return answer
 
     def _keep(self, call: asyncio.Task[Answer]) -> asyncio.Task[Answer]:
@@ -83,14 +83,14 @@ class StreamedVerifier:
         return call
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
-        """Opens the session again, unless only the stream was refused. Raises TandemError."""
+        """Reopens the session, unless only the stream was refused. Raises TandemError."""
         refused = self._stream is not None and self._stream.refused
         await self._leave()
-        peer = self._session.peer
+        endpoint = self._session.endpoint
         if refused:
-            if peer.streams is not False:
-                log.warning("%s knows no VerifyStream: one round at a time", peer.address)
-            peer.streams = False
+            if endpoint.streams is not False:
+                log.warning("%s has no VerifyStream: sending one round at a time", endpoint.address)
+            endpoint.streams = False
         elif isinstance(cause, TandemError):
             await self._session.reopen(tokens, cause)
         else:
@@ -118,16 +118,16 @@ class _Unanswered:
 
 
 class _Stream:
-    """One VerifyStream call: requests go out as they come, answers come in the same order.
+    """One VerifyStream call. Requests are sent as they come; answers arrive in the same order.
 
-    `refused`: the server has no such method.
+    `refused`: the server does not have the method.
     """
 
     def __init__(self, session: RemoteVerifier, stats: SpeculationStats) -> None:
         self._waits, self._times = session.waits, session.client.times
-        self._peer, self._patience, self._stats = session.peer, session.patience, stats
+        self._endpoint, self._retry_budget, self._stats = session.endpoint, session.retry_budget, stats
         self._seconds = session.client.deadlines.verify
-        self._call: Any = self._peer.stub.VerifyStream(metadata=outgoing())
+        self._call: Any = self._endpoint.stub.VerifyStream(metadata=outgoing())
         self._outgoing: asyncio.Queue[pb.VerifyRequest | None] = asyncio.Queue()
         self._unanswered: deque[_Unanswered] = deque()
         self._ended: Exception | None = None
@@ -135,7 +135,7 @@ class _Stream:
         self._heard = 0.0  # when the last answer came
         self._tasks = [asyncio.create_task(each, name="verify stream") for each in (self._write(), self._read())]
         self._watching: asyncio.Task[None] | None = None
-        if not session.client.alone(self._peer):
+        if not session.client.alone(self._endpoint):
             self._watching = asyncio.create_task(self._watch(), name="verify stream")
 
     def send(self, request: pb.VerifyRequest) -> asyncio.Future[Answer]:
@@ -146,7 +146,7 @@ class _Stream:
             answer.set_exception(self._ended)
             return answer
         self._stats.bytes_up += request.ByteSize()
-        too_late = loop.call_later(self._patience.limited(self._seconds), _fail, answer, self._no_answer)
+        too_late = loop.call_later(self._retry_budget.limited(self._seconds), _fail, answer, self._no_answer)
         self._unanswered.append(_Unanswered(answer, time.perf_counter(), too_late))
         self._outgoing.put_nowait(request)
         return answer
@@ -155,7 +155,7 @@ class _Stream:
         return RoundsLost(TandemError("DEADLINE_EXCEEDED", f"a round was not answered within {self._seconds:g} s"))
 
     async def _write(self) -> None:
-        """What breaks the stream is said where answers are read."""
+        """Writes requests. Errors of the stream are reported by `_read`."""
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
             while (request := await self._outgoing.get()) is not None:
                 await self._call.write(request)
@@ -163,7 +163,7 @@ class _Stream:
     async def _read(self) -> None:
         try:
             async for reply in self._call:
-                if self._ended is None:  # else its round was given up, and is asked for again
+                if self._ended is None:  # otherwise its round was given up and will be sent again
                     self._take(reply)
             error: Exception = RoundsLost(TandemError("UNAVAILABLE", "the stream of rounds ended"))
         except grpc.RpcError as broken:
@@ -171,12 +171,12 @@ class _Stream:
         self._end(error)
 
     async def _watch(self) -> None:
-        """Gives the rounds in flight up where the verifier hangs: another could be asked."""
-        error = await watch("a round", self._peer.health, self._quiet, self._waits.silence, self._waits.round)
+        """Gives up the rounds in flight if the verifier hangs."""
+        error = await watch("a round", self._endpoint.health, self._quiet, self._waits.silence, self._waits.round)
         self._end(RoundsLost(error))
 
     def _quiet(self) -> float:
-        """Seconds since a round in flight could have been answered."""
+        """Returns how many seconds the oldest round in flight has waited for its answer."""
         if not self._unanswered:
             return 0.0
         return time.perf_counter() - max(self._unanswered[0].sent, self._heard)
@@ -188,9 +188,9 @@ class _Stream:
         return RoundsLost(error) if self.refused or error.code in LOST else error
 
     def _take(self, reply: pb.VerifyResponse) -> None:
-        self._peer.streams = True
+        self._endpoint.streams = True
         if not reply.stale:
-            self._patience.progress()
+            self._retry_budget.progress()
         self._stats.bytes_down += reply.ByteSize()
         asked = self._unanswered.popleft()
         asked.too_late.cancel()
@@ -207,10 +207,10 @@ class _Stream:
             _fail(asked.answer, lambda: error)
 
     async def close(self) -> None:
-        """Ends the call; what was not answered never will be.
+        """Ends the call; unanswered rounds fail.
 
-        Writing and reading end with the call and are not cancelled: of an operation whose task is, grpc.aio never frees
-        what it has allocated (96 bytes each).
+        The writing and reading tasks end with the call and are not cancelled: grpc.aio leaks 96 bytes for each
+        operation whose task is cancelled.
         """
         if self._watching:
             self._watching.cancel()
@@ -226,6 +226,6 @@ def _fail(answer: asyncio.Future[Answer], error: Callable[[], Exception]) -> Non
 
 
 def _looked_at(answer: asyncio.Future[Answer]) -> None:
-    """A round that nobody waits for any more may fail unseen."""
+    """Retrieves the exception of an abandoned round, so that asyncio does not log it."""
     if not answer.cancelled():
         answer.exception()

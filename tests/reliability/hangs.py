@@ -130,7 +130,7 @@ async def seconds_to_go_on(case: Case) -> float:
         distributed(f"{first},{second}", "salt=0,miss=0.3", pipeline=case.pipeline) as (generator, client),
     ):
         await tokens_of(generator, None, None)  # both ends are warm, and waits are learned
-        client.roster.current = first
+        client.pool.current = first
         hang = lambda: server.hang(case.fault)  # noqa: E731
         if case.place == "at opening":
             hang()

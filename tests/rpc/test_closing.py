@@ -156,7 +156,7 @@ def test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left(pipel
             ) as address,
             distributed(f"{address},{second.address}", pipeline=pipeline) as (generator, client),
         ):
-            client.roster.current = address  # whichever answered first
+            client.pool.current = address  # whichever answered first
             assert (await answer(generator.generate, ids(PROMPT, 9))).token_ids == oracle(PROMPT, GREEDY, 9)
             assert first.verifier.sessions.opened >= 1 and second.verifier.sessions.opened == 1
             await until(lambda: first.free == 4 and second.free == 4 and not client.closes)

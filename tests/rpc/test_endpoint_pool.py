@@ -1,4 +1,4 @@
-"""Patience, the roster and what must agree: pure, with a clock and a chance of our own."""
+"""RetryBudget, EndpointPool and `disagreement`: pure, with a clock and a random source of our own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ class Clock:
         return self.now
 
 
-def patience(clock: Clock, seconds: float = 60.0, deadline: float | None = None, chance: float = 1.0) -> RetryBudget:
+def retry_budget(
+    clock: Clock, seconds: float = 60.0, deadline: float | None = None, chance: float = 1.0
+) -> RetryBudget:
     return RetryBudget(Persistence(seconds, 0.05, 2.0), deadline, clock, lambda: chance)
 
 
@@ -35,19 +37,19 @@ def waits(of: RetryBudget, clock: Clock) -> list[float]:
 
 def test_the_first_attempt_is_at_once_and_waits_double_up_to_the_longest() -> None:
     clock = Clock()
-    found = waits(patience(clock), clock)
+    found = waits(retry_budget(clock), clock)
     assert found[:9] == [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
     assert 58 <= sum(found) < 60
 
 
 def test_half_of_a_wait_is_chance() -> None:
     clock = Clock()
-    assert waits(patience(clock, chance=0.0), clock)[:4] == [0.0, 0.025, 0.05, 0.1]
+    assert waits(retry_budget(clock, chance=0.0), clock)[:4] == [0.0, 0.025, 0.05, 0.1]
 
 
 def test_progress_begins_anew() -> None:
     clock = Clock()
-    of = patience(clock, seconds=5.0)
+    of = retry_budget(clock, seconds=5.0)
     for _ in range(4):
         clock.now += of.wait() or 0.0
     clock.now += 4.0
@@ -58,7 +60,7 @@ def test_progress_begins_anew() -> None:
 
 def test_it_gives_up_before_the_requests_own_deadline() -> None:
     clock = Clock()
-    of = patience(clock, deadline=103.0)
+    of = retry_budget(clock, deadline=103.0)
     assert of.limited(30.0) == pytest.approx(3.0)
     waits(of, clock)
     assert 101.5 < clock.now < 102.9
@@ -68,21 +70,21 @@ def test_it_gives_up_before_the_requests_own_deadline() -> None:
 
 
 def test_no_patience_is_no_attempt() -> None:
-    assert patience(Clock(), seconds=0.0).wait() is None
+    assert retry_budget(Clock(), seconds=0.0).wait() is None
     with pytest.raises(ValueError, match="reconnect_seconds: -1"):
         Persistence(-1)
 
 
 def test_a_roster_says_each_change_once_with_the_attempts(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    roster = EndpointPool(("a:1", "b:2"), clock)
+    pool = EndpointPool(("a:1", "b:2"), clock)
     with caplog.at_level(logging.INFO):
         for address in ("a:1", "b:2", "a:1", "b:2", "a:1"):
-            assert roster.current == address
+            assert pool.current == address
             clock.now += 1.0
-            roster.failed(address, "gone\naway")
-        roster.answered("b:2")
-        roster.answered("b:2")
+            pool.failed(address, "gone\naway")
+        pool.answered("b:2")
+        pool.answered("b:2")
     assert [record.getMessage() for record in caplog.records] == [
         "verifier at a:1 does not answer (gone away): trying b:2",
         "verifier at b:2 does not answer (gone away): trying a:1",
@@ -91,21 +93,21 @@ def test_a_roster_says_each_change_once_with_the_attempts(caplog: pytest.LogCapt
 
 
 def test_one_verifier_alone_is_tried_again() -> None:
-    roster = EndpointPool(("a:1",), Clock())
-    roster.failed("a:1", "gone")
-    assert roster.current == "a:1"
+    pool = EndpointPool(("a:1",), Clock())
+    pool.failed("a:1", "gone")
+    assert pool.current == "a:1"
 
 
 def test_a_verifier_that_runs_something_else_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    roster = EndpointPool(("a:1", "b:2", "c:3"), Clock())
-    roster.failed("a:1", "gone")
-    assert roster.refuse("b:2", "its dtype is 'bfloat16'")
-    assert roster.current == "c:3"
-    assert roster.after("c:3") == "a:1" and roster.after("a:1") == "c:3"
-    assert roster.refuse("c:3", "its weights")
-    assert not roster.refuse("a:1", "its weights")
-    assert not roster.refused  # whoever comes later may find them mended
-    assert "verifier at b:2 is not asked: its dtype is 'bfloat16'" in caplog.text
+    pool = EndpointPool(("a:1", "b:2", "c:3"), Clock())
+    pool.failed("a:1", "gone")
+    assert pool.refuse("b:2", "its dtype is 'bfloat16'")
+    assert pool.current == "c:3"
+    assert pool.after("c:3") == "a:1" and pool.after("a:1") == "c:3"
+    assert pool.refuse("c:3", "its weights")
+    assert not pool.refuse("a:1", "its weights")
+    assert not pool.refused  # whoever comes later may find them mended
+    assert "verifier at b:2 is not used: its dtype is 'bfloat16'" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -156,19 +158,19 @@ def test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer() -> None:
 
 def test_a_verifier_that_is_full_answers() -> None:
     clock = Clock()
-    of = patience(clock, seconds=5.0)
+    of = retry_budget(clock, seconds=5.0)
     for _ in range(3):
         clock.now += of.wait() or 0.0
     assert of.full(0.2) == 0.2
     assert of.attempts == 0
-    assert patience(clock, deadline=clock.now + 0.1).full(0.2) == pytest.approx(0.1)
+    assert retry_budget(clock, deadline=clock.now + 0.1).full(0.2) == pytest.approx(0.1)
 
 
 def test_whoever_is_asked_or_refused_is_not_asked_besides() -> None:
-    roster = EndpointPool(("a:1", "b:2", "c:3"), Clock())
-    assert roster.following("b:2") == "b:2"
-    assert roster.following("b:2", ["b:2"]) == "c:3"
-    assert roster.following("b:2", ["b:2", "c:3"]) == "a:1"
-    assert roster.following("b:2", ["a:1", "b:2", "c:3"]) is None
-    roster.refuse("c:3", "its dtype")
-    assert roster.following("b:2", ["b:2"]) == "a:1"
+    pool = EndpointPool(("a:1", "b:2", "c:3"), Clock())
+    assert pool.following("b:2") == "b:2"
+    assert pool.following("b:2", ["b:2"]) == "c:3"
+    assert pool.following("b:2", ["b:2", "c:3"]) == "a:1"
+    assert pool.following("b:2", ["a:1", "b:2", "c:3"]) is None
+    pool.refuse("c:3", "its dtype")
+    assert pool.following("b:2", ["b:2"]) == "a:1"

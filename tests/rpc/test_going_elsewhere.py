@@ -65,9 +65,9 @@ async def two(
         client = VerifierClient(",".join(addresses), "toy", Deadlines(silence=60.0, stall=60.0), Persistence(5.0))
         stack.push_async_callback(client.close)
         await client.model_info()
-        client.roster.current = addresses[0]
-        for peer in client.peers.values():
-            peer.suspect = False
+        client.pool.current = addresses[0]
+        for endpoint in client.endpoints.values():
+            endpoint.suspect = False
         session = RemoteVerifier(client, SpeculationStats())
         await session.open(PROMPT, GREEDY)
         for server in servers:
@@ -95,7 +95,7 @@ async def _lease_ran_out(first: Scripted, second: Scripted, client: VerifierClie
     first.rounds = [grpc.StatusCode.NOT_FOUND]
     verdict = await session.verify(PROMPT, [])
     assert verdict.token_ids == (7,)
-    assert client.address == client.roster.addresses[0], "its verifier counts as failed"
+    assert client.address == client.pool.addresses[0], "its verifier counts as failed"
     assert first.calls == ["Verify", "GetModelInfo", "OpenSession", "Verify"] and not second.calls
 
 
@@ -112,7 +112,7 @@ async def _comes_back_as_another(
     assert second.calls == ["OpenSession", "Verify"]
     first.info["backend"] = "other"
     second.rounds, second.info["backend"] = [grpc.StatusCode.UNAVAILABLE], "other"
-    with pytest.raises(TandemError, match="its backend is 'other', and this client began with 'toy'") as caught:
+    with pytest.raises(TandemError, match="its backend is 'other', but this client started with 'toy'") as caught:
         await session.verify([*PROMPT, 7], [])
     assert caught.value.code == "FAILED_PRECONDITION"
     assert first.calls == ["Verify", "GetModelInfo"], "a session was opened at another model"
@@ -137,22 +137,22 @@ def test_a_channel_that_could_not_connect_is_made_anew_before_it_is_asked_again(
             pass
         port = int(address.rpartition(":")[2])
         client = VerifierClient(address, "toy")
-        peer = client.peer
+        endpoint = client.endpoint
         try:
             with pytest.raises(TandemError, match="UNAVAILABLE"):
-                await peer.info(5.0)
-            assert peer.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
-            before = peer.channel
+                await endpoint.info(5.0)
+            assert endpoint.channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+            before = endpoint.channel
             request = pb.TargetVerifierGetModelInfoRequest()
-            begun = asyncio.ensure_future(peer.stub.GetModelInfo(request, timeout=60.0, wait_for_ready=True))
+            begun = asyncio.ensure_future(endpoint.stub.GetModelInfo(request, timeout=60.0, wait_for_ready=True))
             async with listening(lambda to: add_TargetVerifierServicer_to_server(Scripted(), to), port):
-                await client.check(peer, 5.0)
-                assert peer.channel is not before
-                assert (await peer.info(30.0)).model_name == "m"
+                await client.check(endpoint, 5.0)
+                assert endpoint.channel is not before
+                assert (await endpoint.info(30.0)).model_name == "m"
                 assert (await begun).model.model_name == "m", "another's call was cancelled with the old channel"
-                kept = peer.channel
-                await client.check(peer, 5.0)
-                assert peer.channel is kept, "a connection that works is kept"
+                kept = endpoint.channel
+                await client.check(endpoint, 5.0)
+                assert endpoint.channel is kept, "a connection that works is kept"
         finally:
             await client.close()
 
@@ -167,7 +167,7 @@ MUTANTS = [
     (
         Mutant(
             "admission never gives up",
-            "tandem.rpc.endpoint_pool:Patience.full",
+            "tandem.rpc.endpoint_pool:RetryBudget.full",
             "return None if self._clock() + wait > self._admission_ends else wait",
             "return wait",
             (),
@@ -188,7 +188,7 @@ MUTANTS = [
         Mutant(
             "a verifier that failed is not asked again what it runs",
             "tandem.rpc.remote_verifier:RemoteVerifier._lost",
-            "peer.suspect = True",
+            "endpoint.suspect = True",
             "pass",
             (),
         ),

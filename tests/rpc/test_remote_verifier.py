@@ -230,7 +230,7 @@ def test_a_close_that_fails_after_its_request_was_cancelled_is_nobodys_exception
         client = VerifierClient("127.0.0.1:1", "toy")
         try:
             verifier = RemoteVerifier(client, SpeculationStats())
-            verifier._places[verifier.peer] = "s"
+            verifier._session_ids[verifier.endpoint] = "s"
             closing = asyncio.create_task(verifier.close())
             await asyncio.sleep(0)
             closing.cancel()

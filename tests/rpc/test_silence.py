@@ -124,20 +124,20 @@ def test_health_is_asked_over_the_wire() -> None:
 
 
 def waits(clock: Clock, deadline: float | None = None) -> tuple[Waits, AnswerTimes, RetryBudget]:
-    patience, times = RetryBudget(Persistence(), deadline, clock, lambda: 1.0), AnswerTimes()
-    return Waits(3.0, 4.0, patience, times), times, patience
+    retry_budget, times = RetryBudget(Persistence(), deadline, clock, lambda: 1.0), AnswerTimes()
+    return Waits(3.0, 4.0, retry_budget, times), times, retry_budget
 
 
 def test_waits_are_a_share_of_the_deadline_and_double_with_each_failure() -> None:
     clock = Clock()
-    of, _, patience = waits(clock)
+    of, _, retry_budget = waits(clock)
     assert (of.silence(), of.round(), of.opening(500)) == (3.0, 4.0, 4.0)
-    patience.wait()
+    retry_budget.wait()
     assert (of.silence(), of.round()) == (6.0, 8.0)  # where all are slow, one is waited for in the end
-    patience.progress()
+    retry_budget.progress()
     assert of.silence() == 3.0
-    of, _, patience = waits(clock, deadline=106.0)
-    patience.wait()
+    of, _, retry_budget = waits(clock, deadline=106.0)
+    retry_budget.wait()
     assert (of.silence(), of.round()) == pytest.approx((1.2, 1.5))
     clock.now = 105.9
     assert of.silence() == 0.3  # a round trip is needed to hear of health

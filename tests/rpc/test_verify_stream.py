@@ -318,12 +318,12 @@ def test_a_server_without_streams_gets_one_round_at_a_time_and_one_line_is_logge
                     got = await answer(generator.generate, ids(PROMPT, 30, sampling=sampling))
                     assert got.token_ids == oracle(PROMPT, sampling, 30)
                 assert got.completion.stats.max_in_flight == 1
-                assert client.peer.streams is False
+                assert client.endpoint.streams is False
             assert site.free == 4
 
     with caplog.at_level(logging.WARNING, "tandem.verifier"):
         run(test())
-    assert len([r for r in caplog.records if "knows no VerifyStream" in r.message]) == 1
+    assert len([r for r in caplog.records if "has no VerifyStream" in r.message]) == 1
 
 
 def test_cancelling_a_request_with_rounds_in_flight_frees_both_slots(depth: Callable[[int], None]) -> None:
@@ -396,12 +396,14 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
         async def silent(seconds: float) -> Health:
             return Health.SILENT
 
-        peer = SimpleNamespace(stub=SimpleNamespace(VerifyStream=lambda metadata: Call()), health=silent, streams=True)
+        endpoint = SimpleNamespace(
+            stub=SimpleNamespace(VerifyStream=lambda metadata: Call()), health=silent, streams=True
+        )
         session: Any = SimpleNamespace(
             waits=SimpleNamespace(silence=lambda: 0.002, round=lambda: 0.002),
-            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), alone=lambda peer: False),
-            peer=peer,
-            patience=RetryBudget(Persistence()),
+            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), alone=lambda endpoint: False),
+            endpoint=endpoint,
+            retry_budget=RetryBudget(Persistence()),
         )
         stats = SpeculationStats()
         stream = _Stream(session, stats)

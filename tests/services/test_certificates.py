@@ -113,7 +113,7 @@ def test_who_is_named_by_nothing_is_refused(case: str, tmp_path: Path) -> None:
             return await opened(site.address, mine), len(site.verifier.sessions)
 
     said, sessions = run(test())
-    assert said.startswith("UNAUTHENTICATED: the client's certificate names nobody: ") and said.isprintable()
+    assert said.startswith("UNAUTHENTICATED: the client's certificate has no usable name: ") and said.isprintable()
     assert sessions == 0
 
 

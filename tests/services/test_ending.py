@@ -174,7 +174,7 @@ def test_sigterm_ends_a_process_whose_model_never_loads(tmp_path: Path) -> None:
     try:
         run(until((tmp_path / "gate.hangs").exists, 30))
         assert server.stop(ENDS) == 1
-        assert "ending by force: the model still loads" in server.log.read_text()
+        assert "ending by force: the model is still loading" in server.log.read_text()
     finally:
         server.process.kill()
         server.process.wait()
@@ -327,7 +327,7 @@ def test_a_process_is_ended_at_the_earliest_of_several_times_and_says_why(caplog
 
 def test_a_log_that_hangs_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     left, written = Left(), threading.Event()
-    monkeypatch.setattr("tandem.services.shutdown._say", lambda why: written.wait(60))
+    monkeypatch.setattr("tandem.services.shutdown._log_reason", lambda why: written.wait(60))
     monkeypatch.setattr("tandem.services.shutdown._SAY_SECONDS", 0.01)
     ending = Ending(left)
     ending.begin()
@@ -362,8 +362,8 @@ def test_a_part_of_the_end_that_hangs_or_fails_is_logged_and_left(caplog: pytest
     run(test())
     said: list[Any] = [record.getMessage() for record in caplog.records]
     assert said == [
-        "stopping: a port took more than 0.01 s and is left alone",
+        "stopping: a port took more than 0.01 s and is abandoned",
         "stopping: a socket failed",
-        "stopping: a collector took more than 0.01 s and is left alone",
+        "stopping: a collector took more than 0.01 s and is abandoned",
         "stopping: another failed",
     ]

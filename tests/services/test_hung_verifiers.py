@@ -113,8 +113,8 @@ async def first_hangs(pipeline: Pipeline = Pipeline.OFF, deadlines: Deadlines = 
         hanging_site(two) as (second, at_second),
         distributed(f"{at_first},{at_second}", "miss=0.3", pipeline=pipeline, reconnect_seconds=60) as (loop, client),
     ):
-        client.deadlines, client.roster.current = deadlines, at_first
-        client.peers[at_first].suspect, client.peers[at_second].suspect = False, True
+        client.deadlines, client.pool.current = deadlines, at_first
+        client.endpoints[at_first].suspect, client.endpoints[at_second].suspect = False, True
         yield first, second, (one, two), loop, client
         await until(lambda: not client.closes, 10.0)
         assert two.free == 4
@@ -130,7 +130,7 @@ def test_a_request_is_opened_at_the_second(pipeline: Pipeline, silent: bool, sec
             deadline = seconds and time.monotonic() + seconds
             assert (await answer(loop.generate, replace(REQUEST, deadline=deadline))).token_ids == TRUTH
             assert first.calls["OpenSession"] == 1 and second.calls["OpenSession"] >= 1
-            assert not client.peer.suspect  # it said what it runs before a session went there
+            assert not client.endpoint.suspect  # it said what it runs before a session went there
             assert (await answer(loop.generate, REQUEST)).token_ids == TRUTH
             assert first.calls["OpenSession"] == 1, "the next request asks the second at once"
 
@@ -180,7 +180,7 @@ def test_a_long_prefill_is_no_hang(caplog: pytest.LogCaptureFixture) -> None:
             first.going.set()
             assert (await asking).token_ids == TRUTH
             assert (first.calls["OpenSession"], second.calls["OpenSession"], second.rounds) == (1, 1, 0)
-            assert client.address == client.roster.addresses[0] and not client.peers[client.address].suspect
+            assert client.address == client.pool.addresses[0] and not client.endpoints[client.address].suspect
             assert one.free == two.free == 4
 
     run(test())

@@ -53,7 +53,7 @@ def test_a_full_queue_refuses_with_a_delay_and_a_client_that_is_told_so_comes_ba
         assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "QUEUE_FULL")
         assert refused.retry_seconds == pytest.approx(0.1)
         gate.open()
-        late = await answer(lambda request: client.generate(request, patience=HANG), ids(b"x", 3))
+        late = await answer(lambda request: client.generate(request, admission_seconds=HANG), ids(b"x", 3))
         assert late.token_ids == oracle(b"x", GREEDY, 3)
         assert [a.token_ids for a in await asyncio.gather(*first)] == [oracle([65 + i], GREEDY, 12) for i in range(3)]
 

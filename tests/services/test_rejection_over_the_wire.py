@@ -333,7 +333,7 @@ def test_a_server_that_verifies_by_another_rule_is_not_gone_on_with(replied: int
     async def test() -> None:
         async with target_site() as site, faulty(site.verifier, "OpenSession", old) as address:
             async with distributed(address, "miss=0.3") as (generator, _):
-                with pytest.raises(TandemError, match=f"does not verify by rejection, .* says {says}") as caught:
+                with pytest.raises(TandemError, match=f"does not verify by rejection, .* reports {says}") as caught:
                     await answer(generator.generate, asked(FREE))
                 assert caught.value.code == "FAILED_PRECONDITION"
                 if replied < 2:

@@ -98,7 +98,7 @@ def test_of_two_verifiers_the_other_takes_over(
         async with target_site(toy(max_length=512)) as second:
             addresses = f"{first.wait_ready()},{second.address}"
             async with distributed(addresses, "miss=0.3", pipeline=pipeline) as (generator, client):
-                client.roster.current = first.wait_ready()  # whichever answered first
+                client.pool.current = first.wait_ready()  # whichever answered first
                 kill = lambda: os.kill(first.process.pid, signal.SIGKILL)  # noqa: E731
                 assert await through(generator, 20, kill) == TRUTH
                 assert client.address == second.address
@@ -127,9 +127,9 @@ def test_a_verifier_that_runs_another_model_does_not_take_over_and_the_reason_is
             async with distributed(
                 f"{address},{other.address}", "miss=0.3", pipeline=pipeline, reconnect_seconds=1.0
             ) as (generator, client):
-                client.roster.current = address
-                info = await client.peers[address].info(5.0)
-                client.expected, client.peers[other.address].suspect = info, True
+                client.pool.current = address
+                info = await client.endpoints[address].info(5.0)
+                client.expected, client.endpoints[other.address].suspect = info, True
                 seen: list[int] = []
                 with pytest.raises(TandemError, match="given up after") as caught:
                     async for event in generator.generate(LONG):
@@ -144,8 +144,8 @@ def test_a_verifier_that_runs_another_model_does_not_take_over_and_the_reason_is
 
     with server_process(tmp_path, "--role", "target", "--model", "step=0.004") as first:
         run(test(first))
-    assert "is not asked: the TargetVerifier at" in caplog.text
-    assert "weights_revision is 'toy:1', and this client began with 'toy:0'" in caplog.text
+    assert "is not used: the TargetVerifier at" in caplog.text
+    assert "weights_revision is 'toy:1', but this client started with 'toy:0'" in caplog.text
 
 
 def test_a_verifier_started_again_with_another_model_is_refused_at_open(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ MUTANTS = (
     caught(
         "who moves on leaves its session open",
         "tandem.rpc.remote_verifier:RemoteVerifier._open",
-        "self._end_at(other, self._places.pop(other))",
-        "self._places.pop(other)",
+        "self._end_at(other, self._session_ids.pop(other))",
+        "self._session_ids.pop(other)",
         partial(
             test_closing.test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left,
             test_closing.Pipeline.OFF,

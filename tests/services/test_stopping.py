@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.channel import open_channel
 from tandem.rpc.errors import TandemError
-from tandem.services.server import settle
+from tandem.services.server import freeze_gc
 from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.services.test_errors import opening, refusal
@@ -109,7 +109,7 @@ def test_drain_seconds_bound_the_stop_and_the_session_goes_on_elsewhere(tmp_path
             target_site(toy_runner(max_length=512)) as other,
             distributed(f"{address},{other.address}", "miss=0.3") as (generator, client),
         ):
-            client.roster.current = address
+            client.pool.current = address
             assert await after(10, generator.generate, stop) == TRUTH
             assert client.address == other.address
 
@@ -128,7 +128,7 @@ def test_a_lost_device_ends_the_process_and_its_sessions_go_on_elsewhere(tmp_pat
             target_site(toy_runner(max_length=512)) as other,
             distributed(f"{address},{other.address}", "miss=0.3", pipeline=pipeline) as (generator, client),
         ):
-            client.roster.current = address
+            client.pool.current = address
             tokens = await asyncio.gather(*(answer(generator.generate, LONG) for _ in range(3)))
             assert {got.token_ids for got in tokens} == {TRUTH}
             assert client.address == other.address
@@ -181,7 +181,7 @@ def test_a_new_request_goes_to_the_verifier_that_is_not_stopping() -> None:
             target_site() as other,
             distributed(f"{stopping.address},{other.address}", "miss=0.3") as (generator, client),
         ):
-            client.roster.current = stopping.address
+            client.pool.current = stopping.address
             stopping.lifecycle.accepting = False
             assert (await answer(generator.generate, ids(PROMPT, 9))).token_ids == oracle(PROMPT, GREEDY, 9)
             assert client.address == other.address
@@ -195,7 +195,7 @@ def test_a_new_request_goes_to_the_verifier_that_is_not_stopping() -> None:
 
 
 def test_what_loading_left_is_not_looked_through_while_requests_are_served() -> None:
-    settle()
+    freeze_gc()
     try:
         assert gc.get_freeze_count() > 10_000
     finally:

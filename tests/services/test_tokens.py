@@ -82,9 +82,9 @@ def test_every_token_is_compared_whole_whatever_was_shown(accepted, monkeypatch)
         ("# nobody yet\n", "has no line `identity token`"),
         ("alice\n", "line 1: 1 words; a line is `identity token`"),
         (f"# two\nalice {ALICE} {BOB}\n", "line 2: 3 words; a line is `identity token`"),
-        ("alice short\n", "line 1: a token of 5 characters; 16 are the least"),
+        ("alice short\n", "line 1: a token of 5 characters; the minimum is 16"),
         ("alice tökens-are-plain-letters\n", "line 1: a token consists of letters, digits and . _ ~ + / = -"),
-        (f"alice {ALICE}\nbob {ALICE}\n", "line 2: the same token stands in an earlier line"),
+        (f"alice {ALICE}\nbob {ALICE}\n", "line 2: an earlier line has the same token"),
     ],
 )
 def test_a_file_that_is_no_list_of_tokens_is_refused_without_quoting_it(tmp_path, text, said):
@@ -108,8 +108,8 @@ def test_only_who_shows_a_known_token_is_answered(accepted, tmp_path):
 
     assert run(test()) == [
         WHAT_THE_TARGET_SAYS,
-        "UNAUTHENTICATED: this server does not know the token: it is wrong, or was withdrawn",
-        "UNAUTHENTICATED: no token: this server asks for one, as metadata `authorization: Bearer TOKEN`",
+        "UNAUTHENTICATED: unknown token: it is wrong, or was revoked",
+        "UNAUTHENTICATED: no token: this server requires one, as metadata `authorization: Bearer TOKEN`",
     ]
 
 
@@ -150,7 +150,7 @@ def test_tokens_are_added_and_withdrawn_without_a_restart(accepted, tmp_path, ca
 
     with caplog.at_level(logging.INFO, "tandem.security"):
         assert run(test()) == ["UNAUTHENTICATED", WHAT_THE_TARGET_SAYS, "UNAUTHENTICATED"]
-    assert "tokens read again: 1 in" in caplog.text
+    assert "tokens reloaded: 1 in" in caplog.text
     assert NEW not in caplog.text and ALICE not in caplog.text
 
 
@@ -159,7 +159,7 @@ def test_a_file_that_was_spoiled_changes_nothing_and_is_said_once(accepted, tmp_
     tokens = AcceptedTokens(accepted)
     spoil(tmp_path / "accepted")
     assert [tokens.identity(ALICE), tokens.identity(ALICE)] == ["alice", "alice"]
-    assert caplog.text.count("the old tokens stay") == 1
+    assert caplog.text.count("keeping the old tokens") == 1
     token_file(tmp_path / "accepted", f"carol {NEW}\n")
     assert [tokens.identity(ALICE), tokens.identity(NEW)] == [None, "carol"]
 
@@ -222,7 +222,7 @@ def test_a_worker_whose_own_token_is_withdrawn_does_not_blame_its_caller(accepte
     [
         ("", "has 0 lines; it holds one token"),
         (f"{ALICE}\n{BOB}\n", "has 2 lines; it holds one token"),
-        (f"alice {ALICE}\n", "holds more than one token, or what no token consists of"),
+        (f"alice {ALICE}\n", "holds more than one token, or characters not allowed in a token"),
     ],
 )
 def test_a_callers_file_holds_one_token(tmp_path, text, said):
