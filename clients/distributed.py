@@ -15,9 +15,10 @@ from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.traced_rounds import traced_flights, traced_guesser, traced_verifier
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import StreamedVerifier
-from tandem.speculation.depth import Depth, MeasuredTimes, Pipeline
+from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.pipeline import MOST_IN_FLIGHT, PipelinedRounds
+from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import DraftLimit, GenerationRequest, SpeculationStats
 
 

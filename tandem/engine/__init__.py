@@ -1,1 +1,1 @@
-"""From requests to steps: generator, sequences, KV slots, batcher."""
+"""Turns requests into steps of a device: generator, sequences, KV slots, batcher."""

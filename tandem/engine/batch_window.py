@@ -1,8 +1,8 @@
-"""How long a step waits for rows that are on their way back. Pure: seconds are arguments.
+"""Decides how long a step waits for rows that are expected back soon. Times are arguments; no clock is read.
 
-Sequences that draft elsewhere come back for their next round a little after their answer. A step of few tokens takes as
-long with few rows as with many, so where they come back soon it pays to wait for them: two that take turns, each in a
-step of its own, have half of what they would have together, and would take turns for ever.
+Sequences that draft elsewhere return for their next round shortly after their answer. A step of few tokens takes as
+long with few rows as with many, so waiting pays if they return soon. Otherwise two sequences could alternate forever,
+each in its own step, at half of the throughput that they would reach together.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections import deque
 
 KEPT, FEW = 64, 8
 SLACK = 2.0
-"""Usual returns that are waited for: of several rows the last takes longer than most."""
+"""The window in multiples of the median return time, because the last of several rows takes longer than most."""
 PAYS = 0.75
-"""Of a step's own time: what waiting may take."""
+"""The longest window worth waiting for, as a share of the step's own time."""
 TRIED = 0.3
-"""Of a step's own time: what is waited while next to nothing is known."""
+"""The window while fewer than FEW returns are known, as a share of the step's own time."""
 
 
 class BatchWindow:
-    """Of one device: who was answered by its last round, and how long such rows usually stay away.
+    """Tracks the rows that the last round of a device answered, and how long such rows usually take to return.
 
-    Rows that come beside a step say little: whoever drafts may have had to share cores with it. What counts is how long
-    they take while the device has nothing to do, or was made to wait for them.
+    Only returns while the device is idle or waits for them are measured. During a step, a client that drafts may have
+    to share cores with it.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class BatchWindow:
         self._returns: deque[float] = deque(maxlen=KEPT)
 
     def answered(self, rows: int, now: float, seconds: float) -> None:
-        """A round of so many rows ended, that took so long."""
+        """Records that a round of `rows` rows ended at `now`, after a step of `seconds`."""
         self._away, self._ended, self._step, self._waited = rows, now, seconds, False
         known = len(self._returns) >= FEW
         self._window = SLACK * statistics.median(self._returns) if known else TRIED * seconds
 
-    def came(self, now: float, busy: bool) -> None:
-        """A row is here for its next round; `busy`: while a step was running."""
+    def returned(self, now: float, busy: bool) -> None:
+        """Records that a row came for its next round; `busy`: a step was running."""
         if not self._away:
             return
         self._away -= 1
@@ -47,7 +47,7 @@ class BatchWindow:
             self._returns.append(now - self._ended)
 
     def seconds(self, now: float, missing: int) -> float:
-        """How much longer to wait, with `missing` open sequences not here; 0: not at all."""
+        """Returns how much longer to wait while `missing` open sequences have no row ready; 0: not at all."""
         if not min(self._away, missing) or self._window > PAYS * self._step:
             return 0.0
         left = max(0.0, self._ended + self._window - now)

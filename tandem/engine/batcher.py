@@ -1,7 +1,7 @@
-"""Many requests share steps: rows that are ready when the device is free go together.
+"""Batches the rows of many requests into shared steps of a device.
 
-One device thread per batcher runs every step, so models on it never meet. Rows join and leave between steps; nothing
-here knows what a row means.
+One device thread per batcher runs every step, so models on it never run at the same time. Rows join and leave between
+steps. The batcher does not depend on what a row means.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 Step = Callable[[Sequence[Any]], Sequence[Any]]
 ObserveStep = Callable[[Any, int, float, float], None]
-"""Is told of every step: one of its rows, how many it had, the seconds that one waited for it, and its own seconds."""
+"""Called after every step with one of its rows, its number of rows, the seconds that row waited, and the step's seconds."""
 
-# After a step its rows come back through the event loop for their next one. At most so many turns of the loop are given
-# to them before the next step begins; an idle turn costs microseconds, a half-empty step milliseconds. Once every
-# sequence that holds a slot is here, it begins at once: what else the loop has to do, it does beside the step.
+# After a step its rows come back through the event loop for their next one. The next step waits at most this many turns
+# of the loop for them: an idle turn costs microseconds, a half-empty step milliseconds. Once every sequence that holds a
+# slot has a row ready, the step begins at once, and other work of the loop runs beside it.
 _TURNS = 8
 
-# Both threads are Python's: what the loop has to do after a step (0.4 ms of replies, measured) would hold up the next,
-# which is there by then. So the loop lets the device begin first; it waits no longer than this, in seconds.
+# Both threads hold Python's interpreter lock, so the loop's work after a step (0.4 ms of replies, measured) would delay
+# the next step. So the loop waits until the device thread has begun, for at most this many seconds.
 _BEGINS = 0.005
 
 CLOSE_SECONDS = 5.0
-"""How long `close` waits for the step that runs."""
+"""How long `close` waits for the running step."""
 
 
 class DeviceLost(RuntimeError):
-    """A whole step failed: the device, not a row, is at fault."""
+    """A whole step failed, so the device is at fault, not a row."""
 
 
 class StepHung(DeviceLost):
-    """The step that runs takes longer than any should. It may still come back; until then the device is not used."""
+    """The running step exceeded its time limit. It may still return; until then the device is not used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timed(Generic[Result]):
-    """A row's result, the seconds it waited for its step to begin, and the step's own seconds."""
+    """A row's result, the seconds it waited for its step to begin, the step's own seconds and its rows."""
 
     value: Result
     queue_seconds: float
@@ -73,21 +73,21 @@ class _Waiting:
 
 
 class Batcher:
-    """Gathers rows of the same step, runs it, hands out results, repeats."""
+    """Gathers rows of the same step, runs the step on the device thread, and distributes the results."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"device-{name}")
         self._ready: list[_Waiting] = []
-        self._running: list[_Waiting] = []  # rows of the step that runs
+        self._running: list[_Waiting] = []  # rows of the running step
         self._hung = ""
         self._again: asyncio.Handle | None = None
         self._turns = _TURNS
-        self._patience = BatchWindow()
-        self._context = contextvars.Context()  # nobody's, whoever's row came first
+        self._window = BatchWindow()
+        self._context = contextvars.Context()  # empty, so that steps do not run in the context of one request
         self._pools: list[SlotPool] = []
         self._prefilled = False
         self.observe: ObserveStep | None = None
-        self.learn: Callable[[type, float], None] | None = None  # is told each step's kind of row, and its seconds
+        self.learn: Callable[[type, float], None] | None = None  # called with each step's row type and seconds
         self.came_back: Callable[[DeviceLost | None], None] | None = None
         self.stuck = self._closed = False
         self.hung_steps = 0
@@ -95,23 +95,23 @@ class Batcher:
         self.rows = 0
 
     def serves(self, slots: SlotPool) -> None:
-        """Rows of these slots come here: who holds one may be expected back after a step."""
+        """Registers the slots whose rows this batcher runs: their holders are expected back after a step."""
         self._pools.append(slots)
 
     @property
     def waiting(self) -> int:
-        """Rows that wait for their step."""
+        """The number of rows that wait for their step."""
         return len(self._ready)
 
     @property
     def running(self) -> tuple[int, list[Any]]:
-        """The number of the step that runs, and its rows: none while the device is free."""
+        """The number of the running step, and its rows; no rows while the device is free."""
         return self.steps, [waiting.row for waiting in self._running]
 
     def abandon(self, why: str) -> None:
-        """Fails the rows of the step that runs, and all that wait, with StepHung; and who comes until it is back.
+        """Fails all rows, running and waiting, with StepHung, and every new row until the running step returns.
 
-        `came_back` is told then, of the error if it failed; the device is used again only if it did not.
+        `came_back` is then called, with the error if the step failed; only if it did not is the device used again.
         """
         self._hung = why
         self.hung_steps += 1
@@ -121,7 +121,7 @@ class Batcher:
         self._ready.clear()
 
     def _sequences(self) -> int:
-        """How many sequences are open; at least as many as can be known."""
+        """Returns the number of open sequences, or a very large number if no slots are registered."""
         return max((pool.count - pool.free for pool in self._pools), default=sys.maxsize)
 
     async def on_device(self, function: Callable[..., Result], *args: Any) -> Result:
@@ -137,7 +137,8 @@ class Batcher:
     ) -> Timed[Result]:
         """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed, StepHung or DeviceLost.
 
-        Of `prefill` rows no two steps run in a row while others wait: newcomers hold up a round by one chunk at most.
+        Two steps of `prefill` rows never run in succession while other rows wait, so new requests delay a round by at
+        most one chunk.
         """
         if self._hung:
             raise StepHung(self._hung)
@@ -145,12 +146,12 @@ class Batcher:
         now = time.perf_counter()
         self._ready.append(_Waiting(step, row, limit, now, prefill, future))
         if not prefill:
-            self._patience.came(now, bool(self._running))
-        self._look()
+            self._window.returned(now, bool(self._running))
+        self._begin_if_ready()
         return await future
 
-    def _look(self) -> None:
-        """Begins a step if the device is free and who is not here is not worth waiting for; else looks again later."""
+    def _begin_if_ready(self) -> None:
+        """Begins a step if the device is free and no missing row is worth waiting for; otherwise tries again later."""
         if self._running or not self._ready:
             return
         if self._again:
@@ -159,18 +160,18 @@ class Batcher:
         missing, loop = self._sequences() - len(self._ready), asyncio.get_running_loop()
         if missing > 0 and self._turns:
             self._turns -= 1
-            self._again = loop.call_soon(self._look, context=self._context)
-        elif missing > 0 and (wait := self._worth_waiting(missing)):
-            self._again = loop.call_later(wait, self._look, context=self._context)
+            self._again = loop.call_soon(self._begin_if_ready, context=self._context)
+        elif missing > 0 and (wait := self._wait_seconds(missing)):
+            self._again = loop.call_later(wait, self._begin_if_ready, context=self._context)
         elif rows := self._gather():
             self._begin(rows)
 
-    def _worth_waiting(self, missing: int) -> float:
-        """Seconds, for rows that are on their way back. A prompt's chunk begins without them: they cannot join it."""
-        return 0.0 if self._first().prefill else self._patience.seconds(time.perf_counter(), missing)
+    def _wait_seconds(self, missing: int) -> float:
+        """Returns how long to wait for missing rows; 0 for a prefill step, which they cannot join."""
+        return 0.0 if self._first().prefill else self._window.seconds(time.perf_counter(), missing)
 
     def _begin(self, rows: list[_Waiting]) -> None:
-        """Hands `rows` to the device thread, and returns once it is at them."""
+        """Submits `rows` to the device thread, and returns once it has begun (see _BEGINS)."""
         self._running = rows
         tell = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, context=self._context)
         begun = threading.Lock()
@@ -183,21 +184,21 @@ class Batcher:
         if self._hung:
             return self._returned(ran)
         if not rows[0].prefill:
-            self._patience.answered(len(rows), time.perf_counter(), ran.compute_seconds)
+            self._window.answered(len(rows), time.perf_counter(), ran.compute_seconds)
         self._hand_out(rows, ran)
-        self._look()
+        self._begin_if_ready()
 
     def _returned(self, ran: Timed[Sequence[Any]]) -> None:
-        """A step that was abandoned is back; nobody waits for its results."""
+        """Handles the return of an abandoned step, whose results are not needed any more."""
         self.steps += 1
         failed = next((result for result in ran.value if isinstance(result, DeviceLost)), None)
         if failed is None:
-            self._hung, self._patience = "", BatchWindow()
+            self._hung, self._window = "", BatchWindow()
         if self.came_back:
             self.came_back(failed)
 
     def _gather(self) -> list[_Waiting]:
-        """Rows of the step whose turn it is, oldest first; cancelled ones are dropped."""
+        """Returns the rows of the next step, oldest first; cancelled rows are dropped."""
         self._turns = _TURNS
         self._ready = [r for r in self._ready if not r.done.done()]
         if not self._ready:
@@ -209,7 +210,10 @@ class Batcher:
         return chosen
 
     def _first(self) -> _Waiting:
-        """The row that has waited longest; after a prefill, of those that are none, if there are any."""
+        """Returns the row that has waited longest.
+
+        After a prefill step, the longest-waiting other row if there is one.
+        """
         others = (row for row in self._ready if not row.prefill)
         return next(others, self._ready[0]) if self._prefilled else self._ready[0]
 
@@ -230,9 +234,9 @@ class Batcher:
                 waiting.done.set_result(Timed(result, queued, ran.compute_seconds, len(rows)))
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Waits for the running step and ends the thread; `stuck`, and the thread left alone, if that takes longer.
+        """Waits for the running step and ends the thread. If that takes longer than `seconds`, sets `stuck` instead.
 
-        A step that was abandoned is not waited for.
+        An abandoned step is not waited for.
         """
         if self._closed:
             return
@@ -245,20 +249,20 @@ class Batcher:
         self.stuck = not last.done()
         if self.stuck:
             last.cancel()
-            log.error("the device thread is left alone: its step has not come back")
+            log.error("the device thread is left running: its step has not returned")
         self._thread.shutdown(wait=not self.stuck)
 
 
 def _run_and_tell(rows: list[_Waiting], begun: threading.Lock, tell: Callable[[Timed[Sequence[Any]]], object]) -> None:
-    """Runs the rows' step, on the device thread."""
+    """Runs the rows' step on the device thread and passes the result to `tell`."""
     begun.release()
     ran = _run(rows)
-    with contextlib.suppress(RuntimeError):  # a loop that is closed wants to know nothing
+    with contextlib.suppress(RuntimeError):  # the event loop is closed
         tell(ran)
 
 
 def _run(rows: list[_Waiting]) -> Timed[Sequence[Any]]:
-    """Runs the rows' step, on the device thread; times are those of the first row."""
+    """Runs the rows' step on the device thread; the queue time is that of the first row."""
     began = time.perf_counter()
     try:
         results = rows[0].step([r.row for r in rows])

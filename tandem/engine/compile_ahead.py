@@ -1,6 +1,6 @@
-"""--role compile: every graph that a server will need, made beforehand, into a folder that servers share.
+"""Implements --role compile: compiles all graphs that a server will need into a folder that servers share.
 
-It loads the models as a server does and makes the same graphs, but runs none of them. A server with the same models,
+It loads the models as a server does and compiles the same graphs, but runs none of them. A server with the same models,
 shape flags and --compiled_dir then finds all of them there.
 """
 
@@ -24,7 +24,7 @@ PARTS = ("target", "draft", "fused")
 
 @dataclass(frozen=True, slots=True)
 class CompileConfig:
-    """What to compile: `parts` of PARTS; none named: all that the models allow. `command` starts another rank."""
+    """What to compile: `parts` (of PARTS; empty: all that the models allow). `command` starts another rank."""
 
     models: ModelConfig
     parts: tuple[str, ...] = ()
@@ -37,24 +37,27 @@ class CompileConfig:
         if self.models.backend != "torch":
             raise ValueError(f"backend: {self.models.backend} has no graphs to compile; torch has")
 
-    def wanted(self) -> tuple[str, ...]:
-        """In the order of PARTS. Raises ValueError where a draft model is missing."""
+    def selected(self) -> tuple[str, ...]:
+        """Returns the parts to compile, in the order of PARTS. Raises ValueError if a draft model is missing."""
         if self.models.draft_model is None:
             if set(self.parts) - {"target"}:
-                raise ValueError("draft_model: name the draft that is to be compiled")
+                raise ValueError("draft_model: name the draft model to compile")
             return ("target",)
         return tuple(part for part in PARTS if part in self.parts or not self.parts)
 
 
 def run_compile(config: CompileConfig) -> int:
-    """Prints a line for each part. Raises ValueErrors of one line."""
+    """Compiles each part and prints a line about it.
+
+    Returns the exit code. Raises ValueError with a one-line message.
+    """
     models = config.models
-    platform, wanted = chosen(models.execution.device), config.wanted()
+    platform, wanted = chosen(models.execution.device), config.selected()
     execution = models.execution
     if execution.compile == "auto":
         execution = replace(execution, compile=platform.backend)
     if execution.compile not in ("inductor", "neuron"):
-        raise ValueError(f"compile: {execution.compile} makes no graphs; leave it out, or say {platform.backend}")
+        raise ValueError(f"compile: {execution.compile} compiles no graphs; leave it out, or use {platform.backend}")
     models = replace(models, execution=execution)
     if models.ranks.follows:
         end_with_rank_0()

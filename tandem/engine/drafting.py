@@ -1,4 +1,4 @@
-"""What drafts, without a target: a model or n-gram lookup, and the tokenizer whose ids it speaks."""
+"""Loads a drafter without a target: a draft model or n-gram lookup, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load_draft, 
 from tandem.engine.slots import NoFreeSlot
 from tandem.runners.protocol import RowFailed
 from tandem.runners.startup import Startup
-from tandem.speculation.drafters import Guesser
-from tandem.speculation.fallible import DrafterHealth, FallibleGuesser
+from tandem.speculation.drafters import BonusDrafter
+from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
 from tandem.speculation.types import DraftLimit, ModelInfo, Rule, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A draft model ready to run, or None where n-gram lookup drafts."""
+    """A drafter that is ready to run. `draft` is None if n-gram lookup drafts."""
 
     draft: Loaded | None
     tokenizer: Tokenizer
@@ -32,7 +32,7 @@ class Drafting:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids that may be asked about are below it."""
+        """Token ids in calls must be below it."""
         return self.draft.runner.limits.vocab_size if self.draft else self.tokenizer.vocab_size
 
     def drafter(
@@ -42,28 +42,28 @@ class Drafting:
         slot_seconds: float | None = None,
         limit: DraftLimit | None = None,
         stats: SpeculationStats | None = None,
-    ) -> Guesser:
-        """For one request, proposing token ids below `vocab_size`. After `slot_seconds` without a slot `open` raises
-        NoFreeSlot; None: it waits.
+    ) -> BonusDrafter:
+        """Returns a drafter for one request, which proposes token ids below `vocab_size`.
 
-        With `stats` a model that fails leaves rounds undrafted, which are counted there; without, it raises.
+        Its `open` raises NoFreeSlot after `slot_seconds` without a free slot (None: it waits). With `stats`, a model
+        that fails leaves rounds undrafted, and they are counted there; without, its errors are raised.
         """
 
-        def fails_softly(model: Guesser) -> Guesser:
-            return model if stats is None else FallibleGuesser(model, self.health, stats, (RowFailed, NoFreeSlot))
+        def tolerate_failures(model: BonusDrafter) -> BonusDrafter:
+            return model if stats is None else FallibleBonusDrafter(model, self.health, stats, (RowFailed, NoFreeSlot))
 
-        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, limit, fails_softly)
+        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, limit, tolerate_failures)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
-    """Loads what drafts, with `batcher`'s device thread to itself. Raises ValueErrors of one line."""
+    """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError with a one-line message."""
     draft = await load_draft(config, batcher, alone=True, startup=startup)
     tokenizer = draft.tokenizer if draft else await own_tokenizer(config)
     return Drafting(draft, tokenizer, config.draft, drafter_health(draft))
 
 
 def drafting_info(drafting: Drafting, config: ModelConfig) -> ModelInfo:
-    """What a DraftWorker that knows no target says: no target model, and its own limits."""
+    """Returns the ModelInfo of a DraftWorker without a target: no target model, and its own limits."""
     identity = drafting.draft.runner.identity if drafting.draft else None
     shape = drafting.draft.runner.limits if drafting.draft else config.shape
     return ModelInfo(

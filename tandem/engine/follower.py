@@ -1,4 +1,4 @@
-"""A process that shares a target and does not serve: it loads what rank 0 loads, and makes its steps."""
+"""Runs a rank that shares a target but does not serve: it loads the same models as rank 0 and runs its steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ log = logging.getLogger("tandem.models")
 
 
 async def run_follower(config: ModelConfig, drafts: bool) -> int:
-    """Until rank 0 stops; 1 where a step fails. `drafts`: rank 0 has a draft beside its target. Raises ValueErrors.
+    """Follows rank 0 until it stops. Returns the exit code: 1 if a step fails. Raises ValueError.
 
-    SIGTERM and SIGINT are rank 0's to answer: requests that it lets finish still need this rank.
+    `drafts`: rank 0 has a draft model next to its target. SIGTERM and SIGINT are ignored and left to rank 0, because
+    requests that it lets finish still need this rank.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Draft and verification as one step: the local implementation of speculation's Rounds. The draft may fail."""
+"""Implements Rounds with draft and verification in one local step. The draft model may fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.speculation.types import Draft, DraftLimit, Proposer, Rule, Sampling
 
 
 class FusedPair:
-    """Target and draft engines whose sequences share slot numbers and steps; `health` is what is known of the draft."""
+    """Target and draft engines whose sequences share slot numbers and steps; `health` is that of the draft model."""
 
     def __init__(self, target: Engine, draft: Engine, health: DrafterHealth | None = None) -> None:
         self.target, self.draft = target, draft
@@ -23,11 +23,11 @@ class FusedPair:
 
 
 class FusedRounds:
-    """Draft and verification as one step of the device thread, for one request.
+    """Runs draft and verification as one step of the device thread, for one request.
 
-    With a `lookup`, a round that it can answer verifies the copy and leaves the draft model alone. `limit`: how much of
-    what is asked for the model may propose. A draft model that fails leaves rounds undrafted, counted in `stats`; it is
-    tried again after a while.
+    With a `lookup`, a round that it can answer verifies the copy without running the draft model. `limit`: how many of
+    the tokens asked for the model may propose. If the draft model fails, rounds go undrafted and are counted in
+    `stats`; the model is tried again later.
     """
 
     def __init__(
@@ -63,7 +63,10 @@ class FusedRounds:
                 self._pair.health.failed(error)
 
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
-        """A row that fails is tried once more on a slot made new, undrafted (see TargetSequence.verify)."""
+        """Runs a round.
+
+        A row that fails is retried once without a draft, on a refilled slot (see TargetSequence.verify).
+        """
         try:
             return await self._round(tokens, k)
         except RowFailed:
@@ -114,7 +117,7 @@ class FusedRounds:
     @staticmethod
     def _as_round(result: FusedResult, done: Timed[FusedResult], proposer: Proposer) -> tuple[Draft, Verdict]:
         proposed = result.proposal
-        waited = done.queue_seconds + result.draft_seconds - proposed.seconds  # for the drafts of other rows
+        waited = done.queue_seconds + result.draft_seconds - proposed.seconds  # includes drafting for other rows
         return (
             Draft(
                 proposed.token_ids,

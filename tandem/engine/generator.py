@@ -1,4 +1,4 @@
-"""From a request to chunks and a completion: tokenize, check, speculate, stop. The same for every architecture."""
+"""Answers a generation request: tokenizes, checks, speculates and stops. All architectures use it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from tandem.speculation.types import (
 )
 
 LONG_TEXT = 1024
-"""Characters of text that are tokenized at once, within about a millisecond; longer ones go to a thread."""
+"""Texts of at most this many characters are tokenized directly, within about a millisecond; longer ones in a thread."""
 
 MakeRounds = Callable[[GenerationRequest, SpeculationStats, DraftLimit], Rounds]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
-    """What holds for requests that do not say. `max_new_tokens` None: until the sequence length is full."""
+    """Defaults for fields that a request leaves unset. `max_new_tokens` None: up to the sequence length."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int | None = None
@@ -43,36 +43,36 @@ class RequestDefaults:
             raise InvalidField("max_new_tokens", f"{self.max_new_tokens} is below 1")
 
     def complete(self, request: GenerationRequest, room: int) -> GenerationRequest:
-        """The request as if it had said everything. `room`: tokens that its sequence has left."""
-        left = {name: getattr(self.sampling, name) for name in request.unsaid}
+        """Returns the request with all fields set. `room`: the tokens that fit after its prompt."""
+        defaults = {name: getattr(self.sampling, name) for name in request.unsaid}
         most = request.max_new_tokens
         if most is None and self.max_new_tokens is not None:
-            most = max(1, min(self.max_new_tokens, room))  # only who asks for more than there is room for is refused
-        return replace(request, sampling=replace(request.sampling, **left), unsaid=frozenset(), max_new_tokens=most)
+            most = max(1, min(self.max_new_tokens, room))  # only an explicit request for too many tokens is refused
+        return replace(request, sampling=replace(request.sampling, **defaults), unsaid=frozenset(), max_new_tokens=most)
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """Answers requests with rounds made by `make_rounds`, within the limits that `info` states.
+    """Answers requests with rounds made by `make_rounds`, within the limits in `info`.
 
-    `experience`: what its requests learn together about the best speculation length. `encoding`: who has it may
-    tokenize a long text.
+    `statistics`: measurements of its requests, from which draft lengths are chosen. `encoding`: the lock that
+    serializes the tokenization of long texts.
     """
 
     info: ModelInfo
     tokenizer: Tokenizer
     make_rounds: MakeRounds
     speculates: bool = True
-    experience: RoundStatistics = field(default_factory=RoundStatistics)
+    statistics: RoundStatistics = field(default_factory=RoundStatistics)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def generate(
         self, request: GenerationRequest, stats: SpeculationStats | None = None
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        """Chunks as rounds commit them, then the completion. Raises InvalidField or TooLong before any work.
+        """Yields chunks as rounds commit them, then the end. Raises InvalidField or TooLong before any work.
 
-        `stats`, where given, are those that grow as it goes, for whoever looks on.
+        `stats`, if given, are updated as rounds end, so that the caller can read them meanwhile.
         """
         prompt = await self.prompt_tokens(request)
         request = self.defaults.complete(request, self._total(request) - len(prompt))
@@ -88,7 +88,7 @@ class Generator:
         yield GenerationEnd(stopping.reason, len(prompt), stopping.emitted, stats)
 
     async def prompt_tokens(self, request: GenerationRequest) -> list[int]:
-        """The prompt's token ids, checked against the vocabulary."""
+        """Returns the prompt's token ids, checked against the vocabulary. Raises InvalidField."""
         if request.token_ids is not None:
             prompt = list(request.token_ids)
         else:
@@ -102,7 +102,7 @@ class Generator:
         return prompt
 
     async def _encoded(self, text: str, chat: bool) -> list[int]:
-        """Long texts in a thread, one at a time: a megabyte takes seconds, in which others would not be answered."""
+        """Tokenizes; long texts one at a time in a thread, since a megabyte would block the event loop for seconds."""
         if len(text) <= LONG_TEXT:
             return self.tokenizer.encode(text, chat)
         async with self.encoding:
@@ -139,22 +139,25 @@ class Generator:
     def _lengths(self, request: GenerationRequest, limit: DraftLimit) -> LengthPolicy:
         if not self.speculates:
             return FixedLength(0)
-        most = self.info.max_speculation_length
-        if request.speculation_length is None and self.info.adaptive_speculation_length and _any_length(request):
-            return AdaptiveLength(most, self.experience, limit)
+        most = self.info.max_speculation_length if request.speculation_length is None and
+        self.info.adaptive_speculation_length and _tokens_ignore_lengths(request):
+            return AdaptiveLength(most, self.statistics, limit)
         k = self.info.default_speculation_length if request.speculation_length is None else request.speculation_length
         if k > most:
             raise InvalidField("speculation_length", f"{k} is above the maximum {most}")
         return FixedLength(k)
 
 
-def _any_length(request: GenerationRequest) -> bool:
-    """Whether tokens are the same for any lengths. Sampled under rejection they are not: a retry must say the same."""
+def _tokens_ignore_lengths(request: GenerationRequest) -> bool:
+    """Returns whether the tokens do not depend on draft lengths, so that a retry gives the same tokens.
+
+    They do depend on them when sampling under the rejection rule.
+    """
     return request.rule is Rule.AGREEMENT or request.sampling.greedy
 
 
 def check_tokens(field: str, tokens: list[int] | tuple[int, ...], vocab_size: int) -> None:
-    """Every id is in the vocabulary; else InvalidField names the first that is not."""
+    """Raises InvalidField, naming the first of `tokens` that is outside the vocabulary."""
     if not tokens or (min(tokens) >= 0 and max(tokens) < vocab_size):
         return
     for token in tokens:

@@ -1,4 +1,4 @@
-"""What answers requests, put together: the target alone, with a drafter of any kind, or fused with its draft."""
+"""Builds generators: the target alone, with any drafter, or fused with its draft model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tandem.engine.generator import Generator
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
 from tandem.engine.sequences import LocalVerifier, ModelDrafter
 from tandem.runners.nxdi.fused import FusedDraft
-from tandem.speculation.drafters import Drafter, Guesser, NgramDrafter
+from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
@@ -20,7 +20,7 @@ from tandem.speculation.types import DraftLimit, GenerationRequest, ModelInfo, R
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
-    """GetModelInfo's answer for a loaded target."""
+    """Returns the ModelInfo of a loaded target, as GetModelInfo reports it."""
     identity, limits, shapes = loaded.runner.identity, loaded.runner.limits, loaded.runner.shapes
     ends = {*identity.end_of_sequence_ids, *loaded.tokenizer.end_of_sequence_ids}
     return ModelInfo(
@@ -44,12 +44,12 @@ def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> Model
 
 
 def default_length(default_k: int | None, most: int) -> int:
-    """Where lengths adapt: the one that the first round of a process takes."""
+    """Returns the default draft length; with adaptive lengths (None), that of the first round of a process."""
     return min(FIRST if default_k is None else default_k, most)
 
 
 def plain_generator(loaded: Loaded) -> Generator:
-    """The target alone: plain decoding."""
+    """Builds a generator that decodes plainly with the target alone."""
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         return DraftThenVerify(LocalVerifier(loaded.engine, request.report_margins))
@@ -63,7 +63,10 @@ def drafted_generator(
     name: str,
     drafter: Callable[[GenerationRequest, SpeculationStats, DraftLimit], Drafter],
 ) -> Generator:
-    """The target, and whatever `drafter` makes for a request, called `name`. A length of 0 asks it for nothing."""
+    """Builds a generator from the target and a drafter called `name`, made per request by `drafter`.
+
+    A request with a draft length of 0 gets no drafter.
+    """
     info = target_info(target, default_k, name)
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
@@ -76,6 +79,7 @@ def drafted_generator(
 
 
 def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
+    """Returns the name of the drafter in reports."""
     if draft is None:
         return "ngram"
     name = draft.runner.identity.model_name
@@ -89,17 +93,20 @@ def fused_generator(
     choice: DraftChoice,
     health: DrafterHealth | None = None,
 ) -> Generator:
-    """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
+    """Builds a generator that drafts next to the target: by a model in the same step, n-gram lookup, or both.
+
+    Raises ValueError if the tokenizers differ.
+    """
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
         if isinstance(draft.runner, FusedDraft):
-            choice = replace(choice, kind="model")  # its graph verifies nothing but its own drafts
-    # One for all: rows share steps that are the same, and what is known about the draft.
+            choice = replace(choice, kind="model")  # its graph can verify only its own drafts
+    # Shared by all requests: rows can share steps only of the same pair, and the health of the draft is common.
     pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
 
     def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
         if pair is not None and draft is not None:
-            lookup = choice.lookup(draft.trust)
+            lookup = choice.lookup(draft.lookup_policy)
             return FusedRounds(pair, request.report_margins, lookup, request.rule, limit, stats)
         return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
 
@@ -107,7 +114,7 @@ def fused_generator(
 
 
 def drafter_health(draft: Loaded | None) -> DrafterHealth:
-    """What a process knows about its own draft model."""
+    """Returns the health record of this process's own draft model."""
     return DrafterHealth(f"model {draft.runner.identity.model_name} of this process" if draft else "of this process")
 
 
@@ -118,23 +125,23 @@ def make_drafter(
     rule: Rule = Rule.AGREEMENT,
     slot_seconds: float | None = None,
     limit: DraftLimit | None = None,
-    fails_softly: Callable[[Guesser], Guesser] | None = None,
-) -> Guesser:
-    """A drafter for one request, its model within `limit`.
+    tolerate_failures: Callable[[BonusDrafter], BonusDrafter] | None = None,
+) -> BonusDrafter:
+    """Returns a drafter for one request, whose model proposes within `limit`.
 
-    Its `open` raises NoFreeSlot where all slots are taken for `slot_seconds`; None: it waits. `fails_softly` wraps the
-    model, which alone can fail.
+    Its `open` raises NoFreeSlot if all slots are taken for `slot_seconds` (None: it waits). `tolerate_failures` wraps
+    the model, the only part that can fail.
     """
     if draft is None:
         return NgramDrafter()
-    model: Guesser = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, limit)
-    model = fails_softly(model) if fails_softly else model
-    lookup = choice.lookup(draft.trust)
+    model: BonusDrafter = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, limit)
+    model = tolerate_failures(model) if tolerate_failures else model
+    lookup = choice.lookup(draft.lookup_policy)
     return model if lookup is None else HybridDrafter(lookup, model)
 
 
 def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) -> ModelInfo:
-    """What a DraftWorker says: the target's facts, limited by the draft's."""
+    """Returns the ModelInfo of a generator that drafts here for a remote target: the target's, with the draft's limits."""
     longest = min(target.max_sequence_length, draft.runner.limits.max_length if draft else target.max_sequence_length)
     return replace(
         target,

@@ -230,7 +230,7 @@ class ModelDrafter:
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
         return await self._propose(tokens, k, self._rule)
 
-    async def guess(self, tokens: Sequence[int]) -> Draft:
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self._propose(tokens, 1, Rule.AGREEMENT)
 
     async def _propose(self, tokens: Sequence[int], k: int, rule: Rule) -> Draft:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from tandem.rpc.request_context import Attributes, Span, current_span, within
-from tandem.speculation.drafters import Drafter, Guesser, teach
+from tandem.speculation.drafters import BonusDrafter, Drafter, teach
 from tandem.speculation.loop import Rounds, Verifier
 from tandem.speculation.pipeline import Answer, FlightVerifier
 from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, Verdict
@@ -29,9 +29,9 @@ def traced_flights(verifier: FlightVerifier) -> FlightVerifier:
     return TracedFlights(verifier, span) if span else verifier
 
 
-def traced_guesser(drafter: Guesser) -> Guesser:
+def traced_guesser(drafter: BonusDrafter) -> BonusDrafter:
     span = current_span()
-    return TracedGuesser(drafter, span) if span else drafter
+    return TracedBonusDrafter(drafter, span) if span else drafter
 
 
 def traced_drafter(drafter: Drafter) -> Drafter:
@@ -83,10 +83,10 @@ class TracedDrafter(_Traced[Drafts]):
         teach(self._inner, tokens)
 
 
-class TracedGuesser(TracedDrafter[Guesser]):
-    async def guess(self, tokens: Sequence[int]) -> Draft:
+class TracedBonusDrafter(TracedDrafter[BonusDrafter]):
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         with within(self._current().child("guess", {"base_length": len(tokens)})):
-            return await self._inner.guess(tokens)
+            return await self._inner.draft_bonus(tokens)
 
 
 class TracedVerifier(_Traced[Verifier]):

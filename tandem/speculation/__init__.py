@@ -1,1 +1,1 @@
-"""The algorithm, pure: draft, verify, commit. Knows no gRPC and no model library."""
+"""Speculative decoding itself: draft, verify, commit. Depends on neither gRPC nor a model library."""

@@ -1,7 +1,7 @@
-"""Verification by agreement: commit the target's own draws up to and including the first that differs from the draft.
+"""Verifies by agreement: commits the target's own draws up to and including the first that differs from the draft.
 
-The draft drew with the same noise, so agreement is likely; the output is what the target alone would draw with that
-seed, whatever the draft proposed (design section 3).
+The draft model draws with the same noise, so agreement is likely. The output is exactly what the target alone would
+draw with that seed, whatever the draft proposed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tandem.speculation.types import Verdict
 def agree(draft: Sequence[int], target_draw: Callable[[int], Drawn], margins: bool = False) -> Verdict:
     """Commits draws 0, 1, ... while draw i equals draft[i], then one more (the correction, or the bonus).
 
-    `target_draw(i)` is the target's draw given the prefix and draft[:i]; it is called only as far as it counts.
+    `target_draw(i)` is the target's draw given the prefix and draft[:i]. It is called only for committed draws.
     """
     drawn: list[Drawn] = []
     for i in range(len(draft) + 1):
@@ -30,6 +30,6 @@ def agree(draft: Sequence[int], target_draw: Callable[[int], Drawn], margins: bo
 
 
 def known_prefix(draft: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """Draft tokens up to the first that is not in the target's vocabulary."""
+    """Returns the draft tokens before the first that is not in the target's vocabulary."""
     cut = next((i for i, token in enumerate(draft) if token >= vocab_size), len(draft))
     return tuple(draft[:cut])

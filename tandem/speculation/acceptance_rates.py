@@ -1,14 +1,14 @@
-"""Conditional acceptance, learned round by round: how likely draft token i is accepted if those before it were."""
+"""Estimates conditional acceptance rates online: how likely draft token i is accepted if those before it were."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-LOWEST, HIGHEST = 0.02, 0.99
+LOWEST, HIGHEST = 0.02, 0.99  # bounds of a prior after it was shifted
 
 
 class AcceptanceCounts:
-    """Trials and successes by position, which fade: after a round everything counted before weighs `fading` times."""
+    """Counts trials and hits by draft position; each new round multiplies the earlier counts by `fading`."""
 
     def __init__(self, fading: float) -> None:
         self._fading = fading
@@ -16,7 +16,10 @@ class AcceptanceCounts:
         self.hits: list[float] = []
 
     def note(self, drafted: int, accepted: int, rounds: int = 1) -> None:
-        """A draft of `drafted` tokens, `rounds` rounds after the last; tokens after a rejected one were no trials."""
+        """Counts a draft of `drafted` tokens, made `rounds` rounds after the last one.
+
+        Tokens after the first rejected one are not trials.
+        """
         fade = self._fading**rounds
         grow = [0.0] * (drafted - len(self.trials))
         self.trials = [fade * n for n in self.trials] + grow
@@ -28,11 +31,12 @@ class AcceptanceCounts:
     def rates(
         self, prior: Sequence[float], together: float, each: float, rounds: int = 0
     ) -> tuple[list[float], list[float]]:
-        """For every position of `prior`: the rate, and how many trials it rests on; `rounds` after the last draft.
+        """Returns, for every position of `prior`, the estimated rate and the number of trials that support it.
 
-        A text that is easier or harder than `prior` says is so at every position: all trials move the prior, which
-        weighs as `together` trials, as one; then each position's own move its rate, and the prior weighs as `each`.
-        Trials elsewhere support a position less than its own.
+        The estimate is for `rounds` rounds after the last draft. A text that is easier or harder than `prior` is so at
+        every position, so all trials together first shift the whole prior, which weighs as much as `together` trials.
+        Then each position's own trials move its rate, with the shifted prior weighing as much as `each` trials.
+        Trials at other positions support a position less than its own do.
         """
         fade = self._fading**rounds
         seen = list(zip(self.trials, self.hits, prior, strict=False))

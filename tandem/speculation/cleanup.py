@@ -1,4 +1,4 @@
-"""What an end has to do, done whole: a cancellation that comes meanwhile waits for it."""
+"""Runs clean-up code to completion, even if the task is cancelled meanwhile."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 async def finish(work: Coroutine[Any, Any, None]) -> None:
     """Awaits `work` to its end, however often this task is cancelled meanwhile; then raises the cancellation.
 
-    A `finally` that awaits is where a second cancellation skips what comes after: a deadline that passes while a failed
-    round is being cleaned up, say. `work` runs in a task of its own that nobody else knows, so it must end by itself.
+    Without this, a second cancellation (for example a deadline that passes while a failed round is being cleaned up)
+    skips the rest of a `finally` block that awaits. `work` runs in a task that nothing else can cancel, so it must end
+    by itself.
     """
     task = asyncio.create_task(work, name="finish")
     cancelled: asyncio.CancelledError | None = None

@@ -1,4 +1,4 @@
-"""What proposes draft tokens. A drafter may be wrong about anything but never changes the output."""
+"""Defines the drafter protocols and prompt lookup. A drafter may be wrong, but it never changes the output."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from tandem.speculation.types import Draft, Proposer, SamplingParams
 
 
 class Drafter(Protocol):
-    """Proposes for one request."""
+    """Proposes draft tokens for one request."""
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        """Prepares for a request that begins with `prompt`."""
+        """Prepares for a request whose prompt is `prompt`."""
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
-        """At most `k` tokens that may follow `tokens`, the prompt and everything committed."""
+        """Returns at most `k` tokens that may follow `tokens`, which are the prompt and everything committed."""
 
     async def close(self) -> None:
-        """Frees what `open` took. May be called at any time, and again."""
+        """Frees what `open` took. May be called at any time, and more than once."""
 
 
-class Guesser(Drafter, Protocol):
-    """A drafter that can also say what the target's own next token will be. A proposal may be cancelled at any time."""
+class BonusDrafter(Drafter, Protocol):
+    """A drafter that can also predict the bonus token of a round. Its calls may be cancelled at any time."""
 
-    async def guess(self, tokens: Sequence[int]) -> Draft:
-        """One token, or none: drawn with the noise of the target's own draw, whatever the rule."""
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
+        """Returns one token or none, drawn with the same noise as the target's own draw, whatever the rule."""
 
 
 def teach(drafter: Drafter | None, tokens: Sequence[int]) -> None:
-    """Tells a drafter that learns (it has `learn(tokens)`) that all of `tokens`, the prompt first, is committed now."""
-    learn = getattr(drafter, "learn", None)  # to ask isinstance of a protocol takes longer than the learning
+    """Tells a drafter that has a method `learn(tokens)` that all of `tokens`, prompt included, is now committed."""
+    learn = getattr(drafter, "learn", None)  # isinstance of a protocol takes longer than learning does
     if learn:
         learn(tokens)
 
 
-class _Noted(NamedTuple):
-    """At one position: the n-grams that end before it, the longest first, each with where its follower stood earlier;
-    and the longest that had one."""
+class _IndexEntry(NamedTuple):
+    """The n-grams that end before one position, longest first, each with the earlier position of its follower or None.
+
+    `size` and `start`: length of the longest n-gram that has a follower, and where that follower is; 0 if none has.
+    """
 
     grams: list[tuple[tuple[int, ...], int | None]]
     size: int
@@ -45,10 +47,10 @@ class _Noted(NamedTuple):
 
 
 class NgramDrafter:
-    """Prompt lookup: what followed the longest earlier occurrence of the last tokens (Saxena 2023). No weights.
+    """Prompt lookup (Saxena 2023): proposes what followed the longest earlier occurrence of the last tokens.
 
-    Of several occurrences the latest counts. A copy that runs into the end of the tokens goes on into itself, so a
-    period of any length continues.
+    The latest of several occurrences is used. A copy that reaches the end of the tokens continues with itself, so text
+    that repeats with any period is continued.
     """
 
     def __init__(self, longest: int = 5, shortest: int = 1) -> None:
@@ -57,7 +59,7 @@ class NgramDrafter:
         self._sizes = range(longest, shortest - 1, -1)
         self._follower: dict[tuple[int, ...], int] = {}
         self._indexed: list[int] = []
-        self._noted: list[_Noted] = []  # by position
+        self._entries: list[_IndexEntry] = []  # by position
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._forget()
@@ -67,17 +69,17 @@ class NgramDrafter:
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
     def match(self, tokens: Sequence[int], k: int) -> tuple[int, tuple[int, ...]]:
-        """How many last tokens stood somewhere before (0: none), and the `k` that followed them there."""
+        """Returns how many of the last tokens occurred before (0: none), and the `k` tokens that followed there."""
         self.note(tokens)
         size, start = self._find(tokens)
         return size, tuple(_copy(tokens, start, k, len(tokens))) if size else ()
 
-    def matched(self, tokens: Sequence[int], at: int, k: int) -> tuple[int, tuple[int, ...]]:
-        """Likewise after the first `at` of `tokens`, which were noted and go on."""
-        noted = self._noted[at]
-        return noted.size, tuple(_copy(tokens, noted.start, k, at)) if noted.size else ()
+    def match_at(self, tokens: Sequence[int], at: int, k: int) -> tuple[int, tuple[int, ...]]:
+        """Like `match`, for tokens[:at], where more than `at` of `tokens` are indexed already."""
+        entry = self._entries[at]
+        return entry.size, tuple(_copy(tokens, entry.start, k, at)) if entry.size else ()
 
-    async def guess(self, tokens: Sequence[int]) -> Draft:
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
 
     async def close(self) -> None:
@@ -86,10 +88,10 @@ class NgramDrafter:
     def _forget(self) -> None:
         self._follower.clear()
         self._indexed.clear()
-        self._noted.clear()
+        self._entries.clear()
 
     def note(self, tokens: Sequence[int]) -> None:
-        """Notes for every n-gram that is followed by a token where its latest follower stands."""
+        """Indexes `tokens`: stores for every n-gram the position of the token that last followed it."""
         start = len(self._indexed)
         if self._indexed != list(tokens[:start]):
             start = _common(self._indexed, tokens)
@@ -98,15 +100,15 @@ class NgramDrafter:
             before = tuple(tokens[max(0, at - self._sizes[0]) : at])
             grams = [(before[-n:], self._follower.get(before[-n:])) for n in self._sizes if n <= at]
             size, found = next(((len(gram), stood) for gram, stood in grams if stood is not None), (0, 0))
-            self._noted.append(_Noted(grams, size, found))
+            self._entries.append(_IndexEntry(grams, size, found))
             self._follower.update((gram, at) for gram, _ in grams)
         self._indexed += tokens[start:]
 
     def _roll_back(self, length: int) -> None:
-        """To the first `length` tokens. A loop that drafts ahead comes here at every wrong guess."""
+        """Reduces the index to the first `length` tokens. Pipelining needs this after every wrong prediction."""
         del self._indexed[length:]
-        while len(self._noted) > length:
-            for gram, before in self._noted.pop().grams:
+        while len(self._entries) > length:
+            for gram, before in self._entries.pop().grams:
                 if before is None:
                     del self._follower[gram]
                 else:
@@ -122,7 +124,7 @@ class NgramDrafter:
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Returns the length of the common prefix."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 

@@ -1,9 +1,9 @@
-"""Seeded draws: every token is argmax over v of warped(logit_v) + G(seed, position, v).
+"""Draws tokens with seeded noise: each token is the argmax over v of warped(logit_v) + G(seed, position, v).
 
-G is Gumbel noise from Philox4x64-10 keyed by (seed, position) with the token as counter, so a draw depends on nothing
-but the logits, the parameters and the absolute position. By the Gumbel-max theorem (Gumbel 1954; Maddison et al. 2014)
-the token follows the warped distribution exactly. Warping, in this order: temperature, top-k, top-p, min-p; among equal
-logits the lower id comes first, so that every set is unique.
+G is Gumbel noise from Philox4x64-10 keyed by (seed, position) with the token as counter, so a draw depends only on the
+logits, the parameters and the absolute position. By the Gumbel-max theorem (Gumbel 1954; Maddison et al. 2014) the
+token follows the warped distribution exactly. Warping applies temperature, top-k, top-p and min-p in this order. Among
+equal logits the lower id comes first, so the set of kept tokens is always unique.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-_BLOCK = 64  # scores of which the largest stands for all
-_HEAD = 64  # candidates whose scores are computed before the rest is pruned by a bound
+_BLOCK = 64  # scores per block in the search for the largest k
+_HEAD = 64  # candidates whose noise is computed before the rest is pruned by a bound
 
 
 class BadLogits(ArithmeticError):
-    """The model's logits hold no token that can be drawn (NaN or infinite)."""
+    """No token can be drawn from the model's logits: they are NaN or infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token and its margin: the distance to the runner-up in logits (temperature taken out); 0 is a tie."""
+    """A token and its margin: the distance to the runner-up in logits, before temperature; 0 is a tie."""
 
     token: int
     margin: float
 
 
 class Purpose(enum.IntEnum):
-    """What random numbers are for: at each (seed, position) every purpose has a stream of its own.
+    """What random numbers are used for: at each (seed, position) every purpose has its own stream.
 
-    TOKEN is the noise of `draw`: agreement's, plain decoding's, and that of the rejection rule's bonus token.
+    TOKEN is the noise of `draw`, used by agreement, by plain decoding and for the rejection rule's bonus token.
     """
 
     TOKEN = 0
@@ -50,16 +50,17 @@ class Purpose(enum.IntEnum):
 
 
 def words(seed: int, position: int, count: int, purpose: Purpose = Purpose.TOKEN) -> Words:
-    """The first `count` 64-bit words of the stream of (seed, position, purpose); TOKEN's word v belongs to token v.
+    """Returns the first `count` words, uint64 [count], of the stream of (seed, position, purpose).
 
-    The purpose is the highest word of the counter, which no stream counts up to: streams never meet.
+    Word v of the TOKEN stream belongs to token v. The purpose is the highest word of the counter, which no stream
+    counts up to, so streams never overlap.
     """
     return _stream(seed, position, count, purpose)
 
 
 @functools.lru_cache(maxsize=32)
 def _stream(seed: int, position: int, count: int, purpose: Purpose) -> Words:
-    """Kept for a while: beside the target, the draft needs the same words a moment earlier."""
+    """Cached, because a draft model next to the target has just used the same words."""
     key = np.array([seed, position], dtype=np.uint64)
     stream = np.random.Philox(key=key, counter=int(purpose) << 192).random_raw(count)
     stream.flags.writeable = False
@@ -67,18 +68,18 @@ def _stream(seed: int, position: int, count: int, purpose: Purpose) -> Words:
 
 
 def uniform(seed: int, position: int, purpose: Purpose) -> float:
-    """One number of 52 bits strictly inside (0, 1)."""
+    """Returns one uniform number with 52 random bits, strictly inside (0, 1)."""
     return ((int(words(seed, position, 1, purpose)[0]) >> 12) + 0.5) * 2.0**-52
 
 
 def gumbel(raw: Words) -> Floats:
-    """Gumbel(0, 1) noise from uniforms of 52 bits strictly inside (0, 1)."""
+    """Turns words, uint64 [n], into Gumbel(0, 1) noise, float64 [n], through uniforms of 52 bits inside (0, 1)."""
     uniforms = ((raw >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
     return -np.log(-np.log(uniforms))
 
 
 def draw(logits: NDArray[np.float32], params: SamplingParams, position: int) -> Drawn:
-    """Draws the token at absolute `position` from `logits` [vocabulary]. Raises BadLogits."""
+    """Draws the token at absolute `position` from `logits`, float32 [vocabulary]. Raises BadLogits."""
     if params.greedy:
         return _greedy(logits)
     scores = _scores(logits, params)
@@ -91,9 +92,10 @@ def draw(logits: NDArray[np.float32], params: SamplingParams, position: int) -> 
 
 
 def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> tuple[Ids, Floats]:
-    """The distribution that `draw` follows, for a temperature above 0: ascending ids and their probabilities.
+    """Returns the distribution that `draw` follows at a temperature above 0.
 
-    Raises BadLogits.
+    `logits`: float32 [vocabulary]. Returns ascending ids, int64 [n], and their probabilities, float64 [n]. Raises
+    BadLogits.
     """
     scores = _scores(logits, params)
     survivors = surviving(scores, params)
@@ -103,8 +105,9 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> tuple[
 
 
 def likeliest(logits: NDArray[np.float32], params: SamplingParams, most: int) -> tuple[Ids, Floats]:
-    """The likeliest `most` of the tokens that warping leaves: ascending ids, and weights of which the largest is 1.
+    """Returns the `most` likeliest of the tokens that warping keeps.
 
+    `logits`: float32 [vocabulary]. Returns ascending ids, int64 [n], and weights, float64 [n], the largest being 1.
     Raises BadLogits.
     """
     scores = _scores(logits, params)
@@ -118,11 +121,11 @@ def likeliest(logits: NDArray[np.float32], params: SamplingParams, most: int) ->
 
 
 def _scores(logits: NDArray[np.float32], params: SamplingParams) -> Floats:
-    """Logits over temperature, the largest at 0. Raises BadLogits."""
+    """Returns logits / temperature, shifted so that the largest is 0. Raises BadLogits."""
     top = float(logits.max())
     if not np.isfinite(top):
         raise BadLogits("no finite largest logit")
-    with np.errstate(over="ignore"):  # a tiny temperature takes all but the largest to -inf, as it should
+    with np.errstate(over="ignore"):  # a tiny temperature correctly takes all but the largest to -inf
         return (logits.astype(np.float64) - top) / params.temperature
 
 
@@ -146,7 +149,10 @@ def _best(noisy: Floats, candidates: Ids, temperature: float) -> Drawn:
 
 
 def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
-    """Ids that top-k, top-p and min-p leave, or None where all tokens are left. `scores` are logits / temperature."""
+    """Returns the ids, int64 [n], that top-k, top-p and min-p keep, or None if they keep all.
+
+    `scores`: logits / temperature, float64 [vocabulary].
+    """
     ids: Ids | None = None
     if 0 < params.top_k < len(scores):
         ids = _largest(scores, params.top_k)
@@ -159,7 +165,7 @@ def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
 
 
 def _largest(scores: Floats, k: int) -> Ids:
-    """Ids of the k largest scores, the largest first, the lower id first among equals."""
+    """Returns the ids of the k largest scores, the largest first and the lower id first among equals."""
     pool = _reaching(scores, k)
     among = scores[pool]
     threshold = -np.partition(-among, k - 1)[k - 1]
@@ -170,10 +176,10 @@ def _largest(scores: Floats, k: int) -> Ids:
 
 
 def _reaching(scores: Floats, k: int) -> Ids:
-    """Ascending ids of few scores among which are the k largest and all their equals.
+    """Returns ascending ids of a small set of scores that contains the k largest and all their equals.
 
-    The k-th largest of the maxima of blocks is reached by k scores at least, so whatever is below it is not wanted: ten
-    times as fast as a partition of the whole vocabulary.
+    At least k scores reach the k-th largest block maximum, so scores below that can be dropped. This is ten times as
+    fast as a partition of the whole vocabulary.
     """
     blocks = len(scores) // _BLOCK
     if blocks <= k:
@@ -183,7 +189,7 @@ def _reaching(scores: Floats, k: int) -> Ids:
 
 
 def _nucleus(scores: Floats, ids: Ids | None, top_p: float) -> Ids:
-    """The shortest head of the candidates, most likely first, whose probability reaches top_p."""
+    """Returns the fewest candidates, most likely first, whose total probability reaches top_p."""
     pool = scores if ids is None else scores[ids]
     top = pool.max()
     total = np.exp(pool - top).sum()
@@ -200,10 +206,10 @@ def _nucleus(scores: Floats, ids: Ids | None, top_p: float) -> Ids:
 
 
 def _possible_winners(scores: Floats, raw: Words) -> Ids:
-    """Ids that can come first or second, found without computing noise for all of them.
+    """Returns the ids that can come first or second, without computing the noise of all of them.
 
-    A token outside the head needs noise above (second best of the head - largest score outside it) to matter, which is
-    a threshold on its raw word. The threshold is rounded down, so no winner is ever missed.
+    A token outside the head matters only if its noise exceeds (second best of the head - largest score outside it),
+    which is a threshold on its raw word. The threshold is rounded down, so no winner is ever missed.
     """
     if len(scores) <= 2 * _HEAD:
         return np.arange(len(scores))

@@ -1,6 +1,6 @@
-"""A drafter that may fail. While it does, rounds go undrafted: plain decoding, the same tokens, no waiting.
+"""Handles drafters that fail: rounds are decoded without a draft, with the same tokens, until the drafter recovers.
 
-Only one call may be waited for in vain: the first that fails. From then on trials run beside the rounds.
+Only the first call that fails delays a round. From then on trial calls are made, at growing intervals.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from tandem.speculation.drafters import Drafter, Guesser, teach
+from tandem.speculation.drafters import BonusDrafter, Drafter, teach
 from tandem.speculation.types import Draft, SamplingParams, SpeculationStats
 
 log = logging.getLogger("tandem.drafter")
@@ -19,17 +19,17 @@ FIRST_SECONDS, LONGEST_SECONDS = 1.0, 30.0
 
 
 class DrafterRefused(RuntimeError):
-    """A drafter will not propose for this request (it is full, the text too long); others may well ask it."""
+    """A drafter refuses this request (it is full, or the text is too long) but may serve others."""
 
 
 class DrafterLate(RuntimeError):
-    """A request's deadline left a drafter little time, and it did not propose in that: that says nothing about it."""
+    """A drafter missed a deadline that was too short to conclude that it has failed."""
 
 
 class Backoff:
-    """When something that failed is worth a trial: after `first` seconds, then twice as long each time up to `longest`.
+    """Schedules trials after a failure: the first after `first` seconds, then doubling the wait up to `longest`.
 
-    Who fails again soon after a success is no better than before: the wait goes on growing.
+    A failure soon after a success does not reset the wait: it keeps growing.
     """
 
     def __init__(
@@ -50,33 +50,36 @@ class Backoff:
 
     @property
     def seconds(self) -> float:
-        """How long it has been up, or down."""
+        """Seconds since it last went up or down."""
         return self._clock() - self._changed
 
     def due(self) -> bool:
-        """Whether a trial is due. Who is told so makes it: nobody else is, for as long as the wait is."""
+        """Returns True to one caller per wait period, which must then make the trial."""
         if self.up or self._clock() < self._next_trial:
             return False
         self._next_trial = self._clock() + self._wait
         return True
 
     def failed(self, trial: bool = False) -> bool:
-        """Notes a failure; True if it is news. Calls that were under way when the first one failed tell nothing new."""
+        """Records a failure.
+
+        Returns True if the state changes. Calls already under way at the first failure are ignored.
+        """
         if not self.up and not trial:
             return False
-        news, again = self.up, trial or self.seconds < self._longest
+        changed, again = self.up, trial or self.seconds < self._longest
         self._wait = min(2 * self._wait, self._longest) if again and self._wait else self._first
-        if news:
+        if changed:
             self.up, self._changed = False, self._clock()
         self._next_trial = self._clock() + self._wait
-        return news
+        return changed
 
     def succeeded(self) -> bool:
-        """Notes a success; True if it is news."""
-        news = not self.up
-        if news:
+        """Records a success; returns True if the state changes."""
+        changed = not self.up
+        if changed:
             self.up, self._changed = True, self._clock()
-        return news
+        return changed
 
 
 class DrafterHealth:
@@ -187,21 +190,21 @@ class FallibleDrafter:
         return draft
 
 
-class FallibleGuesser(FallibleDrafter):
+class FallibleBonusDrafter(FallibleDrafter):
     """Likewise for a drafter that guesses; a guess that fails is none."""
 
     def __init__(
         self,
-        drafter: Guesser,
+        drafter: BonusDrafter,
         health: DrafterHealth,
         stats: SpeculationStats | None = None,
         refusals: tuple[type[Exception], ...] = (DrafterRefused,),
     ) -> None:
         super().__init__(drafter, health, None, stats, refusals)
-        self._guesser = drafter
+        self._bonus_drafter = drafter
 
-    async def guess(self, tokens: Sequence[int]) -> Draft:
-        return await self._asked(tokens, self._guesser.guess) or Draft()
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
+        return await self._asked(tokens, self._bonus_drafter.draft_bonus) or Draft()
 
 
 _Call = Callable[[Sequence[int]], Awaitable[Draft]]

@@ -1,18 +1,18 @@
-"""Prompt lookup where it is worth more than the draft model, the model everywhere else. Pure."""
+"""Combines prompt lookup and a draft model: each round uses whichever is expected to have more tokens accepted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.speculation.drafters import Guesser
+from tandem.speculation.drafters import BonusDrafter
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.types import Draft, SamplingParams
 
 
 class HybridDrafter:
-    """A copy costs nothing, and a round that the lookup answers no draft step at all: so the lookup is asked first."""
+    """Asks the lookup first, since a copy needs no draft step, and the model where the lookup proposes nothing."""
 
-    def __init__(self, lookup: PolicedLookup, model: Guesser) -> None:
+    def __init__(self, lookup: PolicedLookup, model: BonusDrafter) -> None:
         self._lookup, self._model = lookup, model
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
@@ -27,9 +27,9 @@ class HybridDrafter:
         self._lookup.modelled(tokens, draft.token_ids)
         return draft
 
-    async def guess(self, tokens: Sequence[int]) -> Draft:
-        copied = await self._lookup.guess(tokens)
-        return copied if copied.token_ids else await self._model.guess(tokens)
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
+        copied = await self._lookup.draft_bonus(tokens)
+        return copied if copied.token_ids else await self._model.draft_bonus(tokens)
 
     def learn(self, tokens: Sequence[int]) -> None:
         self._lookup.learn(tokens)

@@ -1,9 +1,9 @@
-"""How many draft tokens a round asks for: a fixed number, or what measurements say commits most tokens per second.
+"""Chooses how many draft tokens a round asks for: a fixed number, or the one that commits most tokens per second.
 
-Choosing maximises tokens / seconds, those of the rows that share the steps included, over the mix of rounds that copies
-answer (free, longer) and rounds that the draft model answers (a cost per token, shorter). With the best rate r so far,
-each kind of round takes the length that maximises tokens - r * seconds, and r is what they give together: Dinkelbach's
-method, the renewal-reward optimum. Pure: no clock, no chance; seconds are arguments.
+The adaptive policy maximises tokens / seconds, counting all rows that share the steps, over the mix of rounds answered
+by copies (free, so longer) and rounds answered by the draft model (a cost per token, so shorter). Given the best rate r
+so far, each kind of round takes the length that maximises tokens - r * seconds, and r is the rate that they reach
+together. This is Dinkelbach's method for the renewal-reward optimum. Times are arguments; the module reads no clock.
 """
 
 from __future__ import annotations
@@ -15,44 +15,44 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from tandem.speculation.acceptance_rates import HIGHEST, AcceptanceCounts
-from tandem.speculation.round_statistics import ALONE, RoundStatistics, proposer_of, without_queue
+from tandem.speculation.round_statistics import ANY_ROWS, RoundStatistics, proposer_of, without_queue
 from tandem.speculation.types import Draft, DraftLimit, Proposer, Verdict
 
 FIRST = 3
-"""Draft tokens of the very first round of a process."""
+"""Draft tokens of the first round of a process."""
 TRIED = 8
-"""A process's first rounds: they try lengths far apart, so that costs are known."""
+"""The number of first rounds of a process that try widely different lengths, to measure costs."""
 FADING = 0.96
-"""Of what a session knows about its acceptance, a round: it rests on the last 25 rounds or so."""
+"""Factor by which each round fades a session's earlier acceptance counts, so that about the last 25 rounds count."""
 TOGETHER, EACH = 3.0, 3.0
-"""Trials that the process's acceptance weighs beside a session's own: at all positions together, and at each."""
+"""Weight of the process's acceptance rates in a session, in trials: at all positions together, and at each."""
 STALE_AFTER = 8
-"""Rounds without a draft in which what is known about acceptance is taken to be as good as new."""
+"""Rounds without a draft after which the estimate of acceptance is updated for their number."""
 TRIALS_AT_FIRST, TRIALS_ON = 0.75, 0.01
-"""What trials may cost a session: plain rounds at its beginning, and a share of its time from then on. Rows that share
-steps share this too: all of them pay for a trial of one."""
+"""What trials may cost a session: this many plain rounds at its beginning, then this share of its time. It is divided
+among rows that share steps, because a trial by one of them slows all of them."""
 PLAIN_AFTER = 64
-"""Rounds of a process after which a plain one is measured again, as a trial: else drafting would never be left."""
+"""Rounds of a process after which a plain round is tried again; otherwise drafting would never be stopped."""
 CATCHES_UP = 8
-"""Tokens without a draft after which the draft model has so much to catch up on that its time says little."""
+"""Tokens without a draft after which the draft model has so much to process that its time is not representative."""
 
 
 class LengthPolicy(Protocol):
-    """Says for one session how long the next draft may be, and hears what became of it.
+    """Chooses the draft lengths of one session, and is told the outcome of each round.
 
-    It may be asked for a round before it hears of the one that is under way.
+    It may have to choose for a round before it is told the outcome of the one under way.
     """
 
     def choose(self, remaining: int) -> int:
-        """Draft tokens to ask for, 0 to `remaining` - 1, where `remaining` >= 1 tokens may still be produced."""
+        """Returns how many draft tokens to ask for: 0 to `remaining` - 1, given `remaining` >= 1 tokens to produce."""
 
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """The oldest round not heard of yet: it asked for `asked` draft tokens, and took so many seconds as a whole."""
+        """Reports the oldest round not reported yet: it asked for `asked` draft tokens and took `seconds` in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedLength:
-    """The same length every round."""
+    """Chooses the same length every round."""
 
     length: int
 
@@ -64,13 +64,13 @@ class FixedLength:
         return min(self.length, remaining - 1)
 
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """Nothing to learn."""
+        """Does nothing: the length is fixed."""
 
 
 class Plan(NamedTuple):
-    """Lengths for copies and for the model's drafts, and what they bring: tokens and seconds of a mean round.
+    """Draft lengths for copies and for the model, and the expected tokens and seconds of a round with them.
 
-    Both 0: nobody is asked. `company`: tokens that the rows beside this one bring meanwhile.
+    If both lengths are 0, nothing is drafted. `company`: tokens that the rows sharing the step commit meanwhile.
     """
 
     copied: int
@@ -81,15 +81,16 @@ class Plan(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Tokens a second, of all rows: one that drafts makes its neighbours wait."""
+        """Tokens per second of all rows: a row that drafts makes the others wait."""
         return (self.tokens + self.company) / self.seconds
 
 
 class Costs(NamedTuple):
-    """Seconds: a verification of n tokens (verify[n]), a draft of n (draft[n]), and the rest of a round.
+    """Seconds of a verification of n tokens (verify[n]), of a draft of n tokens (draft[n]), and of the rest of a round.
 
-    The verification is that of the step that others share, who commit `company` tokens by it. Of a draft step that
-    others share, the row's part: it costs the same for all of them, and would never pay for the first that wants it.
+    The verification is the whole step, shared with other rows, which commit `company` tokens in it. Of a shared draft
+    step only the row's part counts: its cost is the same for any number of rows, so charged in full it would never pay
+    for the first row that drafts.
     """
 
     verify: Sequence[float]
@@ -100,24 +101,24 @@ class Costs(NamedTuple):
 
     @property
     def plain(self) -> float:
-        """A round without a draft."""
+        """Seconds of a round without a draft."""
         return self.verify[1] + self.undrafted
 
     @property
     def drafting(self) -> list[float]:
-        """A draft of n and its verification."""
+        """Seconds of a draft of n tokens and its verification, by n."""
         return [v + d for v, d in zip(self.verify[1:], self.draft, strict=False)]
 
 
 class Mix(NamedTuple):
-    """Of rounds that ask for a draft: how many a copy answers, and how many of the others nobody does."""
+    """Of the rounds that ask for a draft: the fraction served by copies, and the fraction of the others left empty."""
 
     copied: float
     empty: float
 
 
 def expected_tokens(rates: Sequence[float]) -> list[float]:
-    """Tokens of a round, by draft length from 0: the target's own, and every draft token that is accepted."""
+    """Returns the expected tokens of a round, by draft length from 0: the target's own and the accepted ones."""
     tokens, reached = [1.0], 1.0
     for rate in rates:
         reached *= rate
@@ -125,8 +126,8 @@ def expected_tokens(rates: Sequence[float]) -> list[float]:
     return tokens
 
 
-def value(copied: int, model: int, copies: Sequence[float], models: Sequence[float], costs: Costs, mix: Mix) -> Plan:
-    """Two lengths with what they bring, if a round commits `copies[n]` or `models[n]` tokens of a draft of n."""
+def evaluate(copied: int, model: int, copies: Sequence[float], models: Sequence[float], costs: Costs, mix: Mix) -> Plan:
+    """Evaluates two lengths; a round commits `copies[n]` tokens with a copy of n, `models[n]` with a model's draft."""
     if not copied and not model:
         return Plan(0, 0, 1.0, costs.plain, costs.company)
     c, e = mix.copied, mix.empty if model else 0.0
@@ -138,13 +139,13 @@ def value(copied: int, model: int, copies: Sequence[float], models: Sequence[flo
 
 
 def best_plan(copies: Sequence[float], models: Sequence[float], costs: Costs, mix: Mix) -> Plan:
-    """The lengths that bring most tokens per second."""
-    best = value(0, 0, copies, models, costs, mix)
+    """Returns the lengths that give the most tokens per second."""
+    best = evaluate(0, 0, copies, models, costs, mix)
     verify, drafting = costs.verify[1:], costs.drafting
     for _ in range(4):
         copied = _most_gained(copies, verify, best.rate)
         model = _most_gained(models, drafting, best.rate)
-        found = value(copied, model, copies, models, costs, mix)
+        found = evaluate(copied, model, copies, models, costs, mix)
         if found.rate <= best.rate * (1 + 1e-9):
             break
         best = found
@@ -157,9 +158,9 @@ def _most_gained(tokens: Sequence[float], seconds: Sequence[float], rate: float)
 
 
 class _Choice(NamedTuple):
-    """What was chosen for a round: its length, what of it is the model's, and the best rate where it is a trial.
+    """The choice made for a round: the total length, the model's length, and the best known rate if it is a trial.
 
-    `company`: what its neighbours were thought to commit meanwhile.
+    `company`: tokens that the rows sharing its steps were expected to commit meanwhile.
     """
 
     length: int
@@ -169,21 +170,21 @@ class _Choice(NamedTuple):
 
 
 class AdaptiveLength:
-    """Lengths for one session, at most `most`; what it learns about costs it shares through `experience`.
+    """Chooses lengths of at most `most` for one session; sessions share measurements through `statistics`.
 
-    Copies may be longer than the draft model's tokens: `choose` gives the longer, and `limit` says what of it is the
-    model's. Where nothing is drafted because it does not pay, evidence fades, so that after a while it might pay again;
-    trying that out is paid from a small share of the session's time (a failed trial is charged to it, one that
-    succeeds pays for itself), so trials that fail grow rare, and ones that succeed follow each other.
+    Copies may be longer than the model's drafts: `choose` returns the longer, and `limit` holds the model's length. If
+    nothing is drafted because it does not pay, the evidence fades, so that after a while drafting may pay again. Trials
+    are paid from a small share of the session's time: a failed trial is charged to it, a successful one pays for
+    itself. So trials become rare where they fail and frequent where they succeed.
     """
 
-    def __init__(self, most: int, experience: RoundStatistics, limit: DraftLimit | None = None) -> None:
-        self._most, self._experience = most, experience
+    def __init__(self, most: int, statistics: RoundStatistics, limit: DraftLimit | None = None) -> None:
+        self._most, self._statistics = most, statistics
         self._limit = limit if limit is not None else DraftLimit()
-        self._prior = {proposer: experience.rates(proposer, most) for proposer in Proposer}
+        self._prior = {proposer: statistics.rates(proposer, most) for proposer in Proposer}
         self._counts = {proposer: AcceptanceCounts(FADING) for proposer in Proposer}
-        self._quiet = dict.fromkeys(Proposer, 0)  # rounds since this one's last draft
-        self._asked, self._copied = 5.0, 5.0 * experience.copied
+        self._idle = dict.fromkeys(Proposer, 0)  # rounds since the proposer's last draft
+        self._asked, self._copied = 5.0, 5.0 * statistics.copied
         self._asked_model, self._empty = 1.0, 0.0
         self._undrafted_tokens = 0
         self._tokens_known: dict[Proposer, tuple[list[float], list[float]]] = {}
@@ -198,47 +199,47 @@ class AdaptiveLength:
         return choice.length
 
     def _choose(self, most: int) -> _Choice:
-        if self._experience.rounds < TRIED or not self._experience.verify.steps:
-            first = min(most, (min(FIRST, self._most), 0, self._most, 1)[self._experience.rounds % 4])
+        if self._statistics.rounds < TRIED or not self._statistics.verify.steps:
+            first = min(most, (min(FIRST, self._most), 0, self._most, 1)[self._statistics.rounds % 4])
             return _Choice(first, first)
         plan, trial_rate = self._plan(most)
         return _Choice(max(plan.copied, plan.model), plan.model, trial_rate, plan.company)
 
     def _plan(self, most: int) -> tuple[Plan, float | None]:
-        """The lengths to use, and where they are a trial the rate of those that seem best."""
+        """Returns the lengths to use and, if they are a trial, the rate of the lengths that seem best."""
         costs, mix = self._costs(most), Mix(self._copied / self._asked, self._empty / self._asked_model)
         if self._allowance is None:
-            self._allowance = TRIALS_AT_FIRST * costs.plain / (1 + self._experience.neighbours)
+            self._allowance = TRIALS_AT_FIRST * costs.plain / (1 + self._statistics.neighbours)
         copies, hoped_copies = self._tokens(Proposer.NGRAM, most)
         models, hoped_models = self._tokens(Proposer.MODEL, most)
         plan = best_plan(copies, models, costs, mix)
         hoped = best_plan(hoped_copies, hoped_models, costs, mix)
         if hoped.copied > plan.copied or hoped.model > plan.model:
-            trial = value(hoped.copied, hoped.model, copies, models, costs, mix)
+            trial = evaluate(hoped.copied, hoped.model, copies, models, costs, mix)
             if trial.seconds - (trial.tokens + trial.company) / plan.rate <= self._allowance:
                 return hoped, plan.rate
-        overdue = max(plan.copied, plan.model) and self._experience.rounds_since_plain >= PLAIN_AFTER
-        plain = value(0, 0, copies, models, costs, mix)
+        overdue = max(plan.copied, plan.model) and self._statistics.rounds_since_plain >= PLAIN_AFTER
+        plain = evaluate(0, 0, copies, models, costs, mix)
         if overdue and plain.seconds - (plain.tokens + plain.company) / plan.rate <= self._allowance:
             return plain, plan.rate
         return plan, None
 
     def _costs(self, most: int) -> Costs:
-        experience = self._experience
-        undrafted, drafted = experience.seconds_beside
-        rows = 1 + round(experience.neighbours)
-        draft = experience.draft.table(rows, self._most) if experience.draft.steps else (0.0,) * (self._most + 1)
-        verify = experience.verify.table(ALONE, self._most + 1, round(experience.beside))
-        company = experience.neighbours * experience.committed
-        others = experience.drafting * (rows - 1) / rows
+        known = self._statistics
+        undrafted, drafted = known.overhead_seconds
+        rows = 1 + round(known.neighbours)
+        draft = known.draft.table(rows, self._most) if known.draft.steps else (0.0,) * (self._most + 1)
+        verify = known.verify.table(ANY_ROWS, self._most + 1, round(known.other_tokens))
+        company = known.neighbours * known.committed
+        others = known.drafting * (rows - 1) / rows
         shares = (0.0, *(seconds / rows for seconds in draft[1:]))
         return Costs(verify, shares, undrafted + others, drafted + others, company)
 
     def _tokens(self, proposer: Proposer, most: int) -> tuple[list[float], list[float]]:
-        """Expected tokens by draft length, as estimated and as hoped."""
-        since = self._quiet[proposer] // STALE_AFTER * STALE_AFTER
+        """Returns expected tokens by draft length, from the estimated rates and from optimistic ones."""
+        since = self._idle[proposer] // STALE_AFTER * STALE_AFTER
         known = self._tokens_known.get(proposer)
-        if known is None or self._quiet[proposer] % STALE_AFTER == 0:
+        if known is None or self._idle[proposer] % STALE_AFTER == 0:
             rates, support = self._counts[proposer].rates(self._prior[proposer], TOGETHER, EACH, since)
             hoped = [min(HIGHEST, a + math.sqrt(a * (1 - a) / (n + 1))) for a, n in zip(rates, support, strict=True)]
             known = self._tokens_known[proposer] = expected_tokens(rates), expected_tokens(hoped)
@@ -247,13 +248,13 @@ class AdaptiveLength:
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         by, chosen = proposer_of(draft), self._chosen.popleft()
         steady = self._undrafted_tokens <= CATCHES_UP
-        self._experience.note(asked, draft, verdict, seconds, steady)
+        self._statistics.note(asked, draft, verdict, seconds, steady)
         self._undrafted_tokens = 0 if by is Proposer.MODEL else self._undrafted_tokens + len(verdict.token_ids)
         for proposer in Proposer:
-            self._quiet[proposer] += 1
+            self._idle[proposer] += 1
         if by is not None:
-            self._counts[by].note(len(draft.token_ids), verdict.accepted, self._quiet[by])
-            self._quiet[by] = 0
+            self._counts[by].note(len(draft.token_ids), verdict.accepted, self._idle[by])
+            self._idle[by] = 0
         self._note_mix(asked, by, chosen.model)
         if self._allowance is not None:
             self._allowance += TRIALS_ON * seconds / verdict.rows

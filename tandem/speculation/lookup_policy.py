@@ -1,8 +1,8 @@
-"""When a copy is to be believed rather than a draft model: learned from what followed, match by match. Pure.
+"""Decides when a copy from prompt lookup is used instead of the draft model, from how often each was right.
 
-What was committed shows, token by token, what a lookup would have copied there and how far it would have been right,
-whether it was asked or not: copies are judged everywhere, the model where it drafted. So a text that repeats itself
-loosely is copied after short matches, another only after long ones, and a weak model gives way sooner than a good one.
+Committed tokens show at every position what a lookup would have copied there and how much of it was right, whether it
+was used or not. So copies are scored everywhere, the model only where it drafted. A text that repeats itself often is
+copied after short matches, another only after long ones, and a weak model is replaced sooner than a good one.
 """
 
 from __future__ import annotations
@@ -15,37 +15,41 @@ from tandem.speculation.drafters import NgramDrafter
 from tandem.speculation.types import Draft, Proposer, SamplingParams
 
 LONGEST = 8
-"""Tokens of the longest match that is looked for; longer than any that is judged apart, so that it is the best one."""
+"""Longest match to look for, in tokens. It exceeds LONG so that the best of the long matches is found."""
 MODEL = 0
-"""The model among sources; the others are the tokens that matched, LONG and more as one."""
+"""The source that is the draft model. The other sources are matches, by length in tokens."""
 LONG = 5
-BEFOREHAND = {MODEL: 0.75, 1: 0.2, 2: 0.4, 3: 0.55, 4: 0.64, LONG: 0.84}
-"""Conditional acceptance of each source before anything was seen. On held-out text of the shipped draft a copy is right
-64 % of the time after 4 tokens (the model 78 %), 84 % after 5 (74 %) and 94 % after 8 (89 %)."""
-FADING, FADING_HERE = 0.998, 0.97
-"""Of what a process and a request know, an observation."""
-TOGETHER, EACH = 4.0, 10.0
-TOGETHER_HERE, EACH_HERE = 3.0, 4.0
-"""Trials that what was known before weighs: at all positions together, and at each (see AcceptanceCounts)."""
-JUDGED = 5
-"""Tokens of a copy that are judged where it was not asked."""
+"""Matches of this many tokens or more count as one source."""
+PRIOR = {MODEL: 0.75, 1: 0.2, 2: 0.4, 3: 0.55, 4: 0.64, LONG: 0.84}
+"""Conditional acceptance of each source before anything is measured. On held-out text of the shipped draft, a copied
+token is right 64 % of the time after a match of 4 tokens (the model 78 %), 84 % after 5 (74 %) and 94 % after 8 (89 %).
+"""
+PROCESS_FADING, REQUEST_FADING = 0.998, 0.97
+"""Factor by which an observation fades the earlier ones of the process, and of the request."""
+PROCESS_TOGETHER, PROCESS_EACH = 4.0, 10.0
+REQUEST_TOGETHER, REQUEST_EACH = 3.0, 4.0
+"""Weight of the prior in trials: at all positions together, and at each (see AcceptanceCounts.rates)."""
+SCORED = 5
+"""Tokens of a copy that are scored where the lookup was not used."""
 
 
 class LookupPolicy:
-    """What a process knows of its sources: a draft model and the copies beside it."""
+    """Acceptance rates of a draft model and of copies, shared by the requests of a process."""
 
     def __init__(self) -> None:
-        self._seen = {source: AcceptanceCounts(FADING) for source in BEFOREHAND}
+        self._counts = {source: AcceptanceCounts(PROCESS_FADING) for source in PRIOR}
 
     def note(self, source: int, drafted: int, accepted: int) -> None:
-        self._seen[source].note(drafted, accepted)
+        """Counts a draft of `drafted` tokens, of which `accepted` were right."""
+        self._counts[source].note(drafted, accepted)
 
     def rates(self, source: int, most: int) -> list[float]:
-        return self._seen[source].rates([BEFOREHAND[source]] * most, TOGETHER, EACH)[0]
+        """Returns the conditional acceptance of the first `most` positions of a draft."""
+        return self._counts[source].rates([PRIOR[source]] * most, PROCESS_TOGETHER, PROCESS_EACH)[0]
 
 
 class _Prediction(NamedTuple):
-    """What `source` says follows the first `at` tokens, `last` being the last of them."""
+    """The tokens that `source` expects after the first `at` tokens; `last` is the last of those."""
 
     source: int
     at: int
@@ -54,14 +58,14 @@ class _Prediction(NamedTuple):
 
 
 class PolicedLookup:
-    """Prompt lookup beside a model, for one request: it proposes only what is likelier to be accepted than the model's.
+    """Prompt lookup next to a draft model, for one request: proposes a copy only if it is expected to beat the model.
 
-    Whoever asks says what the model drafted (`modelled`) and what was committed (`learn`).
+    The caller reports what the model drafted (`modelled`) and what was committed (`learn`).
     """
 
-    def __init__(self, trust: LookupPolicy) -> None:
-        self._trust = trust
-        self._seen = {source: AcceptanceCounts(FADING_HERE) for source in BEFOREHAND}
+    def __init__(self, policy: LookupPolicy) -> None:
+        self._policy = policy
+        self._counts = {source: AcceptanceCounts(REQUEST_FADING) for source in PRIOR}
         self._lookup = NgramDrafter(LONGEST)
         self._open: list[_Prediction] = []
         self._learned = 0
@@ -71,56 +75,56 @@ class PolicedLookup:
         self._open, self._learned = [], len(prompt)
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:
-        """A copy of `k` tokens, or nothing where the model is worth more."""
+        """Returns a copy of `k` tokens, or nothing if the model is expected to do better."""
         size, copied = self._lookup.match(tokens, k)
-        if not copied or self._worth(min(size, LONG), k) < self._worth(MODEL, k):
+        if not copied or self._expected_accepted(min(size, LONG), k) < self._expected_accepted(MODEL, k):
             return Draft()
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 
-    async def guess(self, tokens: Sequence[int]) -> Draft:
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
 
     async def close(self) -> None:
         await self._lookup.close()
 
     def modelled(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
-        """The model drafted `draft` after `tokens`, of which some may not be committed yet."""
+        """Records that the model drafted `draft` after `tokens`, some of which may not be committed yet."""
         if draft:
             self._open.append(_Prediction(MODEL, len(tokens), tokens[-1], tuple(draft)))
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """All of `tokens` is committed now."""
+        """Records that all of `tokens` is committed, and scores the predictions that this settles."""
         self._lookup.note(tokens)
         for at in range(self._learned, len(tokens)):
-            size, copied = self._lookup.matched(tokens, at, JUDGED)
+            size, copied = self._lookup.match_at(tokens, at, SCORED)
             if copied:
                 self._open.append(_Prediction(min(size, LONG), at, tokens[at - 1], copied))
         self._learned = len(tokens)
-        self._open = [prediction for prediction in self._open if not self._judge(prediction, tokens)]
+        self._open = [prediction for prediction in self._open if not self._score(prediction, tokens)]
 
-    def _judge(self, prediction: _Prediction, tokens: Sequence[int]) -> bool:
-        """Whether nothing more can be learned of it: how far it was right is known, or what it followed is gone."""
+    def _score(self, prediction: _Prediction, tokens: Sequence[int]) -> bool:
+        """Returns whether the prediction is settled: it was scored now, or the tokens that it follows were dropped."""
         if prediction.at > len(tokens):
             return False
         if tokens[prediction.at - 1] != prediction.last:
             return True
         followed = tokens[prediction.at : prediction.at + len(prediction.token_ids)]
         right = 0
-        for said, true in zip(prediction.token_ids, followed, strict=False):
-            if said != true:
+        for predicted, committed in zip(prediction.token_ids, followed, strict=False):
+            if predicted != committed:
                 break
             right += 1
         if right == len(followed) < len(prediction.token_ids):
             return False
-        self._seen[prediction.source].note(len(prediction.token_ids), right)
-        self._trust.note(prediction.source, len(prediction.token_ids), right)
+        self._counts[prediction.source].note(len(prediction.token_ids), right)
+        self._policy.note(prediction.source, len(prediction.token_ids), right)
         return True
 
-    def _worth(self, source: int, k: int) -> float:
-        """Tokens of a draft of `k` that will be accepted, as far as is known."""
-        prior = self._trust.rates(source, k)
+    def _expected_accepted(self, source: int, k: int) -> float:
+        """Returns how many tokens of a draft of `k` are expected to be accepted."""
+        prior = self._policy.rates(source, k)
         accepted, reached = 0.0, 1.0
-        for rate in self._seen[source].rates(prior, TOGETHER_HERE, EACH_HERE)[0]:
+        for rate in self._counts[source].rates(prior, REQUEST_TOGETHER, REQUEST_EACH)[0]:
             reached *= rate
             accepted += reached
         return accepted

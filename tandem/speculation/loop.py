@@ -1,4 +1,4 @@
-"""The one loop of every architecture: draft, verify, commit. k = 0 is plain decoding."""
+"""Runs the generation loop of every architecture: draft, verify, commit. A draft length of 0 is plain decoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.speculation.types import Chunk, Draft, SamplingParams, SparseDistrib
 
 
 class Verifier(Protocol):
-    """The target, beside us or a network away, for one request."""
+    """The target model for one request, in this process or remote."""
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Takes a KV slot and processes the prompt."""
@@ -24,31 +24,33 @@ class Verifier(Protocol):
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
-        """One pass over [last of tokens, draft...]: what the target commits after `tokens`.
+        """Runs one pass over [last of tokens, draft...] and returns what the target commits after `tokens`.
 
-        `distributions`, what each draft token was drawn from, are of the rejection rule (see Draft).
+        `distributions` are those that the draft tokens were drawn from, under the rejection rule (see Draft).
         """
 
     async def close(self) -> None:
-        """Frees the slot. May be called at any time, and again."""
+        """Frees the slot. May be called at any time, and more than once."""
 
 
 class Rounds(Protocol):
-    """Draft and verification as one thing, however they are placed."""
+    """Rounds of draft and verification, wherever the two models run."""
 
-    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None: ...
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Prepares for a request whose prompt is `prompt`."""
 
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]: ...
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """All of `tokens` is committed now; a round that goes on from them may have begun."""
+        """Reports that all of `tokens` is committed; the next round may have begun already."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Frees what `open` took. May be called at any time, and more than once."""
 
 
 @dataclass(slots=True)
 class DraftThenVerify:
-    """A drafter and a verifier in turn. Without a drafter: plain decoding."""
+    """Runs a drafter and a verifier in turn. Without a drafter it decodes plainly."""
 
     verifier: Verifier
     drafter: Drafter | None = None
@@ -82,11 +84,11 @@ async def speculate(
     stopping: Stopping,
     stats: SpeculationStats,
 ) -> AsyncGenerator[Chunk, None]:
-    """Yields what each round commits, up to the stop. `lengths` says how much each drafts, and learns from it.
+    """Yields what each round commits, up to the stop. `lengths` chooses draft lengths and is told the results.
 
-    A round begins as soon as the one before has ended, unless the text of that may end it all: its length was chosen
-    before, and what there is to learn and to say of the former is done meanwhile. `stats` grows as it goes; `rounds` is
-    closed in any case.
+    A round begins as soon as the previous one has ended, with a length chosen beforehand; the statistics and the text
+    of the previous round are worked out while it runs. It waits only if the text of the previous round may end the
+    generation. `stats` is updated as rounds end. `rounds` is closed in any case.
     """
     tokens = list(prompt)
     under_way: _Round | None = None
@@ -98,14 +100,14 @@ async def speculate(
         while stopping.remaining:
             if under_way is None:
                 under_way = _Round(rounds, tokens, min(k, stopping.remaining - 1), time.perf_counter())
-                await _goes_out()
+                await _let_round_start()
                 k = lengths.choose(stopping.remaining)
             draft, verdict, ended = await under_way.task
             done, under_way = under_way, None
             tokens += verdict.token_ids
             if left := stopping.left_after(verdict.token_ids):
                 under_way = _Round(rounds, tokens, min(k, left - 1), ended)
-                await _goes_out()
+                await _let_round_start()
             rounds.learn(tokens)
             lengths.observe(done.k, draft, verdict, ended - done.started)
             if left:
@@ -115,31 +117,31 @@ async def speculate(
             stats.attribute(draft.proposed_by, verdict.accepted)
             yield stopping.push(verdict.token_ids, verdict.margins)
     finally:
-        await finish(_ended(rounds, under_way))
+        await finish(_clean_up(rounds, under_way))
 
 
-async def _ended(rounds: Rounds, under_way: _Round | None) -> None:
+async def _clean_up(rounds: Rounds, under_way: _Round | None) -> None:
     try:
         if under_way:
-            await under_way.leave()
+            await under_way.cancel()
     finally:
         await rounds.close()
 
 
-async def _goes_out() -> None:
-    """Lets a round that was begun get to its step, or to the network: what sends for it has its turn after it."""
+async def _let_round_start() -> None:
+    """Yields to the event loop twice, so that a new round is submitted before the bookkeeping of the previous one."""
     for _ in range(2):
         await asyncio.sleep(0)
 
 
 class _Round:
-    """A round of `k` draft tokens under way. `started`: since when it could have been (perf_counter)."""
+    """A round of `k` draft tokens under way. `started`: the earliest time at which it could begin (perf_counter)."""
 
     def __init__(self, rounds: Rounds, tokens: Sequence[int], k: int, started: float) -> None:
         self.k, self.started = k, started
         self.task = asyncio.create_task(_timed(rounds, tokens, k), name="round")
 
-    async def leave(self) -> None:
+    async def cancel(self) -> None:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 

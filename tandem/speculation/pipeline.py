@@ -1,9 +1,9 @@
-"""The loop's rounds with several in flight: while verdicts travel, the draft goes on from a guess of the bonus token.
+"""Runs rounds with several in flight: while verdicts travel, drafting continues after a drafted bonus token.
 
-A round is [last token, d1..dk]. Accepted whole it commits one token more, the bonus. The draft guesses that token (with
-the noise of the target's own draw), drafts k more behind it and sends them as a round of their own, and so on. Where
-a guess or a draft token was wrong, whatever was sent after it is stale: the verifier answers without computing, and the
-draft starts again from what was committed. No verdict depends on any of this, so no token does.
+A round is [last token, d1..dk]. If all of it is accepted, it commits one token more, the bonus. The drafter drafts that
+token (with the noise of the target's own draw) and k more after it, sends these as a round of their own, and so on. If
+a bonus or draft token was wrong, every round sent after it is stale: the verifier answers it without computing, and
+drafting starts again from what was committed. No verdict depends on this, so no token does.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.speculation.depth import Depth
-from tandem.speculation.drafters import Guesser, teach
+from tandem.speculation.drafters import BonusDrafter, teach
 from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 
 MOST_IN_FLIGHT = 8
 ATTEMPTS = 3
-"""Times that one round may be stale at a session that was brought in step before, until the request fails."""
+"""How many times one round may be stale, although the session was reopened, before the request fails."""
 
 
 class RoundsLost(Exception):
-    """What was in flight is lost and the session with it, as far as one knows. `cause`: what to say if it stays so."""
+    """The rounds in flight are lost, and possibly the session. `cause`: the error to report if recovery fails."""
 
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
@@ -33,12 +33,12 @@ class RoundsLost(Exception):
 
 
 class OutOfStep(RuntimeError):
-    """The verifier holds other tokens than were committed, and opening the session again did not help."""
+    """The verifier holds other tokens than were committed, even after the session was reopened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """To one round; no verdict: it was stale. `network_seconds` are those not spent beside the target."""
+    """The answer to one round; no verdict if it was stale. `network_seconds`: time not spent at the target."""
 
     verdict: Verdict | None
     committed_length: int
@@ -46,31 +46,31 @@ class Answer:
 
 
 class FlightVerifier(Protocol):
-    """The target, for one request, that several rounds may be under way to. It answers in order."""
+    """A target for one request that accepts several rounds at once and answers them in order."""
 
     @property
     def most_in_flight(self) -> int:
-        """Rounds that may be unanswered, now."""
+        """How many rounds may be unanswered now."""
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Takes a KV slot and processes the prompt."""
 
     def send(self, base_length: int, last_token: int, draft: Draft) -> asyncio.Future[Answer]:
-        """A round that extends `base_length` tokens ending in `last_token`. The answer may be RoundsLost."""
+        """Sends a round that extends `base_length` tokens ending in `last_token`. The answer may raise RoundsLost."""
 
     async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
-        """After RoundsLost (or OutOfStep) with this `cause`: goes on from `tokens`, all committed.
+        """Reopens the session after RoundsLost (or OutOfStep) with this `cause`, with the committed `tokens`.
 
-        Raises where it has tried enough.
+        Raises after too many attempts.
         """
 
     async def close(self) -> None:
-        """Frees the slot. May be called at any time, and again."""
+        """Frees the slot. May be called at any time, and more than once."""
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A round under way: what it carries, and when it left. `ahead`: sent on a guess."""
+    """A round in flight: its draft, and when it was sent. `ahead`: it began with a drafted bonus token."""
 
     draft: Draft
     answer: asyncio.Future[Answer]
@@ -80,20 +80,23 @@ class _Flight:
 
 @dataclass(slots=True)
 class PipelinedRounds:
-    """`most_total` and `most_new` bound the tokens, prompt included and not: nothing is drafted beyond them."""
+    """Rounds of a drafter and a remote verifier, with several in flight as `depth` chooses.
+
+    Nothing is drafted beyond `most_total` tokens, prompt included, or `most_new` tokens without it.
+    """
 
     verifier: FlightVerifier
-    drafter: Guesser
+    drafter: BonusDrafter
     depth: Depth
     stats: SpeculationStats
     most_total: int
     most_new: int | None = None
     clock: Callable[[], float] = time.perf_counter
     _end: int = 0
-    _path: list[int] = field(default_factory=list)  # the tokens committed, and those assumed by what is in flight
+    _path: list[int] = field(default_factory=list)  # the committed tokens, and those assumed by the rounds in flight
     _flights: deque[_Flight] = field(default_factory=deque)
-    _ahead: asyncio.Task[bool] | None = None  # drafts and sends one round; False: it had no guess
-    _dry: bool = False  # nothing to guess with until there is a verdict
+    _ahead: asyncio.Task[bool] | None = None  # drafts and sends one round; False: no bonus token was drafted
+    _no_bonus: bool = False  # no bonus token can be drafted until the next verdict
     _k: int = 0
     _answered: float = 0.0
 
@@ -103,10 +106,10 @@ class PipelinedRounds:
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
     async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
-        """The verdict on what extends `tokens`: a round that is in flight already, or one of `k` drafts."""
+        """Returns the verdict on the round that extends `tokens`: one in flight already, or a new one of `k` drafts."""
         self._k = k
         if not self._flights:
-            await self._landed_or_first(tokens)
+            await self._send_first(tokens)
         stale = 0
         while True:
             try:
@@ -124,7 +127,7 @@ class PipelinedRounds:
                 if stale == ATTEMPTS:
                     raise error
             again = self._flights.popleft()
-            await self._forget_ahead()
+            await self._drop_in_flight()
             await self.verifier.resume(tokens, error)
             self._path = list(tokens)
             self._send(again.draft, ahead=False)
@@ -134,13 +137,13 @@ class PipelinedRounds:
 
     async def close(self) -> None:
         try:
-            await self._forget_ahead()
+            await self._drop_in_flight()
             await self.drafter.close()
         finally:
             await self.verifier.close()
 
-    async def _landed_or_first(self, tokens: Sequence[int]) -> None:
-        """With nothing in flight: the round being drafted on a guess that came true, or one from `tokens`."""
+    async def _send_first(self, tokens: Sequence[int]) -> None:
+        """Ensures a round is in flight: the one being drafted after a correct bonus token, or a new one."""
         if self._ahead and await self._ahead_sent():
             return
         draft = await self._propose(tokens) if self._k else Draft()
@@ -148,10 +151,10 @@ class PipelinedRounds:
         self._send(draft, ahead=False)
 
     async def _first_answer(self) -> Answer:
-        """Of the oldest round in flight; meanwhile the draft goes on as far as it pays."""
+        """Waits for the answer to the oldest round in flight; meanwhile drafts ahead as far as it pays."""
         answer = self._flights[0].answer
         while not answer.done():
-            self._go_ahead()
+            self._start_ahead()
             if self._ahead is None:
                 return await answer
             either: list[asyncio.Future[Any]] = [answer, self._ahead]
@@ -160,27 +163,31 @@ class PipelinedRounds:
                 await self._ahead_sent()
         return answer.result()
 
-    def _go_ahead(self) -> None:
+    def _start_ahead(self) -> None:
+        """Starts drafting another round, if depth, the verifier and the token limits allow one."""
         deepest = min(self.depth.of(self._k), self.verifier.most_in_flight)
         room = len(self._path) + 1 < self._end
-        if self._ahead is None and not self._dry and room and len(self._flights) < deepest:
+        if self._ahead is None and not self._no_bonus and room and len(self._flights) < deepest:
             self._ahead = asyncio.create_task(self._draft_ahead(), name="draft ahead")
 
     async def _draft_ahead(self) -> bool:
-        """Guesses the bonus token of the last round in flight, drafts behind it and sends that. False: no guess."""
-        guess = await self._timed(self.drafter.guess(self._path))
-        self.stats.spent(guess)
-        if not guess.token_ids:
+        """Drafts the bonus token of the last round in flight and a round after it, and sends that.
+
+        Returns False if no bonus token was drafted.
+        """
+        bonus = await self._timed(self.drafter.draft_bonus(self._path))
+        self.stats.spent(bonus)
+        if not bonus.token_ids:
             return False
-        self._path += guess.token_ids
+        self._path += bonus.token_ids
         self._send(await self._propose(self._path), ahead=True)
         return True
 
     async def _ahead_sent(self) -> bool:
-        """Waits for the round that is being drafted. Raises what its drafter did."""
+        """Waits for the round that is being drafted. Raises what the drafter raises."""
         assert self._ahead is not None
         sent = await self._ahead
-        self._ahead, self._dry = None, not sent
+        self._ahead, self._no_bonus = None, not sent
         return sent
 
     async def _propose(self, tokens: Sequence[int]) -> Draft:
@@ -193,7 +200,7 @@ class PipelinedRounds:
         return draft
 
     def _send(self, draft: Draft, ahead: bool) -> None:
-        """A round that extends the path."""
+        """Sends a round that extends the path."""
         self.stats.sent(len(self._flights))
         answer = self.verifier.send(len(self._path), self._path[-1], draft)
         self._flights.append(_Flight(draft, answer, self.clock(), ahead))
@@ -202,19 +209,19 @@ class PipelinedRounds:
     async def _committed(
         self, tokens: Sequence[int], flight: _Flight, verdict: Verdict, network_seconds: float
     ) -> tuple[Draft, Verdict]:
-        """Takes a verdict in: what is in flight beyond it goes on, or is forgotten."""
+        """Processes a verdict: the rounds in flight after it continue if it matches the path, or else are dropped."""
         self._account(flight, verdict, network_seconds)
         committed, drafted = [*tokens, *verdict.token_ids], len(flight.draft.token_ids)
-        goes_on = self._path[: len(committed)] == committed
-        guessed = goes_on if len(self._path) >= len(committed) else None
-        self.depth.rates.observe(drafted, verdict.accepted, guessed)
-        self._dry = False
-        if not goes_on:
-            await self._forget_ahead()
+        matches = self._path[: len(committed)] == committed
+        bonus = matches if len(self._path) >= len(committed) else None
+        self.depth.observe(drafted, verdict.accepted, bonus)
+        self._no_bonus = False
+        if not matches:
+            await self._drop_in_flight()
         return flight.draft, verdict
 
     def _account(self, flight: _Flight, verdict: Verdict, network_seconds: float) -> None:
-        """Only waiting that nothing else explains is the network's: rounds that overlap do not wait twice."""
+        """Counts as network time only waiting that nothing else explains: overlapping rounds do not wait twice."""
         now, beside_target = self.clock(), verdict.queue_seconds + verdict.compute_seconds
         waited = now - max(flight.sent, self._answered) - beside_target
         self._answered = now
@@ -222,8 +229,8 @@ class PipelinedRounds:
         self.stats.guessed_rounds += flight.ahead
         self.depth.times.verified(beside_target, network_seconds)
 
-    async def _forget_ahead(self) -> None:
-        """Everything in flight is stale; so is what is being drafted."""
+    async def _drop_in_flight(self) -> None:
+        """Drops all rounds in flight and the one being drafted, which are stale."""
         if self._ahead:
             self._ahead.cancel()
             await asyncio.gather(self._ahead, return_exceptions=True)

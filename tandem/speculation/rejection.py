@@ -1,18 +1,18 @@
-"""Verification by rejection (Leviathan et al. 2023; Chen et al. 2023): the most acceptance an exact rule can have.
+"""Verifies by rejection sampling (Leviathan et al. 2023; Chen et al. 2023), the exact rule with the most acceptance.
 
-The draft draws x from q and sends q. The verifier accepts x with probability min(1, p(x) / q(x)), p being the target's
-own warped distribution; at the first rejection it draws from the residual norm(max(0, p - q)) and the round ends; after
-full acceptance one more token, the bonus, is drawn from p. So every token follows p, whatever q is: 1 - TV(p, q) of
-them are the draft's. That holds as long as
+The draft model draws x from q and sends q. The verifier accepts x with probability min(1, p(x) / q(x)), where p is the
+target's warped distribution. At the first rejection it draws from the residual norm(max(0, p - q)) and the round ends;
+after full acceptance it draws one more token, the bonus, from p. So every token follows p, whatever q is, and a share
+of 1 - TV(p, q) of them comes from the draft. This holds as long as
 
-- x was drawn from the very q that is sent: here a truncated one (`support`), in the 32-bit weights that are sent;
-- every decision has a random number of its own, which no retry re-rolls. They are seeded by (seed, position, purpose).
-  A position's token is decided by a residual or as a bonus, never both, so these two might share a stream; and since
-  no other decision of this rule looks at the noise of `draw`, the bonus is simply `draw`. Nothing drafted (k = 0) is
-  then plain decoding, token for token. A draft that agreement's noise coupled to the target's draw would be verified
-  exactly too: acceptance and residual do not know that noise;
-- how many tokens are drafted depends on what was known before they were drawn, never on themselves. So tokens that the
-  target does not have are taken from q beforehand, and do not end a draft as they do under agreement.
+- x was drawn from exactly the q that is sent: here a truncated one (`support`), with the 32-bit weights that are sent;
+- every decision has its own random number, which a retry does not change. The numbers are seeded by (seed, position,
+  purpose). A position's token is either a residual or a bonus, never both, so these two could share a stream. Since no
+  other decision of this rule uses the noise of `draw`, the bonus is simply `draw`, and a round with nothing drafted
+  (k = 0) is plain decoding, token for token. A draft token whose noise is coupled to the target's draw, as under
+  agreement, would be verified exactly too, because acceptance and residual do not use that noise;
+- the number of drafted tokens depends only on what was known before they were drawn, never on the tokens themselves. So
+  tokens that the target does not have are removed from q beforehand, and do not end a draft as they do under agreement.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from tandem.speculation.draws import BadLogits, Drawn, Floats, Ids, Purpose, draw, likeliest, probabilities, uniform
 from tandem.speculation.types import SamplingParams, SparseDistribution, Verdict
 
-# A draft's distribution is cut to its likeliest tokens, without those this much less likely than the first. Measured
-# on the embedded pair's chat and prose, acceptance of (whole, cut) and tokens sent: temperature 0.5 (0.378, 0.378) and
-# 7, 0.8 (0.363, 0.362) and 16, 1.0 (0.377, 0.375) and 21. At 1.5 the draft is flat, (0.276, 0.133), and no support that
-# is worth sending keeps it: 256 tokens reach 0.180.
+# A draft's distribution is cut to at most SUPPORT tokens, each at least FLOOR times as likely as the likeliest. Measured
+# with the embedded pair on chat and prose: at temperature 0.5 acceptance is 0.378 without the cut and 0.378 with it, and
+# 7 tokens are sent; at 0.8 it is 0.363 and 0.362 with 16 tokens; at 1.0 it is 0.377 and 0.375 with 21. At 1.5 the draft
+# is flat, 0.276 and 0.133, and no support of a reasonable size is enough: 256 tokens reach 0.180.
 SUPPORT = 32
 FLOOR = 2.0**-8
 
@@ -40,35 +40,39 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Probabilities `p` in float64 of ascending token `ids`; every other token has none."""
+    """Probabilities `p`, float64 [n], of ascending token `ids`, int64 [n]; every other token has probability 0."""
 
     ids: Ids
     p: Floats
 
     def of(self, token: int) -> float:
+        """Returns the probability of `token`."""
         at = int(np.searchsorted(self.ids, token))
         return float(self.p[at]) if at < len(self.ids) and self.ids[at] == token else 0.0
 
     def at(self, share: float) -> int:
-        """The token at `share` of the mass, in (0, 1): a draw from the distribution if `share` is uniform."""
+        """Returns the token at `share` of the total mass: a draw from the distribution for a uniform `share`."""
         mass = np.cumsum(self.p)
         last = int(np.searchsorted(mass, mass[-1]))  # rounding must not reach past it, to a token without mass
         return int(self.ids[min(int(np.searchsorted(mass, share * mass[-1], side="right")), last)])
 
 
 def exactly(sent: SparseDistribution) -> Distribution:
-    """The distribution that was sent. fsum rounds once, so both sides divide by the same number on any machine."""
+    """Normalizes the sent weights. fsum rounds once, so both sides divide by the same number on any machine."""
     weights = np.array(sent.weights)
     return Distribution(np.array(sent.token_ids, dtype=np.int64), weights / math.fsum(sent.weights))
 
 
 def warped(logits: Logits, params: SamplingParams) -> Distribution:
-    """The target's p: what plain decoding draws from. Raises BadLogits."""
+    """Returns the target's p, which plain decoding draws from; `logits`: float32 [vocabulary]. Raises BadLogits."""
     return Distribution(*probabilities(logits, params))
 
 
 def support(logits: Logits, params: SamplingParams, most: int = SUPPORT) -> SparseDistribution:
-    """The draft's q: its warped distribution cut to the `most` likeliest tokens above FLOOR. Raises BadLogits."""
+    """Returns the draft's q: its warped distribution, cut to the `most` likeliest tokens above FLOOR.
+
+    `logits`: float32 [vocabulary]. Raises BadLogits.
+    """
     ids, weights = likeliest(logits, params, most)
     rounded = weights.astype(np.float32)
     kept = rounded >= FLOOR
@@ -78,7 +82,10 @@ def support(logits: Logits, params: SamplingParams, most: int = SUPPORT) -> Spar
 def draft_token(
     logits: Logits, params: SamplingParams, position: int, known: int | None = None, most: int = SUPPORT
 ) -> tuple[int, SparseDistribution]:
-    """The draft's token at `position` and what it was drawn from, of the `known` first ids (those the target has)."""
+    """Draws the draft's token at `position`; returns it with the distribution that it was drawn from.
+
+    `logits`: float32 [vocabulary]. Only the first `known` ids, those that the target has, are drawn.
+    """
     try:
         sent = support(logits[:known], params, most)
     except BadLogits:
@@ -87,14 +94,14 @@ def draft_token(
 
 
 def acceptance_probability(p: float, q: float) -> float:
-    """min(1, p / q) of a token that was drawn, so that q is above 0. Raises ValueError if it could not have been."""
+    """Returns min(1, p / q) for a drawn token. Raises ValueError if q is 0, so that it cannot have been drawn."""
     if q <= 0:
         raise ValueError("draft: a token was proposed that its own distribution rules out")
     return min(1.0, p / q)
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:
-    """norm(max(0, p - q)): what p has and the accepted drafts do not give. Where rounding leaves nothing, p = q: p."""
+    """Returns norm(max(0, p - q)), or p if rounding leaves no mass (p = q)."""
     left = p.p.copy()
     at = np.searchsorted(p.ids, q.ids)
     at[at == len(p.ids)] = 0
@@ -105,16 +112,21 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
 
 
 class Chance(Protocol):
-    """What decides at draft token i of a round."""
+    """The source of the random decisions at draft token i of a round."""
 
-    def accept(self, i: int, probability: float) -> bool: ...
+    def accept(self, i: int, probability: float) -> bool:
+        """Returns True with this probability."""
 
-    def correct(self, i: int, distribution: Distribution) -> int: ...
+    def correct(self, i: int, distribution: Distribution) -> int:
+        """Draws a token from `distribution`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seeded:
-    """Chance as a function of the seed and the absolute position, `start` being that of the round's first token."""
+    """Chance that depends only on the seed and the absolute position.
+
+    `start` is the position of the first draft token.
+    """
 
     seed: int
     start: int
@@ -133,10 +145,9 @@ def reject(
     bonus: Callable[[int], Drawn],
     chance: Chance,
 ) -> Verdict:
-    """Commits draft tokens up to the first rejection, then its correction; or all of them, and the bonus.
+    """Commits draft tokens up to the first rejection and then its correction, or all of them and the bonus.
 
-    `target(i)` is p given the prefix and draft[:i], `bonus(i)` a draw from it; both are called only as far as it
-    counts.
+    `target(i)` is p given the prefix and draft[:i], and `bonus(i)` a draw from it. Both are called only where needed.
     """
     for i, (token, q) in enumerate(zip(draft, drawn_from, strict=True)):
         p = target(i)
@@ -152,9 +163,10 @@ def reject_seeded(
     params: SamplingParams,
     start: int,
 ) -> Verdict:
-    """The rule on the target's logits [vocabulary] after draft[:i]; `start` is the position of draft[0].
+    """Applies the rule to `logits(i)`, the target's logits, float32 [vocabulary], after draft[:i].
 
-    Nothing `sent`: every token was proposed for certain. Raises BadLogits.
+    `start` is the position of draft[0]. If nothing was `sent`, every token was proposed with probability 1. Raises
+    BadLogits.
     """
     drawn_from = [exactly(each) for each in sent] if sent else [certain(token) for token in draft]
     return reject(
@@ -167,5 +179,5 @@ def reject_seeded(
 
 
 def certain(token: int) -> Distribution:
-    """All mass on one token: a copied draft's q, or a greedy one's."""
+    """Returns the distribution with all mass on one token: the q of a copied or greedy draft token."""
     return Distribution(np.array([token]), np.ones(1))

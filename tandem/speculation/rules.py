@@ -1,6 +1,6 @@
-"""A request's verification rule applied to logits, on the draft's side and on the target's: what a runner calls.
+"""Applies a request's verification rule to logits, for the draft and for the target. Runners call this.
 
-At temperature 0, and where nothing is drafted, the two rules are one: comparison with the target's own draws.
+At temperature 0, and with nothing drafted, both rules are the same: comparison with the target's own draws.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from tandem.speculation.types import Rule, SamplingParams, SparseDistribution, V
 
 
 def samples_from_its_own(rule: Rule, params: SamplingParams) -> bool:
-    """Whether a draft draws from a distribution that the verifier must know."""
+    """Returns whether the draft draws from a distribution that the verifier must know."""
     return rule is Rule.REJECTION and not params.greedy
 
 
 def draft_token(
     logits: Logits, params: SamplingParams, rule: Rule, position: int, known: int | None = None
 ) -> tuple[int, SparseDistribution | None]:
-    """A draft token for `position`, and what it was drawn from where the verifier must know.
+    """Draws a draft token for `position`; returns it with its distribution, if the verifier must know that.
 
-    `known`: how many of the first ids the target has; only the rejection rule minds.
+    `logits`: float32 [vocabulary]. `known`: how many of the first ids the target has, used by the rejection rule only.
     """
     if samples_from_its_own(rule, params):
         return rejection.draft_token(logits, params, position, known)
@@ -43,9 +43,10 @@ def verify_draft(
     start: int,
     margins: bool = False,
 ) -> Verdict:
-    """What a round commits. `logits(i)` are the target's after draft[:i], `start` the position of draft[0].
+    """Returns what a round commits.
 
-    Raises BadLogits.
+    `logits(i)`: the target's logits, float32 [vocabulary], after draft[:i]. `start`: the position of draft[0]. Raises
+    BadLogits.
     """
     if draft and samples_from_its_own(rule, params):
         return rejection.reject_seeded(draft, sent, logits, params, start)

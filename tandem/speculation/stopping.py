@@ -1,4 +1,4 @@
-"""Where a generation ends. Nothing is ever emitted past a stop."""
+"""Ends a generation at the first stop condition. Nothing is ever emitted past a stop."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tandem.speculation.types import Chunk, FinishReason
 
 
 class TextStream(Protocol):
-    """Turns tokens into text as they come. Special tokens have no text."""
+    """Decodes tokens to text incrementally. Special tokens have no text."""
 
     def push(self, token: int) -> str:
-        """The text that became certain with this token; "" while a character is incomplete."""
+        """Returns the text completed by this token; "" while a character is incomplete."""
 
     def flush(self) -> str:
-        """What was held back, as well as it can be shown."""
+        """Returns the text held back, with replacement characters where it is incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """What ends a generation; `max_new_tokens` is already limited by the sequence length."""
+    """The stop conditions of a generation; `max_new_tokens` already respects the sequence length."""
 
     max_new_tokens: int
     end_of_sequence_ids: frozenset[int] = frozenset()
@@ -31,7 +31,7 @@ class StopRules:
 
 @dataclass(slots=True)
 class Stopping:
-    """Cuts committed tokens at the first stop and holds back text that may turn out to be a stop string."""
+    """Cuts committed tokens at the first stop, and holds back text that may become a stop string."""
 
     rules: StopRules
     text: TextStream
@@ -45,18 +45,18 @@ class Stopping:
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be produced."""
+        """The number of tokens that may still be produced."""
         return 0 if self.reason else self.rules.max_new_tokens - self.emitted
 
     def left_after(self, tokens: Sequence[int]) -> int:
-        """Tokens that may still be produced once `tokens` are pushed. 0: none, or only their text will tell."""
+        """Returns how many tokens may still be produced after `tokens`; 0 if none, or if it depends on their text."""
         rules = self.rules
         if rules.stop_strings or any(t in rules.end_of_sequence_ids or t in rules.stop_token_ids for t in tokens):
             return 0
         return max(0, self.remaining - len(tokens))
 
     def push(self, tokens: Sequence[int], margins: Sequence[float] = ()) -> Chunk:
-        """The part of newly committed `tokens` that comes before or at the stop, with its text."""
+        """Returns the part of the newly committed `tokens` up to and including the stop, with its text."""
         kept: list[int] = []
         text = ""
         for token in tokens:
@@ -83,28 +83,28 @@ class Stopping:
         return self._release()
 
     def _finish(self, reason: FinishReason) -> str:
-        """Ends here; the rest of the text goes out unless it completes a stop string."""
+        """Ends the generation and returns the rest of the text, up to a stop string if it completes one."""
         self.reason = reason
         text = self.text.flush()
         rest, cut = self._held + text, self._search.first_in(text)
         return rest if cut is None else rest[: len(rest) - cut]
 
     def _release(self) -> str:
-        """Text that no stop string can still reach back into."""
+        """Returns the held text that can no longer be part of a stop string."""
         cut = len(self._held) - self._search.begun
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
 
 class StopSearch:
-    """Looks for stop strings in text as it comes, each character once (Knuth, Morris and Pratt's search, for each).
+    """Finds stop strings in text as it arrives, with the Knuth-Morris-Pratt search for each string.
 
     `steps` counts comparisons: at most two for each character of the text and each string that it may belong to,
-    however long the strings are, and two for each of their own characters.
+    however long the strings are, and two for each character of the strings.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
-        self._idle: dict[str, list[_Match]] = {}  # by their first character: nothing of them was seen
+        self._idle: dict[str, list[_Match]] = {}  # strings of which nothing is matched, by first character
         self._begun: list[_Match] = []
         self.steps = 0
         for string in dict.fromkeys(strings):
@@ -112,11 +112,11 @@ class StopSearch:
 
     @property
     def begun(self) -> int:
-        """Length of the longest end of the text so far that begins a stop string."""
+        """The length of the longest suffix of the text so far that is the beginning of a stop string."""
         return max((match.length for match in self._begun), default=0)
 
     def first_in(self, text: str) -> int | None:
-        """How far before the end of `text` begins the earliest stop string that it completes; None: there is none."""
+        """Returns how far before the end of `text` the earliest stop string that it completes begins, or None."""
         found = None
         for after, character in zip(range(len(text) - 1, -1, -1), text, strict=True):
             if not self._begun and character not in self._idle:
@@ -128,7 +128,7 @@ class StopSearch:
                 if match.length == len(match.string):
                     start = after + match.length
                     found = start if found is None else max(found, start)
-                    match.length = 0  # its first is the earliest
+                    match.length = 0  # only its first occurrence counts
                 elif match.length:
                     self._begun.append(match)
                 else:
@@ -138,9 +138,10 @@ class StopSearch:
 
 @dataclass(slots=True)
 class _Match:
-    """How much of the beginning of a string the text ends with.
+    """The length of the prefix of a string that the text so far ends with.
 
-    `_falls[n]`: the longest beginning that the first n + 1 characters also end with; known as far as it was needed.
+    `_falls[n]`: the length of the longest proper prefix that is also a suffix of the first n + 1 characters, computed
+    as far as needed.
     """
 
     string: str
@@ -148,7 +149,7 @@ class _Match:
     _falls: list[int] = field(default_factory=lambda: [0])
 
     def feed(self, character: str) -> int:
-        """The next character of the text. Returns how many comparisons it took."""
+        """Processes the next character of the text. Returns the number of comparisons."""
         steps = 1
         while self.length and self.string[self.length] != character:
             self.length = self._falls[self.length - 1]
@@ -159,7 +160,7 @@ class _Match:
         return steps
 
     def _learn(self) -> int:
-        """Where to fall from the present length. Returns how many comparisons it took."""
+        """Extends `_falls` to the present length. Returns the number of comparisons."""
         string, n, steps = self.string, self.length - 1, 0
         while len(self._falls) <= n:
             at = len(self._falls)

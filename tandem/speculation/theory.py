@@ -1,4 +1,4 @@
-"""What speculation should cost: the formulas beside which measurements are put. Seconds throughout; pure.
+"""Implements the cost formulas of speculative decoding that measurements are compared with. Times are in seconds.
 
 Symbols of the papers: a acceptance rate per token (a_i given that those before were accepted), g speculation length,
 t_d a draft step, t_v a verification, t_ar a plain target step, c = t_d / t_v, r = RTT / t_v. Sources: Leviathan et al.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 
 def expected_tokens(acceptance: float, length: int) -> float:
-    """Tokens per round, the target's own included, if every token is accepted alike: (1 - a^(g+1)) / (1 - a)."""
+    """Returns (1 - a^(g+1)) / (1 - a), the tokens per round with the same acceptance rate at every position."""
     _check_acceptance(acceptance)
     if acceptance == 1:
         return length + 1.0
@@ -24,14 +24,14 @@ def expected_tokens(acceptance: float, length: int) -> float:
 
 
 def expected_tokens_measured(conditional: Sequence[float]) -> float:
-    """Tokens per round from measured rates a_1, a_2, ... (each given that those before were accepted)."""
+    """Returns the tokens per round for measured rates a_1, a_2, ... (each given that those before were accepted)."""
     for rate in conditional:
         _check_acceptance(rate)
     return 1.0 + sum(itertools.accumulate(conditional, lambda done, rate: done * rate))
 
 
 def rate_for(tokens: float, length: int) -> float:
-    """The one acceptance rate whose expected tokens per round of `length` drafts are `tokens`, by bisection."""
+    """Returns the acceptance rate at which a round of `length` drafts gives `tokens` expected tokens, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -40,7 +40,7 @@ def rate_for(tokens: float, length: int) -> float:
 
 
 def carried_on(conditional: Sequence[float], length: int) -> list[float]:
-    """Rates for `length` positions: as measured, then the last of them on and on."""
+    """Returns rates for `length` positions: the measured ones, then the last of them repeated."""
     return [*conditional[:length], *list(conditional[-1:]) * (length - len(conditional))]
 
 
@@ -58,12 +58,12 @@ class StepCosts:
             raise ValueError(f"step costs: {self} has a time that is not a finite number of seconds >= 0")
 
     def verify(self, length: int) -> float:
-        """A round's target step: `length` draft tokens and the one before them."""
+        """Returns the seconds of a round's target step: `length` draft tokens and the one before them."""
         return self.verify_fixed + self.verify_slope * (length + 1)
 
 
 def tpot_fused(costs: StepCosts, conditional: Sequence[float], overhead: float = 0.0) -> float:
-    """(g t_d + t_v + o) / E: draft and target side by side; g is the number of rates given."""
+    """Returns (g t_d + t_v + o) / E, the time per token without a network; g is the number of rates given."""
     g = len(conditional)
     return (g * costs.draft + costs.verify(g) + overhead) / expected_tokens_measured(conditional)
 
@@ -71,15 +71,18 @@ def tpot_fused(costs: StepCosts, conditional: Sequence[float], overhead: float =
 def tpot_stop_and_wait(
     costs: StepCosts, conditional: Sequence[float], rtt: float, transfer: float = 0.0, overhead: float = 0.0
 ) -> float:
-    """(g t_d + RTT + transfer + t_v + o) / E: one round in flight; `transfer` is bytes over bandwidth, both ways."""
+    """Returns (g t_d + RTT + transfer + t_v + o) / E, the time per token with one round in flight.
+
+    `transfer`: bytes / bandwidth, both ways together.
+    """
     _check_rtt(rtt)
     return tpot_fused(costs, conditional, overhead) + (rtt + transfer) / expected_tokens_measured(conditional)
 
 
 def tpot_pipelined(costs: StepCosts, acceptance: float, rtt: float) -> float:
-    """t_d + (1 - a)(RTT + t_v): the draft never waits, and only a miss pays the round trip.
+    """Returns t_d + (1 - a)(RTT + t_v): the draft never waits, and only a miss pays the round trip.
 
-    A lower bound: rounds in flight without end, verifications no slower than drafting.
+    This is a lower bound: it assumes unlimited rounds in flight, and verifications no slower than drafting.
     """
     _check_acceptance(acceptance)
     _check_rtt(rtt)
@@ -87,20 +90,20 @@ def tpot_pipelined(costs: StepCosts, acceptance: float, rtt: float) -> float:
 
 
 def break_even_rtt(costs: StepCosts, conditional: Sequence[float]) -> float:
-    """Round trip below which a distributed draft beats plain decoding: E t_ar - t_v - g t_d. Negative: never."""
+    """Returns E t_ar - t_v - g t_d, the round trip below which a remote draft beats plain decoding; negative: never."""
     g = len(conditional)
     return expected_tokens_measured(conditional) * costs.plain - costs.verify(g) - g * costs.draft
 
 
 def capacity_gain(costs: StepCosts, length: int) -> float:
-    """Clients that one target serves with drafts elsewhere, over with drafts beside it: 1 + g t_d / t_v."""
+    """Returns 1 + g t_d / t_v: clients one target can serve with remote drafts, relative to drafts next to it."""
     if costs.verify(length) <= 0:
         raise ValueError("step costs: a verification that takes no time limits no clients")
     return 1 + length * costs.draft / costs.verify(length)
 
 
 def best_length_closed_form(acceptance: float, cost_ratio: float, rtt_ratio: float = 0.0) -> float:
-    """The continuous optimum g* = (-A - W_-1(-e^-A)) / L - 1 with L = -ln a, A = 1 + L (1 + r - c) / c.
+    """Returns the continuous optimum g* = (-A - W_-1(-e^-A)) / L - 1 with L = -ln a, A = 1 + L (1 + r - c) / c.
 
     It solves a^(g+1) [L (g c + 1 + r) + c] = c. For a slope in t_v, give c + slope / fixed as `cost_ratio`.
     """
@@ -118,7 +121,7 @@ def best_length_closed_form(acceptance: float, cost_ratio: float, rtt_ratio: flo
 
 
 def _lambert_lower(a: float) -> float:
-    """W_-1(-e^-a) for a > 1: the solution w < -1 of w e^w = -e^-a, by Newton on w + ln(-w) = -a."""
+    """Returns W_-1(-e^-a) for a > 1: the solution w < -1 of w e^w = -e^-a, by Newton on w + ln(-w) = -a."""
     w = -a - math.log(a) if a > 2 else -1 - math.sqrt(2 * (a - 1))
     for _ in range(60):
         step = (w + math.log(-w) + a) / (1 + 1 / w)

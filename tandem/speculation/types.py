@@ -1,4 +1,7 @@
-"""The data that flows: request → rounds → chunks → completion. Frozen, validated, free of any wire format."""
+"""Defines the data types of a generation: request, drafts, verdicts, chunks and statistics.
+
+The types are independent of any wire format.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from dataclasses import dataclass, field
 
 
 class InvalidField(ValueError):
-    """A field of a request is out of its limits. `field` names it."""
+    """A field of a request has an invalid value. `field` is its name."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -19,7 +22,7 @@ class InvalidField(ValueError):
 
 
 class TooLong(ValueError):
-    """A prefix and what is to be generated do not fit the sequence length."""
+    """The prompt and the tokens to generate exceed the sequence length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +53,14 @@ class SamplingParams:
 
 
 class Rule(enum.Enum):
-    """How draft tokens are verified. The values name it on the command line and in reports."""
+    """How draft tokens are verified. The values are used on the command line and in reports."""
 
     AGREEMENT = "agreement"
     REJECTION = "rejection"
 
     @classmethod
     def named(cls, name: str) -> Rule:
-        """Raises InvalidField."""
+        """Returns the rule called `name`. Raises InvalidField."""
         if name not in {rule.value for rule in cls}:
             raise InvalidField("rule", f"{name!r} is not one of {', '.join(rule.value for rule in cls)}")
         return cls(name)
@@ -65,9 +68,9 @@ class Rule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SparseDistribution:
-    """What a draft token was drawn from: ascending ids and a weight above 0 for each, a 32-bit float.
+    """The distribution that a draft token was drawn from: ascending ids, each with a 32-bit float weight above 0.
 
-    It is exactly what crosses the wire, so whoever draws from it and whoever verifies read the same numbers.
+    This is exactly what crosses the wire, so the drafter and the verifier compute with the same numbers.
     """
 
     token_ids: tuple[int, ...]
@@ -90,7 +93,7 @@ class SparseDistribution:
 
 
 class FinishReason(enum.Enum):
-    """Why a generation ended. The values are the wire's."""
+    """Why a generation ended. The values are those of the wire format."""
 
     END_OF_SEQUENCE = 1
     STOP_TOKEN = 2
@@ -100,10 +103,10 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One continuation to produce. Exactly one of `text` and `token_ids` is given; limits of None are the server's.
+    """A request for one continuation. Exactly one of `text` and `token_ids` is set.
 
-    `unsaid`: the fields of `sampling` that are left to the server as well; they are not sent.
-    `deadline` (seconds of time.monotonic) is of this process, and never sent: no waiting goes on beyond it.
+    Limits that are None take the server's defaults, and so do the fields of `sampling` listed in `unsaid`, which are
+    not sent. `deadline` (seconds of time.monotonic) is local to this process and never sent: nothing waits beyond it.
     """
 
     text: str | None = None
@@ -135,7 +138,7 @@ class GenerationRequest:
 
 
 class Proposer(enum.Enum):
-    """Who proposed a draft token. The values name it in figures and on the wire."""
+    """What proposed a draft token. The values are used in reports and on the wire."""
 
     NGRAM = "ngram"
     MODEL = "model"
@@ -143,11 +146,11 @@ class Proposer(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one verification committed: `accepted` draft tokens, then one token of the target's own.
+    """The result of one verification: `accepted` draft tokens, then one token drawn by the target.
 
-    Seconds are measured beside the target; `margins` (logits, 0 is a tie) only where asked for, and not where the
-    rejection rule decided: it compares no scores. `rows` shared the step, the widest of them of `width` tokens
-    (0: not said, the row's own), all of them together of `step_tokens` (0: not said, all as wide as that).
+    The seconds are measured next to the target. `margins` (in logits, 0 is a tie) are filled in only on request, and
+    never under the rejection rule, which compares no scores. `rows` rows shared the step; the widest had `width` tokens
+    (0: unknown, taken to be this row's), and all of them together `step_tokens` (0: unknown, taken to be rows * width).
     """
 
     token_ids: tuple[int, ...]
@@ -162,9 +165,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens, who proposed each of them, and what they cost in steps that `rows` rows shared.
+    """Proposed tokens, the proposer of each, and the seconds they took in steps shared by `rows` rows.
 
-    Under the rejection rule `distributions` says what each token was drawn from; none at all: proposed for certain.
+    Under the rejection rule `distributions` holds the distribution that each token was drawn from; if it is empty, each
+    token was proposed with probability 1.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -196,7 +200,7 @@ class DraftLimit:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens committed together, and the text that became certain with them."""
+    """Tokens committed together, and the text that they complete."""
 
     token_ids: tuple[int, ...]
     text: str = ""
@@ -205,7 +209,7 @@ class Chunk:
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Counted and measured for one request; generation.proto says what each is. Seconds; bytes of protobuf payload."""
+    """Statistics of one request, defined in generation.proto. Times are in seconds, bytes are of protobuf payload."""
 
     rounds: int = 0
     drafted: int = 0
@@ -233,7 +237,7 @@ class SpeculationStats:
 
     @property
     def mean_in_flight(self) -> float | None:
-        """Rounds in flight, the one just sent included, averaged over the rounds sent."""
+        """The mean number of rounds in flight when a round was sent, counting that round."""
         sent = sum(self.sent_by_depth)
         return sum((i + 1) * n for i, n in enumerate(self.sent_by_depth)) / sent if sent else None
 
@@ -242,28 +246,28 @@ class SpeculationStats:
         return len(self.sent_by_depth)
 
     def sent(self, others: int) -> None:
-        """Counts a round that was sent while `others` were in flight."""
+        """Counts a round that was sent while `others` others were in flight."""
         self.sent_by_depth += [0] * (others + 1 - len(self.sent_by_depth))
         self.sent_by_depth[others] += 1
 
     def stale(self, draft: Draft, guessed: bool = True) -> None:
-        """Counts a round that was sent, on a guess, and committed nothing. Its draft cost its seconds all the same."""
+        """Counts a round that was sent ahead and committed nothing; `guessed`: it began with a drafted bonus token."""
         self.stale_rounds += 1
         self.stale_drafts += len(draft.token_ids) + guessed
         self.spent(draft)
 
     def spent(self, draft: Draft) -> None:
-        """Counts the seconds that proposing a draft took."""
+        """Adds the seconds that a draft took."""
         self.draft_seconds += draft.compute_seconds
         self.queue_seconds += draft.queue_seconds
 
     @property
     def rounds_by_length(self) -> list[int]:
-        """Entry n: rounds that verified n draft tokens."""
+        """Entry n is the number of rounds that verified n draft tokens."""
         return rounds_by_length(self.rounds, self.drafted_per_position)
 
     def observe(self, drafted: Sequence[int], verdict: Verdict) -> None:
-        """Counts one round."""
+        """Counts a verified round."""
         self.rounds += 1
         self.drafted += len(drafted)
         self.accepted += verdict.accepted
@@ -277,7 +281,7 @@ class SpeculationStats:
         self.queue_seconds += verdict.queue_seconds
 
     def attribute(self, proposed_by: Sequence[Proposer], accepted: int) -> None:
-        """Counts one round's tokens by proposer."""
+        """Counts the draft tokens of a round by proposer."""
         for i, proposer in enumerate(proposed_by):
             name = proposer.value
             self.drafted_by[name] = self.drafted_by.get(name, 0) + 1
@@ -285,14 +289,14 @@ class SpeculationStats:
 
 
 def rounds_by_length(rounds: int, drafted_per_position: Sequence[int]) -> list[int]:
-    """Of so many rounds, how many had exactly 0, 1, 2, ... draft tokens."""
+    """Returns how many of the rounds had exactly 0, 1, 2, ... draft tokens."""
     at_least = [rounds, *drafted_per_position]
     return [max(0, n - longer) for n, longer in itertools.zip_longest(at_least, at_least[1:], fillvalue=0)]
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnd:
-    """The end of a generation."""
+    """Ends the stream of a generation: why it stopped, token counts and statistics."""
 
     finish_reason: FinishReason
     prompt_tokens: int
@@ -302,7 +306,7 @@ class GenerationEnd:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a server runs; see proto/tandem/v1/generation.proto for each field's meaning."""
+    """Describes the model that a server runs; proto/tandem/v1/generation.proto defines the fields."""
 
     model_name: str
     weights_revision: str

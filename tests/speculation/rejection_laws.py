@@ -233,7 +233,7 @@ def seeded_round(
 ) -> Tokens:
     context, sent = list(tokens), []
     for _ in range(k):
-        token, distribution = rule.guess(draft.logits(context), params, len(context), None, most)
+        token, distribution = rule.draft_token(draft.logits(context), params, len(context), None, most)
         context.append(token)
         sent.append(distribution)
     proposed = tuple(context[len(tokens) :])
@@ -265,7 +265,7 @@ def check_seeded_law_of_one_position(rule: ModuleType, seeds: int = 3000, lowest
         counts = np.zeros(len(p), dtype=int)
         for seed in range(seeds):
             params = replace(PLAIN, seed=seed)
-            token, sent = rule.guess(q, params, 5)
+            token, sent = rule.draft_token(q, params, 5)
             counts[rule.reject_seeded((token,), (sent,), lambda i, p=p: p, params, 5).token_ids[0]] += 1
         p_value = chi_square_p_value(counts, reference_law(target, PLAIN))
         assert p_value > lowest, f"p = {p_value}"
@@ -299,11 +299,11 @@ def check_decisions_are_independent(rule: ModuleType, seeds: int = 4000) -> None
     for seed in range(seeds):
         params, chance = replace(PLAIN, seed=seed), rule.Seeded(seed, 10)
         numbers[seed] = (
-            rule.guess(flat, params, 10, None, 16)[0],
+            rule.draft_token(flat, params, 10, None, 16)[0],
             chance.accept(0, 0.5),
             chance.correct(0, even),
             float(words(seed, 10, 1)[0]),
-            rule.guess(flat, params, 11, None, 16)[0],
+            rule.draft_token(flat, params, 11, None, 16)[0],
             chance.accept(1, 0.5),
             chance.correct(1, even),
             float(words(seed, 11, 1)[0]),
@@ -316,7 +316,7 @@ def check_only_tokens_of_the_target_are_proposed(rule: ModuleType) -> None:
     """A draft that ends where the target's vocabulary does would be a choice made after the draw."""
     logits = np.array([0.0, 0.5, 1.0, 5.0, 6.0], dtype=np.float32)
     for seed in range(50):
-        token, sent = rule.guess(logits, replace(PLAIN, seed=seed), 3, 3)
+        token, sent = rule.draft_token(logits, replace(PLAIN, seed=seed), 3, 3)
         assert token < 3 and sent.token_ids == (0, 1, 2)
 
 
@@ -325,7 +325,7 @@ def acceptance_rate(rule: ModuleType, target: Sequence[float], draft: Sequence[f
     p = np.array(target, dtype=np.float32)
     for seed in range(seeds):
         params = replace(PLAIN, seed=seed)
-        token, sent = rule.guess(np.array(draft, dtype=np.float32), params, 5)
+        token, sent = rule.draft_token(np.array(draft, dtype=np.float32), params, 5)
         accepted += rule.reject_seeded((token,), (sent,), lambda i: p, params, 5).accepted
     return accepted / seeds
 

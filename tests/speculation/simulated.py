@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from types import ModuleType
 
 import tandem.speculation.pipeline
-from tandem.speculation.depth import Depth, MeasuredTimes, Pipeline, Times
+from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
+from tandem.speculation.step_times import MeasuredTimes, Times
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 from tests.speculation.laws import Silent
@@ -48,7 +49,7 @@ class SimulatedDraft:
 
     async def close(self) -> None: ...
 
-    async def guess(self, tokens: Sequence[int]) -> Draft:
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
 
     async def propose(self, tokens: Sequence[int], k: int) -> Draft:

@@ -8,8 +8,9 @@ from types import ModuleType
 import pytest
 
 import tandem.speculation.pipeline
-from tandem.speculation.depth import Depth, Pipeline, Times, expected_tpot
+from tandem.speculation.depth import Depth, Pipeline, expected_tpot
 from tandem.speculation.pipeline import OutOfStep
+from tandem.speculation.step_times import Times
 from tandem.speculation.theory import StepCosts, tpot_pipelined, tpot_stop_and_wait
 from tests.speculation.laws import mutated
 from tests.speculation.simulated import (
@@ -105,17 +106,17 @@ def test_ours_obeys(check) -> None:
 
 
 MUTANTS = {
-    "a round behind a wrong guess is taken for the next": (
-        "goes_on = self._path[: len(committed)] == committed",
-        "goes_on = len(self._path) >= len(committed)",
+    "a round after a wrong bonus token is taken for the next": (
+        "matches = self._path[: len(committed)] == committed",
+        "matches = len(self._path) >= len(committed)",
         check_counts,
     ),
-    "a right guess is thrown away": (
-        "goes_on = self._path[: len(committed)] == committed",
-        "goes_on = False",
+    "a correct bonus token is thrown away": (
+        "matches = self._path[: len(committed)] == committed",
+        "matches = False",
         check_times,
     ),
-    "the guess is left out of the path": ("self._path += guess.token_ids", "pass", check_times),
+    "the bonus token is left out of the path": ("self._path += bonus.token_ids", "pass", check_times),
     "what is drafted beyond the end": ("self._end - len(tokens) - 1", "self._end", check_tokens),
     "the draft does not go ahead": ("len(self._flights) < deepest", "len(self._flights) < 1", check_times),
     "stale rounds are not counted": ("self.stats.stale(flight.draft, flight.ahead)", "pass", check_counts),

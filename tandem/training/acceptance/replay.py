@@ -73,7 +73,7 @@ class Remembered:
         draft = self._drafts[len(tokens)]
         return Draft(draft.token_ids[:k], proposed_by=draft.proposed_by[:k])
 
-    async def guess(self, tokens: Sequence[int]) -> Draft:
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
 
     async def close(self) -> None:

@@ -32,7 +32,7 @@ class Model:
         said = tuple(self.knows[len(tokens) : len(tokens) + k]) if self.knows else (900,) * k
         return Draft(said, compute_seconds=0.5, proposed_by=(Proposer.MODEL,) * len(said))
 
-    async def guess(self, tokens: Sequence[int]) -> Draft:
+    async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
 
     async def close(self) -> None:
