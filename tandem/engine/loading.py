@@ -16,8 +16,8 @@ from tandem.runners.nxdi.availability import require_nxdi
 from tandem.runners.nxdi.settings import NxdiSettings
 from tandem.runners.protocol import Fuses, Limits, Runner
 from tandem.runners.startup import Startup
-from tandem.runners.torch.platforms import chosen
-from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, Link, Ranks
+from tandem.runners.torch.platforms import choose_platform
+from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 
@@ -81,7 +81,7 @@ class ModelConfig:
     @property
     def ranks(self) -> Ranks:
         """This process among those that share the target. Raises ValueError."""
-        return Ranks.here(self.execution.tp_degree)
+        return Ranks.from_environment(self.execution.tp_degree)
 
     @property
     def draft_model(self) -> str | None:
@@ -108,7 +108,11 @@ async def load(config: ModelConfig, batcher: Batcher, startup: Startup | None = 
     Where ranks share it, all of them do this, and the runner is a Leader.
     """
     shared = config.backend == "torch" and config.ranks.degree > 1
-    link = await batcher.on_device(Link.join, chosen(config.execution.device), config.ranks) if shared else None
+    link = (
+        await batcher.on_device(RankLink.join, choose_platform(config.execution.device), config.ranks)
+        if shared
+        else None
+    )
     return await _load(config, config.model, batcher, startup or Startup(), verifies=True, link=link)
 
 
@@ -117,7 +121,7 @@ async def load_draft(
     batcher: Batcher,
     alone: bool = False,
     startup: Startup | None = None,
-    link: Link | None = None,
+    link: RankLink | None = None,
 ) -> Loaded | None:
     """Loads the draft model likewise, or None where n-gram lookup drafts. `alone`: no target shares its thread."""
     model = config.draft_model
@@ -164,7 +168,7 @@ async def _load(
     startup: Startup,
     verifies: bool,
     alone: bool = False,
-    link: Link | None = None,
+    link: RankLink | None = None,
 ) -> Loaded:
     if config.backend == "toy":
         return Loaded(Engine(_toy(model, config.shape), batcher, vital=verifies), ToyTokenizer())

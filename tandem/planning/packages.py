@@ -38,7 +38,7 @@ class Package:
     native: bool = False
 
 
-def installed(path: Sequence[str] | None = None) -> tuple[Package, ...]:
+def installed_packages(path: Sequence[str] | None = None) -> tuple[Package, ...]:
     """The Neuron packages on `path` (default: this interpreter's)."""
     found: dict[str, Package] = {}
     for distribution in metadata.distributions(path=list(sys.path if path is None else path)):

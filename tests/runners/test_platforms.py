@@ -13,13 +13,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tandem.cli import main
+from tandem.cli import configuration, main
 from tandem.runners.protocol import Identity
 from tandem.runners.torch import platforms
 from tandem.runners.torch.buckets import AskedBuckets, Buckets, buckets_for
 from tandem.runners.torch.graph_compilers import graph_compiler
-from tandem.runners.torch.graphs import Captured, Compiled
-from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, chosen, platform_of, ways
+from tandem.runners.torch.graphs import CudaGraphCompiler, TorchCompiler
+from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
 from tests.runners.compiled import FAMILIES, LIMITS
 
 IDENTITY = Identity("m", "none", "bfloat16", "neuron", "torch")
@@ -52,13 +52,13 @@ def test_neuron_without_its_software_is_one_line_that_says_what_is_missing(
 def test_pypis_placeholder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "1.0")
     with pytest.raises(ValueError, match=r"torch-neuronx 1.0 is PyPI's empty placeholder; AWS's own is on http"):
-        chosen("neuron")
+        choose_platform("neuron")
 
 
 def test_the_xla_package_is_not_taken_for_torchneuron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, "2.9.0.2.15.32035", tmp_path)
     with pytest.raises(ValueError, match=r"torch-neuronx 2.9.0.2.15.32035 is the PyTorch/XLA package, not TorchNeuron"):
-        chosen("neuron")
+        choose_platform("neuron")
 
 
 @pytest.mark.parametrize("backend", ["neuron_dynamo_backend.py", "neuron_dynamo_backend"])
@@ -76,9 +76,9 @@ def test_an_unknown_device_and_what_a_device_cannot_compile_are_refused() -> Non
     with pytest.raises(ValueError, match="device: 'tpu' is not one of auto, cpu, cuda, neuron"):
         platform_of("tpu")
     with pytest.raises(ValueError, match="compile: native is not for neuron: auto or neuron"):
-        ways("native", NEURON)
+        compile_order("native", NEURON)
     with pytest.raises(ValueError, match="compile: neuron is not for cpu: auto or native or inductor or off"):
-        ways("neuron", CPU)
+        compile_order("neuron", CPU)
 
 
 def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,8 +101,8 @@ def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch
 
 def test_each_platform_makes_graphs_its_own_way() -> None:
     compiled = graph_compiler(NEURON, IDENTITY, LIMITS, None)("target")
-    assert isinstance(compiled, Compiled) and compiled._backend == "neuron"
-    assert isinstance(graph_compiler(CUDA, IDENTITY, LIMITS, None)("target"), Captured)
+    assert isinstance(compiled, TorchCompiler) and compiled._backend == "neuron"
+    assert isinstance(graph_compiler(CUDA, IDENTITY, LIMITS, None)("target"), CudaGraphCompiler)
 
 
 def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> None:
@@ -119,14 +119,14 @@ def test_the_cpu_is_described() -> None:
     assert CPU.absent() is None
     CPU.synchronize()
     assert CPU.describe().startswith("cpu (") and CPU.memory() > 2**28
-    assert chosen("auto") is (CUDA if torch.cuda.is_available() else CPU)
+    assert choose_platform("auto") is (CUDA if torch.cuda.is_available() else CPU)
 
 
 def test_the_commands_of_its_page_are_understood() -> None:
-    page = (Path(main.__file__).parent / "docs" / "trainium-torchneuron.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "trainium-torchneuron.md").read_text(encoding="utf-8")
     lines = re.findall(r"^(?:python|torchrun --.*) main\.py (.*)", page, re.MULTILINE)
     assert len(lines) == 6
     for line in lines:
         args = main.parser().parse_args(line.split())
         if args.tp_degree == 1:
-            main.model_config(args, args.target_model or args.model)
+            configuration.model_config(args, args.target_model or args.model)

@@ -24,7 +24,7 @@ def require_nxdi() -> None:
         raise ValueError(why or f"backend: nxdi is not available here: {', '.join(absent)} cannot be imported")
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -43,4 +43,4 @@ def importable(package: str) -> bool:
 
 def versions() -> dict[str, str]:
     """What a compiled folder depends on."""
-    return {name: installed(name) or "unknown" for name in (*PACKAGES, *ALSO)}
+    return {name: installed_version(name) or "unknown" for name in (*PACKAGES, *ALSO)}

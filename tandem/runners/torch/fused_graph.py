@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.runners.protocol import TAIL, FusedResult, FusedRow, Proposal, RowFailed
-from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import FusedModule, fused_row
 from tandem.runners.torch.graphs import Graph, GraphCompiler
 from tandem.runners.torch.model import to_host
@@ -19,9 +19,9 @@ COLUMNS = 4 + TAIL
 
 
 class FusedGraph:
-    """FusedSteps of a target and a draft, one per bucket."""
+    """FusedGraphs of a target and a draft, one per bucket."""
 
-    def __init__(self, target: CompiledModel, draft: CompiledModel, maker: GraphCompiler) -> None:
+    def __init__(self, target: GraphModel, draft: GraphModel, compiler: GraphCompiler) -> None:
         self.target, self.draft, self.buckets = target, draft, target.buckets
         self._graphs: dict[tuple[int, int], Graph] = {}
         lengths = target.slots.length, draft.slots.length
@@ -30,7 +30,7 @@ class FusedGraph:
                 step = FusedModule(target, draft, lengths, k, self.buckets.width)
                 rows = target.tensor(target.idle_rows([], batch, COLUMNS))
                 name = f"fused-{batch}x{k}"
-                self._graphs[batch, k] = maker.graph(name, step, (target.buffers, draft.buffers, rows))
+                self._graphs[batch, k] = compiler.graph(name, step, (target.buffers, draft.buffers, rows))
         self._next: tuple[list[list[int]], Tensor] | None = None
         self.draft_share = 0.0
 

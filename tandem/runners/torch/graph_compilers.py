@@ -1,4 +1,4 @@
-"""Which maker of graphs a device gets."""
+"""Which compiler of graphs a device gets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from tandem.runners.protocol import Identity, Limits
-from tandem.runners.torch.graphs import Captured, Compiled, GraphCompiler
+from tandem.runners.torch.graphs import CudaGraphCompiler, GraphCompiler, TorchCompiler
 from tandem.runners.torch.platforms import Platform
 
 
@@ -20,12 +20,12 @@ def graph_compiler(
     makes them. The latter two keep code in the folder that Platform.prepare named.
     """
     if platform.graphs == "captured":
-        return lambda what: Captured(Compiled(platform.backend, platform.options))
+        return lambda what: CudaGraphCompiler(TorchCompiler(platform.backend, platform.options))
     if platform.graphs == "compiled":
-        return lambda what: Compiled(platform.backend, platform.options)
+        return lambda what: TorchCompiler(platform.backend, platform.options)
 
     def packages(what: str) -> GraphCompiler:
-        from tandem.runners.torch.artifacts import Packages, package_folder
+        from tandem.runners.torch.artifacts import PackageCompiler, package_folder
 
         facts = {
             "what": what,
@@ -35,6 +35,6 @@ def graph_compiler(
             "only": only,
         }
         name, root = re.sub(r"[^\w.-]+", "-", identity.model_name), platform.kept(folder)
-        return Packages(package_folder(root, name, facts, keeps=folder is not None))
+        return PackageCompiler(package_folder(root, name, facts, keeps=folder is not None))
 
     return packages

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from tandem.runners.protocol import TAIL, ProposeRow
 from tandem.runners.torch.buckets import Buckets
-from tandem.runners.torch.graph_modules import PrefillStep, ProposeStep, VerifyStep, padded, propose_row
+from tandem.runners.torch.graph_modules import PrefillModule, ProposeModule, VerifyModule, padded, propose_row
 from tandem.runners.torch.graphs import Graph, GraphCompiler, GraphRefused
 from tandem.runners.torch.model import TorchModel
-from tandem.runners.torch.sampled_modules import LogitsStep, SampledProposeStep, noise_of, warping_of
+from tandem.runners.torch.sampled_modules import LogitsModule, SampledProposeModule, noise_of, warping_of
 from tandem.speculation.types import SamplingParams
 
 
-class CompiledModel(TorchModel):
+class GraphModel(TorchModel):
     """Runs graphs where TorchModel runs module code. `prepare` makes them."""
 
     ids = torch.int32  # 64-bit integers are not native to every compiler's device
@@ -38,33 +38,33 @@ class CompiledModel(TorchModel):
     def graph_names(self) -> list[str]:
         return [f"{name}-{batch}x{size}" for name, batch, size in self._graphs]
 
-    def prepare(self, maker: GraphCompiler, buckets: Buckets, verifies: bool) -> None:
+    def prepare(self, compiler: GraphCompiler, buckets: Buckets, verifies: bool) -> None:
         """Makes the graphs of a target, or of a draft."""
         self.buckets = buckets
         self._verifies = verifies
         length = self.slots.length
-        self._make(maker, "prefill", PrefillStep(self, length), 1, buckets.chunk, 2 + buckets.chunk)
+        self._make(compiler, "prefill", PrefillModule(self, length), 1, buckets.chunk, 2 + buckets.chunk)
         for batch in buckets.batches:
             if verifies:
-                self._make(maker, "verify", VerifyStep(self, length), batch, buckets.width, 3 + buckets.width)
+                self._make(compiler, "verify", VerifyModule(self, length), batch, buckets.width, 3 + buckets.width)
                 continue
             for k in buckets.drafts:
-                self._make(maker, "propose", ProposeStep(self, length, k), batch, k, 3 + TAIL)
+                self._make(compiler, "propose", ProposeModule(self, length, k), batch, k, 3 + TAIL)
             if self.platform.only_graphs and buckets.drafts:
-                self._prepare_sampled(maker, batch)
+                self._prepare_sampled(compiler, batch)
 
-    def _prepare_sampled(self, maker: GraphCompiler, batch: int) -> None:
+    def _prepare_sampled(self, compiler: GraphCompiler, batch: int) -> None:
         """A draft's for rows that sample: with noise, or step by step."""
         length = self.slots.length
         for k in self.buckets.drafts:
             noise = self._noise([], batch, k)
-            self._make(maker, "sample", SampledProposeStep(self, length, k), batch, k, 3 + TAIL, noise)
+            self._make(compiler, "sample", SampledProposeModule(self, length, k), batch, k, 3 + TAIL, noise)
         for width in (1, TAIL):
-            self._make(maker, "logits", LogitsStep(self, length), batch, width, 3 + width)
+            self._make(compiler, "logits", LogitsModule(self, length), batch, width, 3 + width)
 
     def _make(
         self,
-        maker: GraphCompiler,
+        compiler: GraphCompiler,
         name: str,
         step: Any,
         batch: int,
@@ -74,7 +74,7 @@ class CompiledModel(TorchModel):
     ) -> None:
         rows = self.tensor(self.idle_rows([], batch, columns))
         arguments = (self._buffers, *more, rows)
-        self._graphs[name, batch, size] = maker.graph(f"{name}-{batch}x{size}", step, arguments)
+        self._graphs[name, batch, size] = compiler.graph(f"{name}-{batch}x{size}", step, arguments)
 
     def idle_rows(self, rows: list[list[int]], batch: int, columns: int) -> list[list[int]]:
         """The rows, and rows of the spare slot up to a batch; one token at position 0 (the third column is a count)."""
@@ -93,12 +93,12 @@ class CompiledModel(TorchModel):
         return self.kept(self.verified([[slot, start, 0, *fed] for slot, start, fed in front])[0])
 
     def prefilled(self, rows: list[list[int]]) -> Tensor:
-        """PrefillStep's result."""
+        """PrefillModule's result."""
         after: Tensor = self._graph("prefill", len(rows), len(rows[0]) - 2)(self._buffers, self.tensor(rows))
         return after
 
     def verified(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """VerifyStep's logits and results for rows as `steps.verify_row` packs them, on the device."""
+        """VerifyModule's logits and results for rows as `steps.verify_row` packs them, on the device."""
         rows = self.idle_rows(rows, self.buckets.batch(len(rows)), len(rows[0]))
         logits, results = self._graph("verify", len(rows), len(rows[0]) - 3)(self._buffers, self.tensor(rows))
         return logits, results
@@ -108,20 +108,20 @@ class CompiledModel(TorchModel):
         return result.clone() if self.platform.overwrites else result
 
     def proposed(self, rows: list[list[int]], k: int) -> Tensor:
-        """ProposeStep's draft tokens, at least `k` a row, on the device."""
+        """ProposeModule's draft tokens, at least `k` a row, on the device."""
         packed = self.tensor(self.idle_rows(rows, self.buckets.batch(len(rows)), 3 + TAIL))
         drafts: Tensor = self._graph("propose", len(packed), self.buckets.draft(k))(self._buffers, packed)
         return drafts
 
     def sampled(self, rows: Sequence[ProposeRow], k: int) -> Tensor:
-        """SampledProposeStep's draft tokens, at least `k` a row, on the device."""
+        """SampledProposeModule's draft tokens, at least `k` a row, on the device."""
         batch, bucket = self.buckets.batch(len(rows)), self.buckets.draft(k)
         packed = self.tensor(self.idle_rows([propose_row(row) for row in rows], batch, 3 + TAIL))
         drafts: Tensor = self._graph("sample", batch, bucket)(self._buffers, *self._noise(rows, batch, bucket), packed)
         return drafts
 
     def _noise(self, rows: Sequence[ProposeRow], batch: int, k: int) -> tuple[Tensor, Tensor]:
-        """What SampledProposeStep takes besides rows."""
+        """What SampledProposeModule takes besides rows."""
         only = None if self.only is None else self.only.cpu().numpy()
         greedy = [warping_of(SamplingParams())] * (batch - len(rows))
         warping = torch.tensor([*(warping_of(row.sampling) for row in rows), *greedy])

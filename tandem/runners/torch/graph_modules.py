@@ -19,7 +19,7 @@ from tandem.runners.torch.model import TorchModel
 Buffers = Sequence[Tensor]
 
 
-class PrefillStep(nn.Module):
+class PrefillModule(nn.Module):
     """Writes the cache. rows [n, 2 + chunk]: slot, first position, tokens. Returns [n]: the position after them."""
 
     def __init__(self, model: TorchModel, length: int) -> None:
@@ -32,7 +32,7 @@ class PrefillStep(nn.Module):
         return starts + tokens.shape[1]
 
 
-class VerifyStep(nn.Module):
+class VerifyModule(nn.Module):
     """Verifies drafts by agreement, greedily.
 
     rows [n, 3 + width]: slot, position, count of draft tokens, last committed token, draft (padded). Returns logits
@@ -47,10 +47,10 @@ class VerifyStep(nn.Module):
     def forward(self, buffers: Buffers, rows: Tensor) -> tuple[Tensor, Tensor]:
         tokens = rows[:, 3:]
         logits = self._model.traced(buffers, rows[:, 0], tokens, rows[:, 1], self._length)
-        return logits, torch.cat(judged(logits, tokens[:, 1:], rows[:, 2], self._model.columns), dim=1)
+        return logits, torch.cat(verify_greedy(logits, tokens[:, 1:], rows[:, 2], self._model.columns), dim=1)
 
 
-class ProposeStep(nn.Module):
+class ProposeModule(nn.Module):
     """Draws k chained draft tokens, greedily.
 
     rows [n, 3 + TAIL]: slot, position of the last token of the tail, length of the tail, tail (padded). Returns [n, k].
@@ -87,14 +87,14 @@ class FusedModule(nn.Module):
 
     rows [n, 4 + TAIL]: slot, position, length of the tail, count of draft tokens wanted (at most k), tail (padded).
     Returns the target's logits [n, width, vocabulary], the next round's rows, and [n, k + width + 2 + 4 + TAIL]:
-    drafts, then as VerifyStep, then those rows again, for the one copy to the host. `width` is the target's own, so
-    that its bits are those of a VerifyStep. Rows of the slot `spare` are padding and stay as they are.
+    drafts, then as VerifyModule, then those rows again, for the one copy to the host. `width` is the target's own, so
+    that its bits are those of a VerifyModule. Rows of the slot `spare` are padding and stay as they are.
     """
 
     def __init__(self, target: TorchModel, draft: TorchModel, lengths: tuple[int, int], k: int, width: int) -> None:
         super().__init__()
         self._spare, self._order = target.spare, target.columns
-        self.verify, self.propose = VerifyStep(target, lengths[0]), ProposeStep(draft, lengths[1], k)
+        self.verify, self.propose = VerifyModule(target, lengths[0]), ProposeModule(draft, lengths[1], k)
         self._width, self._known = width, target.vocab_size
 
     def forward(self, target: Buffers, draft: Buffers, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,7 +119,7 @@ class FusedModule(nn.Module):
         return torch.cat((head, tail, tail[:, 1:].expand(-1, TAIL - 2)), dim=1)
 
 
-def judged(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def verify_greedy(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Verification by agreement at temperature 0, as tandem/speculation/acceptance.py's `agree` does it one by one.
 
     logits [n, width, vocabulary], drafts [n, width - 1] of which the first counts[n] are drafts; order is 0, 1, ... up

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from tandem.runners.batch_invariance import certify_fused, certify_graphs
+from tandem.runners.batch_invariance import check_fused_invariance, check_graph_invariance
 from tandem.runners.protocol import (
     TAIL,
     FusedResult,
@@ -35,15 +35,15 @@ from tandem.runners.protocol import (
 from tandem.runners.startup import Startup
 from tandem.runners.torch.buckets import AskedBuckets, buckets_for
 from tandem.runners.torch.fused_graph import FusedGraph
-from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import padded, propose_row, verify_row
-from tandem.runners.torch.graphs import GraphCompiler, Made
+from tandem.runners.torch.graphs import CompileStatistics, GraphCompiler
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.runner import (
-    Guess,
+    DraftedToken,
     TorchRunner,
     batch_buckets,
-    guess_each,
+    draft_each,
     length_buckets,
     proposal_of,
     tail_buckets,
@@ -51,26 +51,26 @@ from tandem.runners.torch.runner import (
 from tandem.speculation.rules import samples_from_its_own
 from tandem.speculation.types import Verdict
 
-Makers = Callable[[str], GraphCompiler]
+CompilerFor = Callable[[str], GraphCompiler]
 
 
-class CompiledRunner(TorchRunner):
-    """Runs one CompiledModel. `makers(name)` gives what makes the graphs of a model, or of a pair with `name`."""
+class GraphRunner(TorchRunner):
+    """Runs one GraphModel. `compiler_for(name)` gives what makes the graphs of a model, or of a pair with `name`."""
 
-    model: CompiledModel
+    model: GraphModel
 
     def __init__(
         self,
-        model: CompiledModel,
+        model: GraphModel,
         limits: Limits,
         identity: Identity,
-        makers: Makers,
+        compiler_for: CompilerFor,
         verifies: bool = True,
         exact: bool = True,
         asked: AskedBuckets | None = None,
     ) -> None:
         super().__init__(model, limits, identity, verifies, exact)
-        self._makers, self._buckets = makers, buckets_for(model.platform, limits, asked)
+        self._compiler_for, self._buckets = compiler_for, buckets_for(model.platform, limits, asked)
         self._fused: dict[int, FusedGraph] = {}
 
     def warm_up(self, startup: Startup | None = None) -> None:
@@ -81,19 +81,19 @@ class CompiledRunner(TorchRunner):
         with startup.stage("warming"):
             self._warm()
 
-    def compile(self, startup: Startup) -> Made:
+    def compile(self, startup: Startup) -> CompileStatistics:
         """Makes every graph of this model, and none after. It is not run yet."""
-        maker = self._makers("target" if self._verifies else "draft")
+        compiler = self._compiler_for("target" if self._verifies else "draft")
         with startup.stage("compiling"):
-            self.model.prepare(maker, self._buckets, self._verifies)
-            maker.seal()
-        startup.note(f"graphs of {self.identity.model_name}: {maker.made.line()}")
-        return maker.made
+            self.model.prepare(compiler, self._buckets, self._verifies)
+            compiler.seal()
+        startup.note(f"graphs of {self.identity.model_name}: {compiler.statistics.line()}")
+        return compiler.statistics
 
     def _certified(self) -> StepShapes:
         if self._verifies:
             buckets = self.model.buckets
-            return certify_graphs(self.model, self.limits, buckets.width, buckets.batches, self._exact)
+            return check_graph_invariance(self.model, self.limits, buckets.width, buckets.batches, self._exact)
         batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
         return StepShapes(tail_buckets(), batches, False, lengths, (self.limits.chunk,))
 
@@ -142,22 +142,22 @@ class CompiledRunner(TorchRunner):
         """One graph and one host copy a token."""
         began, slots = time.perf_counter(), [row.slot for row in rows]
         fed, starts = [list(row.tail) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
-        drafts: list[list[Guess]] = [[] for _ in rows]
+        drafts: list[list[DraftedToken]] = [[] for _ in rows]
         for i in range(k):
             logits = self.model.logits(slots, fed, starts)
-            for draft, guessed in zip(drafts, guess_each(self.model, rows, logits, i), strict=True):
-                draft.append(guessed)
+            for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, i), strict=True):
+                draft.append(drafted)
             fed, starts = [[draft[-1][0]] for draft in drafts], [row.position + 1 + i for row in rows]
         seconds = time.perf_counter() - began
         return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
         """Makes one graph of this target and `draft`, on the same device; from then on `fused` uses it."""
-        if not isinstance(draft, CompiledRunner) or draft.model.device != self.model.device:
+        if not isinstance(draft, GraphRunner) or draft.model.device != self.model.device:
             return
         graph, _ = self.compile_fused(draft, startup)
         with startup.stage("certifying"):
-            same = certify_fused(graph, self.limits, self.shapes)
+            same = check_fused_invariance(graph, self.limits, self.shapes)
         if not same and self._exact:
             startup.note("the fused graph's bits are not those of verification: --exact leaves it out")
             return
@@ -167,16 +167,16 @@ class CompiledRunner(TorchRunner):
             graph.measure()
         self._fused[id(draft)] = graph
 
-    def compile_fused(self, draft: CompiledRunner, startup: Startup) -> tuple[FusedGraph, Made]:
+    def compile_fused(self, draft: GraphRunner, startup: Startup) -> tuple[FusedGraph, CompileStatistics]:
         """Makes the graphs of both, which have their own, and none after. They are not run yet."""
         only = draft.model.only
         facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
-        maker = self._makers(f"fused with {facts}")
+        compiler = self._compiler_for(f"fused with {facts}")
         with startup.stage("compiling"):
-            graph = FusedGraph(self.model, draft.model, maker)
-            maker.seal()
-        startup.note(f"graphs of both: {maker.made.line()}")
-        return graph, maker.made
+            graph = FusedGraph(self.model, draft.model, compiler)
+            compiler.seal()
+        startup.note(f"graphs of both: {compiler.statistics.line()}")
+        return graph, compiler.statistics
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         """A greedy round as one call, where `fuse` made a graph of the pair and rows fit it; else as its parts."""

@@ -1,9 +1,9 @@
 """Steps made into graphs: one per bucket, all of them before a server is ready, and not one after.
 
-Three ways to make one, behind one call:
+Three compile_order to make one, behind one call:
 
-* `Compiled`: torch.compile(fullgraph=True, dynamic=False), within this process.
-* `Captured`: the same, recorded as a CUDA graph: one launch a step, arguments and results at fixed addresses.
+* `TorchCompiler`: torch.compile(fullgraph=True, dynamic=False), within this process.
+* `CudaGraphCompiler`: the same, recorded as a CUDA graph: one launch a step, arguments and results at fixed addresses.
 * `tandem/runners/torch/artifacts.py`: compiled ahead of time with the weights packed inside, and kept on disk.
 """
 
@@ -27,7 +27,7 @@ class GraphRefused(RuntimeError):
 
 
 @dataclass(slots=True)
-class Made:
+class CompileStatistics:
     """What warm-up did. Seconds; `before` is what the graphs that came from disk took when they were compiled."""
 
     compiled: int = 0
@@ -49,7 +49,7 @@ class GraphCompiler(Protocol):
     """Makes a step into a graph for arguments of the shapes of `arguments`, whose buffers it will be called with."""
 
     @property
-    def made(self) -> Made: ...
+    def statistics(self) -> CompileStatistics: ...
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph: ...
 
@@ -57,11 +57,11 @@ class GraphCompiler(Protocol):
         """From here on a graph that is needed and not there is an error."""
 
 
-class Compiled:
+class TorchCompiler:
     """torch.compile with a backend of dynamo's, by name or as it is; counts what reaches the backend."""
 
     def __init__(self, backend: str | Backend = "inductor", options: Mapping[str, object] | None = None) -> None:
-        self.made = Made()
+        self.statistics = CompileStatistics()
         self._backend, self._options = backend, dict(options or {})
         self._sealed = False
 
@@ -80,7 +80,7 @@ class Compiled:
         began = time.perf_counter()
         with torch._dynamo.config.patch(recompile_limit=BUCKETS_AT_MOST):
             call(*arguments)
-        self.made.compile_seconds += time.perf_counter() - began
+        self.statistics.compile_seconds += time.perf_counter() - began
         return call
 
     def seal(self) -> None:
@@ -89,23 +89,23 @@ class Compiled:
     def _compile(self, module: Any, example: list[Any]) -> Any:
         if self._sealed:
             raise GraphRefused("a step was about to be compiled again after warm-up")
-        self.made.compiled += 1
+        self.statistics.compiled += 1
         from torch._dynamo import lookup_backend
 
         backend = lookup_backend(self._backend) if isinstance(self._backend, str) else self._backend
         return backend(module, example, **({"options": self._options} if self._options else {}))
 
 
-class Captured:
-    """CUDA graphs over what `Compiled` makes. Results are overwritten by the next call of the same graph."""
+class CudaGraphCompiler:
+    """CUDA graphs over what `TorchCompiler` makes. Results are overwritten by the next call of the same graph."""
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: TorchCompiler) -> None:
         self._compiled = compiled
         self._pool: Any = None
 
     @property
-    def made(self) -> Made:
-        return self._compiled.made
+    def statistics(self) -> CompileStatistics:
+        return self._compiled.statistics
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
         """The last argument is the step's rows; buffers before it are used where they lie."""

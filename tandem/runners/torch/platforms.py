@@ -95,7 +95,7 @@ def platform_of(device: str) -> Platform:
         raise ValueError(f"device: {device!r} is not one of {', '.join(DEVICES)}") from None
 
 
-def chosen(name: str) -> Platform:
+def choose_platform(name: str) -> Platform:
     """The platform called `name`, there to be used; auto is CUDA where there is one, else the CPU. Raises ValueError.
 
     Trainium has to be named: asking it reserves its cores.
@@ -107,7 +107,7 @@ def chosen(name: str) -> Platform:
     return platform
 
 
-def ways(compile: str, platform: Platform, ranks: int = 1) -> tuple[str, ...]:
+def compile_order(compile: str, platform: Platform, ranks: int = 1) -> tuple[str, ...]:
     """What may run the steps, the best first. The default is what measured fastest (benchmarks/README.md).
 
     Raises ValueError where `compile` cannot.
