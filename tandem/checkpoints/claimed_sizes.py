@@ -38,7 +38,7 @@ class ImplausibleSize(ValueError):
 def check_folder(folder: Path, weights: list[Path]) -> None:
     """Checks the sizes in config.json against the weight files beside it.
 
-    Raises ImplausibleSize where the files cannot hold what it claims, OSError or ValueError where a file cannot be read.
+    Raises ImplausibleSize if the files cannot hold what it claims, OSError or ValueError if a file cannot be read.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if isinstance(config, dict):

@@ -1,7 +1,7 @@
-"""Toy runner: deterministic arithmetic instead of a model. The oracle of protocol tests, never a product.
+"""A runner that computes deterministic pseudo-random logits instead of running a model, for tests.
 
-Logits at a position are a pseudo-random function of every token that the slot's cache holds up to it, so a wrong,
-stale or missing cache entry shows as wrong tokens. Token ids are bytes, then begin and end of sequence.
+Logits at a position depend on every token that the slot's cache holds up to it, so a wrong, stale or missing cache
+entry shows as wrong tokens. Token ids are the 256 bytes, then begin and end of sequence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tandem.runners.protocol import (
     Runner,
     StepShapes,
     VerifyRow,
-    sound,
+    verdict_or_failure,
 )
 from tandem.runners.startup import Startup
 from tandem.speculation.rules import draft_token, verify_draft
@@ -38,9 +38,10 @@ END = 257
 
 @dataclass(frozen=True, slots=True)
 class ToyConfig:
-    """`salt` makes another model; a draft with the target's salt agrees but for about `miss` of its tokens.
+    """Parameters of a toy model; models of different `salt` are unrelated.
 
-    After `fails` steps its device is gone (0: never).
+    `miss`: share of positions at which a draft with the target's salt disagrees. `step_seconds`: duration of a step.
+    `fails`: number of steps after which every step raises (0: never).
     """
 
     salt: int = 0
@@ -50,7 +51,7 @@ class ToyConfig:
 
 
 def toy_logits(tokens: Sequence[int], config: ToyConfig) -> NDArray[np.float32]:
-    """Logits [258] after `tokens`; the whole expected output of a test follows from this one function."""
+    """Logits [258], float32, after `tokens`; a test's whole expected output follows from this function."""
     digest = zlib.crc32(np.asarray(tokens, dtype=np.uint32).tobytes())
     random = np.random.Generator(np.random.Philox(key=np.array([digest, config.salt], dtype=np.uint64)))
     logits = random.normal(size=VOCAB_SIZE).astype(np.float32) * 2
@@ -60,7 +61,7 @@ def toy_logits(tokens: Sequence[int], config: ToyConfig) -> NDArray[np.float32]:
 
 
 class ToyRunner:
-    """The runner protocol over `toy_logits`."""
+    """Implements the Runner protocol with `toy_logits`."""
 
     def __init__(self, limits: Limits, config: ToyConfig | None = None) -> None:
         self.config = config or ToyConfig()
@@ -77,7 +78,7 @@ class ToyRunner:
         return StepShapes(tuple(range(1, self.limits.max_draft + 2)), (self.limits.slots,), bit_exact=True)
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """Nothing to compile."""
+        """Does nothing: there is nothing to compile."""
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self._work()
@@ -102,7 +103,7 @@ class ToyRunner:
             return RowFailed("a position before the row's was never written")
         logits = functools.partial(self._after, row)
         start = row.position + 1
-        return sound(
+        return verdict_or_failure(
             lambda: verify_draft(row.draft, row.distributions, logits, row.sampling, row.rule, start, row.margins)
         )
 
@@ -137,7 +138,7 @@ class ToyRunner:
 
 
 class ToyTokenizer:
-    """UTF-8 bytes."""
+    """Maps text to its UTF-8 bytes."""
 
     sha256: str = "toy"
     vocab_size: int = VOCAB_SIZE
@@ -151,7 +152,7 @@ class ToyTokenizer:
 
 
 class ToyText:
-    """Each byte as one Latin-1 character."""
+    """Decodes each byte as one Latin-1 character."""
 
     def push(self, token: int) -> str:
         return bytes([token]).decode("latin-1") if token < 256 else ""

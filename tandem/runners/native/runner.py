@@ -31,7 +31,7 @@ from tandem.runners.protocol import (
     VerifyRow,
     fused_step,
     sized,
-    sound,
+    verdict_or_failure,
 )
 from tandem.runners.startup import Startup
 from tandem.speculation.rules import draft_token, verify_draft
@@ -69,7 +69,7 @@ class NativeRunner:
         if all(row.sampling.greedy and not row.margins for row in rows):
             return self._verify_greedily(rows)
         return [
-            sound(functools.partial(_verify_row, row, own))
+            verdict_or_failure(functools.partial(_verify_row, row, own))
             for row, own in zip(rows, self.verify_logits(rows), strict=True)
         ]
 

@@ -27,7 +27,7 @@ from tandem.runners.protocol import (
     Runner,
     StepShapes,
     VerifyRow,
-    sound,
+    verdict_or_failure,
 )
 from tandem.runners.startup import Startup
 from tandem.speculation.acceptance import agree
@@ -213,7 +213,7 @@ class NxdiRunner:
 
     def _verify_row(self, row: VerifyRow, said: Array) -> Verdict | RowFailed:
         if not self.tokens_only:
-            return sound(
+            return verdict_or_failure(
                 functools.partial(
                     verify_draft,
                     row.draft,

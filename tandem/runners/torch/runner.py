@@ -28,7 +28,7 @@ from tandem.runners.protocol import (
     Runner,
     StepShapes,
     VerifyRow,
-    sound,
+    verdict_or_failure,
 )
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import TorchModel
@@ -90,7 +90,7 @@ class TorchRunner:
         if all(row.sampling.greedy and not row.margins for row in rows):
             return _verdicts_greedy(rows, logits)
         host = logits.float().cpu().numpy()
-        return [sound(functools.partial(_verify_row, row, host[r])) for r, row in enumerate(rows)]
+        return [verdict_or_failure(functools.partial(_verify_row, row, host[r])) for r, row in enumerate(rows)]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         """The target's logits [rows or more, width, vocabulary]: column i is the prediction after draft[:i]."""
@@ -174,7 +174,9 @@ def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict 
         return Drawn(ids[r][i], 0.0)
 
     draws = [functools.partial(target_draw, r) for r in range(len(rows))]
-    return [sound(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)]
+    return [
+        verdict_or_failure(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)
+    ]
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:
