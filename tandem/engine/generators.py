@@ -10,7 +10,6 @@ from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
 from tandem.engine.sequences import LocalVerifier, ModelDrafter
-from tandem.runners.nxdi.fused import FusedDraft
 from tandem.speculation.drafters import Drafter, Guesser, NgramDrafter
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.hybrid import HybridDrafter
@@ -92,7 +91,7 @@ def fused_generator(
     """Draft beside the target: a model in the same step, n-gram lookup before it, or both. Raises ValueError."""
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
-        if isinstance(draft.runner, FusedDraft):
+        if draft.runner.identity.fused_only:
             choice = replace(choice, kind="model")  # its graph verifies nothing but its own drafts
     # One for all: rows share steps that are the same, and what is known about the draft.
     pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None

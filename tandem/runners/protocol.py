@@ -194,7 +194,11 @@ class StepShapes:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Describes a runner's model for GetModelInfo. `greedy_only`: logits never leave the device."""
+    """Describes a runner's model for GetModelInfo.
+
+    `greedy_only`: logits never leave the device. `fused_only`: a draft that proposes only inside its target's graph,
+    which verifies no other drafts.
+    """
 
     model_name: str
     weights_revision: str
@@ -203,6 +207,7 @@ class Identity:
     backend: str
     end_of_sequence_ids: tuple[int, ...] = field(default=())
     greedy_only: bool = False
+    fused_only: bool = False
 
 
 class RowFailed(RuntimeError):

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.checkpoints.locate import Checkpoint
+from tandem.runners.backends import LoadRequest
 from tandem.runners.protocol import (
     FusedStep,
     Identity,
@@ -34,6 +36,7 @@ from tandem.speculation.types import SparseDistribution, Verdict
 
 VOCAB_SIZE = 258
 END = 257
+CHUNK = 64  # tokens of a prefill step
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +162,56 @@ class ToyText:
 
     def flush(self) -> str:
         return ""
+
+
+class ToyBackend:
+    """Makes toy runners; a model is named by its parameters, as in "miss=0.3,step=0.01,salt=1,fails=100"."""
+
+    loads_pairs = False
+
+    def require(self) -> None:
+        """Does nothing: a toy model needs no software."""
+
+    def find(self, model: str | None) -> Checkpoint:
+        return Checkpoint(model or "", "toy")
+
+    def tokenizer(self, checkpoint: Checkpoint) -> ToyTokenizer:
+        return ToyTokenizer()
+
+    def draft_has_tokenizer(self, request: LoadRequest) -> bool:
+        return True
+
+    def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
+        shape = request.shape
+        limits = Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, VOCAB_SIZE)
+        return toy_runner(limits, toy_config(checkpoint.name))
+
+    def load_pair(
+        self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
+    ) -> tuple[Runner, Runner]:
+        raise NotImplementedError("this backend loads target and draft one by one")
+
+
+def toy_runner(limits: Limits, config: ToyConfig) -> ToyRunner:
+    """Makes a runner; tests replace this function."""
+    return ToyRunner(limits, config)
+
+
+def toy_config(model: str) -> ToyConfig:
+    """Reads the parameters that name a model. Raises ValueError."""
+    values = dict(part.partition("=")[::2] for part in model.split(",") if part)
+    try:
+        config = ToyConfig(
+            int(values.pop("salt", 0)),
+            float(values.pop("miss", 0)),
+            float(values.pop("step", 0)),
+            int(values.pop("fails", 0)),
+        )
+    except ValueError:
+        values["unreadable"] = ""
+    if values:
+        raise ValueError(f"model: {model!r} is not a toy model; say for example miss=0.3,step=0.01,salt=1")
+    return config
+
+
+BACKEND = ToyBackend()

@@ -7,6 +7,7 @@ gets the head of it: the target's own greedy tokens either way. Rejected draft t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -93,7 +94,7 @@ class FusedDraft:
     """The draft of such a pair: its cache is filled by the pair's own calls."""
 
     def __init__(self, pair: FusedRunner, identity: Identity) -> None:
-        self.pair, self.identity = pair, identity
+        self.pair, self.identity = pair, replace(identity, fused_only=True)
 
     @property
     def limits(self) -> Limits:

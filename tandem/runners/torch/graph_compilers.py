@@ -1,4 +1,4 @@
-"""Which compiler of graphs a device gets."""
+"""Selects a platform's graph compiler."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tandem.runners.torch.platforms import Platform
 def graph_compiler(
     platform: Platform, identity: Identity, limits: Limits, only: Sequence[int] | None, folder: str | None = None
 ) -> Callable[[str], GraphCompiler]:
-    """`graph_compiler(what)` makes graphs of this model for `what`, as the platform does.
+    """Returns a function from a purpose ("target", "draft", ...) to the compiler of this model's graphs for it.
 
-    "packages": compiled ahead and kept on disk. "captured": CUDA graphs of compiled steps. "compiled": as the backend
-    makes them. The latter two keep code in the folder that Platform.prepare named.
+    By `platform.graphs`: "packages" are compiled ahead of time and kept on disk in `folder`, "captured" are CUDA graphs
+    of compiled steps, "compiled" is torch.compile alone. The latter two keep code in the folder that Platform.prepare
+    set.
     """
     if platform.graphs == "captured":
         return lambda what: CudaGraphCompiler(TorchCompiler(platform.backend, platform.options))

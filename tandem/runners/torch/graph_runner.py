@@ -1,9 +1,9 @@
-"""The torch runner on graphs: a greedy step is one graph and one host copy; sampled rows are drawn on the host.
+"""Runs the torch runner's steps as graphs: a greedy step is one graph and one copy to the host.
 
-The target's draws are always the host's: their law is in 64 bits (tandem/speculation/draws.py), and noise for every
-token of a vocabulary is as much to send to the device as logits are to fetch from it. A draft's are the host's too,
-from module code; where nothing may run between graphs, they are a graph's that is given noise, or under rejection,
-which must know what was drawn from, the host's from one graph a token.
+The host draws all samples of the target: draws use 64-bit arithmetic (tandem/speculation/draws.py), and sending noise
+for a whole vocabulary to the device costs as much as fetching logits from it. The host draws a draft's samples too,
+from module code. On platforms where only graphs may run, a graph draws them from given noise; under the rejection
+rule, which must know the distributions, the host draws them from one graph per token.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CompilerFor = Callable[[str], GraphCompiler]
 
 
 class GraphRunner(TorchRunner):
-    """Runs one GraphModel. `compiler_for(name)` gives what makes the graphs of a model, or of a pair with `name`."""
+    """Runs one GraphModel. `compiler_for(purpose)` returns the compiler of a model's or a pair's graphs."""
 
     model: GraphModel
 
@@ -82,7 +82,7 @@ class GraphRunner(TorchRunner):
             self._warm()
 
     def compile(self, startup: Startup) -> CompileStatistics:
-        """Makes every graph of this model, and none after. It is not run yet."""
+        """Compiles every graph of this model, without running them, and seals the compiler."""
         compiler = self._compiler_for("target" if self._verifies else "draft")
         with startup.stage("compiling"):
             self.model.prepare(compiler, self._buckets, self._verifies)
@@ -119,7 +119,7 @@ class GraphRunner(TorchRunner):
         return self.model.kept(self._verified(rows)[0])
 
     def _verified(self, rows: Sequence[VerifyRow]) -> tuple[Tensor, Tensor]:
-        """In the batches that were found to agree, which may be fewer than there are graphs of."""
+        """Verifies in a batch size that passed the invariance check, which may be fewer than were compiled."""
         packed = [verify_row(row, self.model.buckets.width) for row in rows]
         return self.model.verified(self.model.idle_rows(packed, self.shapes.batch(len(rows)), len(packed[0])))
 
@@ -139,7 +139,7 @@ class GraphRunner(TorchRunner):
         return [Proposal(tuple(d[: row.k]), seconds) for row, d in zip(rows, drafts, strict=False)]
 
     def _propose_by_logits(self, rows: Sequence[ProposeRow], k: int) -> list[Proposal | RowFailed]:
-        """One graph and one host copy a token."""
+        """Drafts with one graph and one copy to the host per token."""
         began, slots = time.perf_counter(), [row.slot for row in rows]
         fed, starts = [list(row.tail) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
         drafts: list[list[DraftedToken]] = [[] for _ in rows]
@@ -152,7 +152,7 @@ class GraphRunner(TorchRunner):
         return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
-        """Makes one graph of this target and `draft`, on the same device; from then on `fused` uses it."""
+        """Makes one graph of this target and `draft` if both are graph runners on one device; see `fused_with`."""
         if not isinstance(draft, GraphRunner) or draft.model.device != self.model.device:
             return
         graph, _ = self.compile_fused(draft, startup)
@@ -168,7 +168,7 @@ class GraphRunner(TorchRunner):
         self._fused[id(draft)] = graph
 
     def compile_fused(self, draft: GraphRunner, startup: Startup) -> tuple[FusedGraph, CompileStatistics]:
-        """Makes the graphs of both, which have their own, and none after. They are not run yet."""
+        """Compiles the pair's fused graphs, without running them, and seals the compiler."""
         only = draft.model.only
         facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
         compiler = self._compiler_for(f"fused with {facts}")
@@ -179,7 +179,7 @@ class GraphRunner(TorchRunner):
         return graph, compiler.statistics
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
-        """A greedy round as one call, where `fuse` made a graph of the pair and rows fit it; else as its parts."""
+        """A greedy round as one graph if `fuse` made one; rows that do not fit it are drafted and then verified."""
         graph = self._fused.get(id(draft))
         return None if graph is None else functools.partial(_fused, graph, self, draft)
 

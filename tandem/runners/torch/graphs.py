@@ -1,10 +1,10 @@
-"""Steps made into graphs: one per bucket, all of them before a server is ready, and not one after.
+"""Compiles step modules into graphs, one per bucket, before a server is ready and never afterwards.
 
-Three compile_order to make one, behind one call:
+Three compilers share one interface:
 
 * `TorchCompiler`: torch.compile(fullgraph=True, dynamic=False), within this process.
-* `CudaGraphCompiler`: the same, recorded as a CUDA graph: one launch a step, arguments and results at fixed addresses.
-* `tandem/runners/torch/artifacts.py`: compiled ahead of time with the weights packed inside, and kept on disk.
+* `CudaGraphCompiler`: the same, recorded as a CUDA graph, with one launch a step and fixed addresses.
+* `PackageCompiler` (artifacts.py): compiled ahead of time with the weights packed inside, and kept on disk.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 
 Graph = Callable[..., Any]
-Backend = Callable[..., Any]  # dynamo's: a traced module and example inputs in, what runs it out
-BUCKETS_AT_MOST = 256  # graphs of one step's code that dynamo may hold
+Backend = Callable[..., Any]  # a dynamo backend: (traced module, example inputs) -> callable
+BUCKETS_AT_MOST = 256  # graphs that dynamo may hold for the code of one step
 
 
 class GraphRefused(RuntimeError):
-    """A graph that warm-up did not make was needed: a step's shape is not among the buckets."""
+    """A step needed a graph that warm-up did not make: its shape is not one of the buckets."""
 
 
 @dataclass(slots=True)
 class CompileStatistics:
-    """What warm-up did. Seconds; `before` is what the graphs that came from disk took when they were compiled."""
+    """Graphs compiled and loaded, and the seconds it took; `before`: what the loaded graphs once took to compile."""
 
     compiled: int = 0
     loaded: int = 0
@@ -37,6 +37,7 @@ class CompileStatistics:
     before: float = 0.0
 
     def line(self) -> str:
+        """Formats the statistics for a log."""
         parts = []
         if self.compiled:
             parts.append(f"{self.compiled} compiled in {self.compile_seconds:.1f} s")
@@ -46,19 +47,24 @@ class CompileStatistics:
 
 
 class GraphCompiler(Protocol):
-    """Makes a step into a graph for arguments of the shapes of `arguments`, whose buffers it will be called with."""
+    """Compiles steps into graphs."""
 
     @property
-    def statistics(self) -> CompileStatistics: ...
+    def statistics(self) -> CompileStatistics:
+        """What was compiled so far."""
 
-    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph: ...
+    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
+        """Compiles `step` for arguments of these shapes; the graph is called with the same buffers.
+
+        Raises GraphRefused after `seal`.
+        """
 
     def seal(self) -> None:
-        """From here on a graph that is needed and not there is an error."""
+        """Ends warm-up: from now on, a graph that is missing is an error."""
 
 
 class TorchCompiler:
-    """torch.compile with a backend of dynamo's, by name or as it is; counts what reaches the backend."""
+    """Compiles with torch.compile and a dynamo backend, given by name or as a function; counts compilations."""
 
     def __init__(self, backend: str | Backend = "inductor", options: Mapping[str, object] | None = None) -> None:
         self.statistics = CompileStatistics()
@@ -97,7 +103,7 @@ class TorchCompiler:
 
 
 class CudaGraphCompiler:
-    """CUDA graphs over what `TorchCompiler` makes. Results are overwritten by the next call of the same graph."""
+    """Records CUDA graphs of what `TorchCompiler` makes. A graph's next call overwrites its results."""
 
     def __init__(self, compiled: TorchCompiler) -> None:
         self._compiled = compiled
@@ -108,7 +114,7 @@ class CudaGraphCompiler:
         return self._compiled.statistics
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
-        """The last argument is the step's rows; buffers before it are used where they lie."""
+        """Like GraphCompiler.graph. Copies the last argument, the step's rows; uses the buffers before it in place."""
         run = self._compiled.graph(name, step, arguments)
         *buffers, rows = arguments
         inside = rows.clone()
