@@ -77,11 +77,11 @@ def configured(args) -> None:
 
 def nxdi_build(args) -> None:
     """Runs the checks that --backend nxdi makes before it compiles."""
-    from tandem.runners.nxdi.build import Kind, Wish, plan_build
+    from tandem.runners.nxdi.build import BuildRequest, Kind, plan_build
 
     settings, k = configuration.nxdi_settings(args), int(args.speculation_length)
     kind = {"fused_target": Kind.FUSED, "draft_worker": Kind.PLAIN}.get(args.role, Kind.WINDOW if k else Kind.PLAIN)
-    build = plan_build(Wish(kind, args.batch, args.sequence_length, k, args.dtype), settings)
+    build = plan_build(BuildRequest(kind, args.batch, args.sequence_length, k, args.dtype), settings)
     assert build.max_length > args.sequence_length - 2 * (k + 1)
 
 

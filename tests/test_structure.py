@@ -167,6 +167,13 @@ def test_one_file_imports_nxd_inference():
     assert importers == {"tandem/runners/nxdi/sdk.py"}
 
 
+@pytest.mark.parametrize("module", PACKAGE_MODULES, ids=str)
+def test_the_core_does_not_name_the_nxdi_backend(module):
+    may = ("tandem/runners/nxdi/", "tandem/runners/backends.py", "tandem/cli/", "tandem/planning/")
+    if not str(module).startswith(may):
+        assert "nxdi" not in (ROOT / module).read_text(encoding="utf-8").lower()
+
+
 def test_the_rules_see_every_room_on_disk():
     on_disk = {path.parent.name for path in (ROOT / "tandem").glob("*/__init__.py")} | {"v1"}
     assert on_disk == set(MAY_IMPORT)

@@ -31,33 +31,36 @@ _PER_LAYER = (
 _ROWS = ("vocab_size", "tokens")
 
 
-class Lies(ValueError):
+class ImplausibleSize(ValueError):
     """A size is said that the files cannot hold; the message names it and both numbers."""
 
 
 def check_folder(folder: Path, weights: list[Path]) -> None:
-    """Holds config.json against the weights beside it. Raises Lies; OSError and ValueError for what cannot be read."""
+    """Checks the sizes in config.json against the weight files beside it.
+
+    Raises ImplausibleSize if the files cannot hold what it claims, OSError or ValueError if a file cannot be read.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if isinstance(config, dict):
         _check(config, BITS * sum(file.stat().st_size for file in weights))
 
 
 def check_gguf(file: Path) -> None:
-    """Holds a GGUF's metadata against its table of tensors, and that against the file. Raises Lies."""
+    """Holds a GGUF's metadata against its table of tensors, and that against the file. Raises ImplausibleSize."""
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         header = _Header(content)
         try:
             _check_header(header)
         except (struct.error, UnicodeDecodeError):
-            raise Lies("its header goes beyond its end") from None
+            raise ImplausibleSize("its header goes beyond its end") from None
 
 
 def _check_header(header: _Header) -> None:
     if header.read("4s") != b"GGUF" or header.read("I") not in (2, 3):
-        raise Lies("not a GGUF file of version 2 or 3")
+        raise ImplausibleSize("not a GGUF file of version 2 or 3")
     tensors, values = header.read("Q"), header.read("Q")
     if tensors * _LEAST_OF_TENSOR + values > len(header.content):
-        raise Lies(f"{tensors} tensors and {values} values are said to be in {len(header.content)} bytes")
+        raise ImplausibleSize(f"{tensors} tensors and {values} values are said to be in {len(header.content)} bytes")
     said: dict[str, Any] = {}
     for _ in range(values):
         key = header.text()
@@ -66,16 +69,16 @@ def _check_header(header: _Header) -> None:
     for _ in range(tensors):
         name, dimensions = header.text(), header.read("I")
         if dimensions > _MOST_DIMENSIONS:
-            raise Lies(f"{name}: {dimensions} dimensions")
+            raise ImplausibleSize(f"{name}: {dimensions} dimensions")
         elements += math.prod(header.read("Q") for _ in range(dimensions))
         header.read("IQ")
         if found := _BLOCK.match(name):
             blocks.add(int(found[1]))
     if elements > BITS * len(header.content):
-        raise Lies(f"its tensors have {elements} elements, more than {len(header.content)} bytes can hold")
+        raise ImplausibleSize(f"its tensors have {elements} elements, more than {len(header.content)} bytes can hold")
     layers = said.get("block_count")
     if isinstance(layers, int) and layers > len(blocks):
-        raise Lies(f"block_count: {layers} layers, and there are tensors of {len(blocks)}")
+        raise ImplausibleSize(f"block_count: {layers} layers, and there are tensors of {len(blocks)}")
     _check({**said, "tokens": said.get("ggml.tokens")}, elements)
 
 
@@ -83,11 +86,11 @@ def _check(said: Mapping[str, Any], elements: int) -> None:
     """`elements`: how many parameters there may be."""
     layers, width = _largest(said, _LAYERS)[1], _largest(said, _WIDTH)[1]
     if layers * width > elements:
-        raise Lies(f"{layers} layers of width {width}, and the weights have at most {elements} parameters")
+        raise ImplausibleSize(f"{layers} layers of width {width}, and the weights have at most {elements} parameters")
     for names, times in ((_PER_LAYER, max(1, layers) * max(1, width)), (_ROWS, max(1, width))):
         name, size = _largest(said, names)
         if size * times > elements:
-            raise Lies(
+            raise ImplausibleSize(
                 f"{name}: {size} beside {layers} layers of width {width}, "
                 f"and the weights have at most {elements} parameters"
             )
@@ -137,7 +140,7 @@ class _Header:
 
     def _scalar(self, kind: int) -> str:
         if kind not in _SCALARS:
-            raise Lies(f"a value of the unknown type {kind}")
+            raise ImplausibleSize(f"a value of the unknown type {kind}")
         return _SCALARS[kind]
 
     def _skip(self, count: int) -> None:

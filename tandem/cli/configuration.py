@@ -62,7 +62,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         draft=DraftChoice(args.draft, args.draft_model),
         backend=args.backend,
         default_k=k,
-        nxdi=nxdi_settings(args),
+        settings=nxdi_settings(args) if nxdi else None,
     )
 
 

@@ -14,10 +14,10 @@ from tandem.engine.loading import ModelConfig
 from tandem.engine.rank_processes import end_with_rank_0, rank_processes
 from tandem.runners.loading import load_runner
 from tandem.runners.startup import Startup
-from tandem.runners.torch.graph_runner import CompiledRunner
-from tandem.runners.torch.graphs import Made
-from tandem.runners.torch.platforms import Platform, chosen
-from tandem.runners.torch.tensor_parallel import Link
+from tandem.runners.torch.graph_runner import GraphRunner
+from tandem.runners.torch.graphs import CompileStatistics
+from tandem.runners.torch.platforms import Platform, choose_platform
+from tandem.runners.torch.tensor_parallel import RankLink
 
 PARTS = ("target", "draft", "fused")
 
@@ -52,7 +52,7 @@ def run_compile(config: CompileConfig) -> int:
     Returns the exit code. Raises ValueError with a one-line message.
     """
     models = config.models
-    platform, wanted = chosen(models.execution.device), config.selected()
+    platform, wanted = choose_platform(models.execution.device), config.selected()
     execution = models.execution
     if execution.compile == "auto":
         execution = replace(execution, compile=platform.backend)
@@ -62,7 +62,7 @@ def run_compile(config: CompileConfig) -> int:
     if models.ranks.follows:
         end_with_rank_0()
     with rank_processes(models.ranks, config.command) as others:
-        link = Link.join(platform, models.ranks) if models.ranks.degree > 1 else None
+        link = RankLink.join(platform, models.ranks) if models.ranks.degree > 1 else None
         for line in _made(models, platform, wanted):
             if not models.ranks.follows:
                 print(line, flush=True)
@@ -78,7 +78,7 @@ def _made(models: ModelConfig, platform: Platform, wanted: tuple[str, ...]) -> I
     for part, model in (("target", models.model), ("draft", models.draft_model)):
         if part in wanted or "fused" in wanted:
             runner = load_runner(find(model), models.execution, models.shape, part == "target", startup=startup)
-            assert isinstance(runner, CompiledRunner)
+            assert isinstance(runner, GraphRunner)
             made = runner.compile(startup)
             yield _line(f"{part} {runner.identity.model_name}", runner.model.graph_names, made)
             runners[part] = runner
@@ -89,5 +89,5 @@ def _made(models: ModelConfig, platform: Platform, wanted: tuple[str, ...]) -> I
     yield f"{platform.kept(models.execution.compiled)}: ready after {startup.total():.1f} s ({startup.line()})"
 
 
-def _line(what: str, names: list[str], made: Made) -> str:
+def _line(what: str, names: list[str], made: CompileStatistics) -> str:
     return f"{what}: {made.line()}; {', '.join(names)}"

@@ -10,7 +10,6 @@ from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Generator
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
 from tandem.engine.sequences import LocalVerifier, ModelDrafter
-from tandem.runners.nxdi.fused import FusedDraft
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.hybrid import HybridDrafter
@@ -99,8 +98,8 @@ def fused_generator(
     """
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
-        if isinstance(draft.runner, FusedDraft):
-            choice = replace(choice, kind="model")  # its graph can verify only its own drafts
+        if draft.runner.identity.fused_only:
+            choice = replace(choice, kind="model")  # its graph verifies nothing but its own drafts
     # Shared by all requests: rows can share steps only of the same pair, and the health of the draft is common.
     pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
 

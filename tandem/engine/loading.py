@@ -7,21 +7,18 @@ import contextlib
 from dataclasses import dataclass, field
 
 from tandem.checkpoints.gguf_cache import unpacked
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, embedded_draft, find
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, embedded_draft
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
 from tandem.engine.batcher import CLOSE_SECONDS, Batcher
 from tandem.engine.sequences import Engine
-from tandem.runners.loading import CHUNK, Execution, Shape, load_runner, transformers_logging
-from tandem.runners.nxdi.availability import require_nxdi
-from tandem.runners.nxdi.settings import NxdiSettings
-from tandem.runners.protocol import Fuses, Limits, Runner
+from tandem.runners.backends import BACKENDS, Backend, BackendSettings, LoadRequest, backend_named
+from tandem.runners.loading import Execution, Shape, transformers_logging
+from tandem.runners.protocol import Fuses, Runner
 from tandem.runners.startup import Startup
-from tandem.runners.torch.platforms import chosen
-from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, Link, Ranks
-from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
+from tandem.runners.torch.platforms import choose_platform
+from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 
-BACKENDS = ("torch", "nxdi", "toy")
 DRAFTS = ("auto", "hybrid", "model", "ngram")
 
 
@@ -57,7 +54,7 @@ class DraftChoice:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which models a role runs, on what, in which shape. `nxdi`: what only that backend is told.
+    """Which models a role runs, on what, in which shape. `settings`: those that only the backend understands.
 
     `default_k` draft tokens where a request does not say; None: as many as pay, by measurement.
     """
@@ -68,20 +65,24 @@ class ModelConfig:
     draft: DraftChoice = field(default_factory=DraftChoice)
     backend: str = "torch"
     default_k: int | None = 3
-    nxdi: NxdiSettings = field(default_factory=NxdiSettings)
+    settings: BackendSettings | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ValueError(f"backend: {self.backend!r} is not one of {', '.join(BACKENDS)}")
-        if self.nxdi.given and self.backend != "nxdi":
-            raise ValueError("neuron_config, draft_neuron_config and eagle need --backend nxdi")
+        if self.settings is not None and self.settings.backend != self.backend:
+            raise ValueError(f"settings: those of backend {self.settings.backend} do not fit {self.backend}")
         if self.backend == "torch":
             _ = self.ranks
 
     @property
     def ranks(self) -> Ranks:
         """This process among those that share the target. Raises ValueError."""
-        return Ranks.here(self.execution.tp_degree)
+        return Ranks.from_environment(self.execution.tp_degree)
+
+    def load_request(self, verifies: bool = True, alone: bool = False) -> LoadRequest:
+        """What a backend is asked to load."""
+        return LoadRequest(self.execution, self.shape, self.settings, verifies, alone)
 
     @property
     def draft_model(self) -> str | None:
@@ -108,7 +109,11 @@ async def load(config: ModelConfig, batcher: Batcher, startup: Startup | None = 
     Where ranks share it, all of them do this, and the runner is a Leader.
     """
     shared = config.backend == "torch" and config.ranks.degree > 1
-    link = await batcher.on_device(Link.join, chosen(config.execution.device), config.ranks) if shared else None
+    link = (
+        await batcher.on_device(RankLink.join, choose_platform(config.execution.device), config.ranks)
+        if shared
+        else None
+    )
     return await _load(config, config.model, batcher, startup or Startup(), verifies=True, link=link)
 
 
@@ -117,7 +122,7 @@ async def load_draft(
     batcher: Batcher,
     alone: bool = False,
     startup: Startup | None = None,
-    link: Link | None = None,
+    link: RankLink | None = None,
 ) -> Loaded | None:
     """Loads the draft model likewise, or None where n-gram lookup drafts. `alone`: no target shares its thread."""
     model = config.draft_model
@@ -143,18 +148,14 @@ async def load_pair(
 ) -> tuple[Loaded, Loaded | None]:
     """Target and draft on one device thread, and their fused step as one graph where the backend makes graphs."""
     startup = startup or Startup()
-    if config.backend == "nxdi" and config.draft_model is not None:
-        return await _load_nxdi_pair(config, config.draft_model, batcher, startup)
+    if config.draft_model is not None and backend_named(config.backend).loads_pairs:
+        return await _load_as_one_graph(config, config.draft_model, batcher, startup)
     target = await load(config, batcher, startup)
     link = target.runner.link if isinstance(target.runner, Leader) else None
     draft = await load_draft(config, batcher, startup=startup, link=link)
     if draft is not None and isinstance(target.runner, Fuses):
         await batcher.on_device(target.runner.fuse, draft.runner, startup)
     return target, draft
-
-
-def _unpacked(model: str | None) -> Checkpoint:
-    return unpacked(find(model))
 
 
 async def _load(
@@ -164,84 +165,57 @@ async def _load(
     startup: Startup,
     verifies: bool,
     alone: bool = False,
-    link: Link | None = None,
+    link: RankLink | None = None,
 ) -> Loaded:
-    if config.backend == "toy":
-        return Loaded(Engine(_toy(model, config.shape), batcher, vital=verifies), ToyTokenizer())
-    if config.backend == "nxdi":
-        require_nxdi()
+    backend, request = backend_named(config.backend), config.load_request(verifies, alone)
+    backend.require()
     with startup.stage("finding weights"):
-        checkpoint = await asyncio.to_thread(find if config.backend == "nxdi" else _unpacked, model)
-    runner = await batcher.on_device(_load_warm, checkpoint, config, verifies, alone, startup)
+        checkpoint = await asyncio.to_thread(backend.find, model)
+    runner = await batcher.on_device(_load_warm, backend, checkpoint, request, startup)
     with startup.stage("tokenizer"):
-        tokenizer = await asyncio.to_thread(load_tokenizer, checkpoint)
+        tokenizer = await _tokenizer(backend, checkpoint)
     shared = runner if link is None else Leader(runner, link, TARGET if verifies else DRAFT)
     return Loaded(Engine(shared, batcher, vital=verifies), tokenizer)
 
 
-async def _load_nxdi_pair(
-    config: ModelConfig, draft_model: str, batcher: Batcher, startup: Startup
-) -> tuple[Loaded, Loaded]:
-    """Draft and target as one NxDI graph, seen as two engines."""
-    from tandem.runners.nxdi.load import load_nxdi_pair, start_on_device
-
-    require_nxdi()
-    if config.draft.kind == "hybrid":
-        raise ValueError("draft: a fused nxdi graph verifies its own drafts alone, not copies; use --draft model")
-    target, draft = find(config.model), find(draft_model)
-    tokenizer = await asyncio.to_thread(load_tokenizer, target)
-    if not config.nxdi.eagle:  # a head has none
-        same_tokens(await asyncio.to_thread(load_tokenizer, draft), tokenizer.sha256)
-    with startup.stage("loading"):
-        runners = await batcher.on_device(
-            load_nxdi_pair, target, draft, config.execution, config.shape, config.nxdi, start_on_device
-        )
-        await batcher.on_device(runners[0].warm_up, startup)
-    target_engine, draft_engine = Engine(runners[0], batcher), Engine(runners[1], batcher, vital=False)
-    return Loaded(target_engine, tokenizer), Loaded(draft_engine, tokenizer)
-
-
-async def own_tokenizer(config: ModelConfig) -> Tokenizer:
-    """The target's tokenizer without its weights: all that n-gram drafting needs."""
-    if config.backend == "toy":
-        return ToyTokenizer()
-    return await asyncio.to_thread(load_tokenizer, find(config.model))
-
-
-def load_tokenizer(checkpoint: Checkpoint) -> HuggingFaceTokenizer:
-    transformers_logging()
-    return HuggingFaceTokenizer(unpacked(checkpoint))
-
-
-def _load_warm(checkpoint: Checkpoint, config: ModelConfig, verifies: bool, alone: bool, startup: Startup) -> Runner:
-    runner = (
-        _load_nxdi(checkpoint, config, verifies, startup)
-        if config.backend == "nxdi"
-        else load_runner(checkpoint, config.execution, config.shape, verifies, alone, startup)
-    )
+def _load_warm(backend: Backend, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
+    runner = backend.load(checkpoint, request, startup)
     runner.warm_up(startup)
     return runner
 
 
-def _load_nxdi(checkpoint: Checkpoint, config: ModelConfig, verifies: bool, startup: Startup) -> Runner:
-    from tandem.runners.nxdi.load import load_nxdi, start_on_device
-
-    with startup.stage("loading"):
-        return load_nxdi(checkpoint, config.execution, config.shape, config.nxdi, verifies, start_on_device)
-
-
-def _toy(model: str | None, shape: Shape) -> ToyRunner:
-    """`model` may say "miss=0.3,step=0.01,salt=1,fails=100"."""
-    values = dict(part.partition("=")[::2] for part in (model or "").split(",") if part)
-    try:
-        config = ToyConfig(
-            int(values.pop("salt", 0)),
-            float(values.pop("miss", 0)),
-            float(values.pop("step", 0)),
-            int(values.pop("fails", 0)),
+async def _load_as_one_graph(
+    config: ModelConfig, draft_model: str, batcher: Batcher, startup: Startup
+) -> tuple[Loaded, Loaded]:
+    """Loads target and draft as one graph, seen as two engines."""
+    backend, request = backend_named(config.backend), config.load_request()
+    backend.require()
+    if config.draft.kind == "hybrid":
+        raise ValueError(
+            f"draft: a fused {config.backend} graph verifies its own drafts alone, not copies; use --draft model"
         )
-    except ValueError:
-        values["unreadable"] = ""
-    if values:
-        raise ValueError(f"model: {model!r} is not a toy model; say for example miss=0.3,step=0.01,salt=1")
-    return ToyRunner(Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, 258), config)
+    target, draft = backend.find(config.model), backend.find(draft_model)
+    tokenizer = await _tokenizer(backend, target)
+    if backend.draft_has_tokenizer(request):
+        same_tokens(await _tokenizer(backend, draft), tokenizer.sha256)
+    runners = await batcher.on_device(backend.load_pair, target, draft, request, startup)
+    await batcher.on_device(runners[0].warm_up, startup)
+    target_engine, draft_engine = Engine(runners[0], batcher), Engine(runners[1], batcher, vital=False)
+    return Loaded(target_engine, tokenizer), Loaded(draft_engine, tokenizer)
+
+
+async def _tokenizer(backend: Backend, checkpoint: Checkpoint) -> Tokenizer:
+    tokenizer = backend.tokenizer(checkpoint)
+    return await asyncio.to_thread(load_tokenizer, checkpoint) if tokenizer is None else tokenizer
+
+
+async def own_tokenizer(config: ModelConfig) -> Tokenizer:
+    """The target's tokenizer without its weights: all that n-gram drafting needs."""
+    backend = backend_named(config.backend)
+    return await _tokenizer(backend, await asyncio.to_thread(backend.find, config.model))
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> HuggingFaceTokenizer:
+    """Loads a checkpoint's tokenizer. Raises CheckpointError."""
+    transformers_logging()
+    return HuggingFaceTokenizer(unpacked(checkpoint))

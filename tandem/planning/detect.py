@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from tandem.planning.devices import Devices, devices_here
+from tandem.planning.devices import Devices, find_devices
 from tandem.planning.instances import FAMILIES
-from tandem.planning.packages import Package, installed, release, version_of
+from tandem.planning.packages import Package, installed_packages, release, version_of
 
 INDEX = "https://pip.repos.neuron.amazonaws.com"
 TORCHNEURON_PIP = (
@@ -56,8 +56,8 @@ def detect(
     root: Path = Path("/"), path: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
 ) -> Neuron:
     """Looks. The arguments are for tests: another file system, package path and environment."""
-    packages = installed(path)
-    return Neuron(_stack(packages), packages, devices_here(root, os.environ if environment is None else environment))
+    packages = installed_packages(path)
+    return Neuron(_stack(packages), packages, find_devices(root, os.environ if environment is None else environment))
 
 
 def _stack(packages: Sequence[Package]) -> Stack:

@@ -50,7 +50,7 @@ class Devices:
         return self.memory_bytes * self.count // self.cores
 
 
-def devices_here(root: Path, environment: Mapping[str, str]) -> Devices:
+def find_devices(root: Path, environment: Mapping[str, str]) -> Devices:
     """Never raises: what cannot be read is None, and a neuron-ls that fails is a `problem`."""
     nodes = [path for path in (root / "dev").glob("neuron*") if path.name[6:].isdecimal()]
     told, problem = _neuron_ls(root, environment)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tandem.planning.detect import TORCHNEURON_PIP, Neuron, Stack, detect, missing
-from tandem.planning.host import Host, host_here
+from tandem.planning.host import Host, find_host
 from tandem.planning.packages import release, version_of
 
 NATIVE_BF16 = ("avx512_bf16", "amx_bf16", "bf16")
@@ -27,7 +27,7 @@ class Findings:
 
 def examine(host: Host | None = None, neuron: Neuron | None = None) -> Findings:
     """Looks at everything once. The arguments are for tests."""
-    host, neuron = host or host_here(), neuron or detect()
+    host, neuron = host or find_host(), neuron or detect()
     devices = {
         "cpu": _no_cpu(host),
         "cuda": _no_cuda(host),

@@ -31,7 +31,7 @@ class Host:
     gpus: tuple[str, ...]
 
 
-def host_here(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> Host:
+def find_host(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> Host:
     """The arguments are for tests."""
     environment = os.environ if environment is None else environment
     cpu = _cpu(root)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tandem.planning.shapes import Shape
+from tandem.planning.shapes import DecoderShape
 from tandem.planning.sharding import Route, Weights, core_heads, kv_bytes_per_token, weight_bytes
 
 GUARD = 128
@@ -59,7 +59,7 @@ class Load:
 class Part:
     """A model on the cores of one process."""
 
-    shape: Shape
+    shape: DecoderShape
     degree: int
     weights: Weights
 

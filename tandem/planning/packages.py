@@ -1,8 +1,8 @@
-"""Which Neuron packages are installed, read from metadata and file lists: nothing is imported.
+"""Finds the installed Neuron packages by their metadata and file lists, without importing them.
 
 PyPI holds placeholders under the names of AWS's packages (torch-neuronx 1.0, neuronx-cc 1.0.post1, libneuronxla 1.0,
-neuronx-distributed 0.1, neuronx-distributed-inference 0.1.0, nki 0.0.1, vllm-neuron 0.1.0, torch-neuron 1.0). They are
-AWS's own: modules that raise ImportError, and a description that begins with "WRONG PACKAGE", by which they are known.
+neuronx-distributed 0.1, neuronx-distributed-inference 0.1.0, nki 0.0.1, vllm-neuron 0.1.0, torch-neuron 1.0). AWS put
+them there: their modules raise ImportError, and their descriptions begin with "WRONG PACKAGE".
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ LAST_XLA = (2, 9)
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """`native`: a torch-neuronx that is TorchNeuron, not the XLA package of the same name."""
+    """An installed package.
+
+    `placeholder`: it is PyPI's placeholder. `native`: it is TorchNeuron, not the XLA package of the same name.
+    """
 
     name: str
     version: str
@@ -38,8 +41,8 @@ class Package:
     native: bool = False
 
 
-def installed(path: Sequence[str] | None = None) -> tuple[Package, ...]:
-    """The Neuron packages on `path` (default: this interpreter's)."""
+def installed_packages(path: Sequence[str] | None = None) -> tuple[Package, ...]:
+    """The Neuron packages on `path` (default: sys.path), in the order of NAMES."""
     found: dict[str, Package] = {}
     for distribution in metadata.distributions(path=list(sys.path if path is None else path)):
         name = (distribution.metadata["Name"] or "").lower().replace("_", "-")
@@ -48,20 +51,30 @@ def installed(path: Sequence[str] | None = None) -> tuple[Package, ...]:
     return tuple(found[name] for name in NAMES if name in found)
 
 
+def installed_package(name: str, path: Sequence[str] | None = None) -> Package | None:
+    """The Neuron package called `name`, or None if it is not installed."""
+    return next((package for package in installed_packages(path) if package.name == name), None)
+
+
+def is_placeholder(metadata_text: str) -> bool:
+    """Whether this METADATA file belongs to one of PyPI's placeholders."""
+    return MARK in metadata_text
+
+
 def _package(name: str, distribution: metadata.Distribution) -> Package:
-    placeholder = MARK in (distribution.read_text("METADATA") or "")
+    placeholder = is_placeholder(distribution.read_text("METADATA") or "")
     native = name == "torch-neuronx" and not placeholder and _native(distribution)
     return Package(name, distribution.version, placeholder, native)
 
 
 def _native(distribution: metadata.Distribution) -> bool:
-    """By TorchNeuron's own module; or by version, since the XLA line ended at 2.9."""
+    """Whether it contains TorchNeuron's own module, or is newer than 2.9, the last XLA version."""
     files = distribution.files or ()
     return any(str(file).startswith(NATIVE_MODULE) for file in files) or release(distribution.version) > LAST_XLA
 
 
 def release(version: str) -> tuple[int, int]:
-    """Major and minor; (0, 0) for what is no version."""
+    """Major and minor version; (0, 0) if `version` cannot be parsed."""
     parts = version.split("+")[0].split(".")
     try:
         return int(parts[0]), int(parts[1])
@@ -70,5 +83,5 @@ def release(version: str) -> tuple[int, int]:
 
 
 def version_of(packages: Iterable[Package], name: str) -> str | None:
-    """Of the package that AWS ships under this name; None where it is absent or a placeholder."""
+    """The version of AWS's package of this name; None if it is absent or a placeholder."""
     return next((p.version for p in packages if p.name == name and not p.placeholder), None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tandem.planning.graphs import graphs_of
 from tandem.planning.instances import Instance
 from tandem.planning.memory import BATCHES, Core, Load, Part, core_of, largest_batch, longest_for
-from tandem.planning.shapes import Shape
+from tandem.planning.shapes import DecoderShape
 from tandem.planning.sharding import Degree, Route, Weights, degrees, padding_remark
 
 
@@ -20,16 +20,16 @@ class Pair:
     lnc: int
     route: Route
     load: Load
-    target: Shape
+    target: DecoderShape
     target_weights: Weights
-    draft: Shape | None = None
+    draft: DecoderShape | None = None
     draft_weights: Weights | None = None
 
     @property
     def capacity(self) -> int:
         return self.instance.core_bytes(self.lnc)
 
-    def allowed(self, shape: Shape, cores: int) -> list[Degree]:
+    def allowed(self, shape: DecoderShape, cores: int) -> list[Degree]:
         found = degrees(shape, self.instance.chip, cores, self.route)
         return [degree for degree in found if not degree.refused]
 

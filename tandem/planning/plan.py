@@ -11,7 +11,7 @@ from tandem.planning.graphs import bucket_list
 from tandem.planning.instances import Instance, instance_named
 from tandem.planning.memory import Load
 from tandem.planning.placement import Pair, Placement, Process, advice, compared, process_of
-from tandem.planning.shapes import Converted, Shape, read_shape
+from tandem.planning.shapes import Converted, DecoderShape, read_shape
 from tandem.planning.sharding import Degree, Route, Weights, degrees
 
 BYTES = {"auto": 2, "bfloat16": 2, "float16": 2, "float32": 4}
@@ -141,7 +141,7 @@ def _check_buckets(name: str, buckets: tuple[int, ...], most: int) -> None:
             raise ValueError(f"{name}: {bucket} is outside 1 to {most}")
 
 
-def _eight_bit(config: PlanConfig, target: Shape, route: Route) -> Converted | None:
+def _eight_bit(config: PlanConfig, target: DecoderShape, route: Route) -> Converted | None:
     asked = config.quantization
     if route is Route.TORCHNEURON:
         if asked not in ("auto", "none"):
@@ -152,7 +152,7 @@ def _eight_bit(config: PlanConfig, target: Shape, route: Route) -> Converted | N
     return None if asked == "none" else Converted(asked, config.keep)
 
 
-def _check_lengths(config: PlanConfig, target: Shape, draft: Shape | None) -> None:
+def _check_lengths(config: PlanConfig, target: DecoderShape, draft: DecoderShape | None) -> None:
     for shape in (target, draft):
         if shape is not None and config.length > shape.longest:
             raise ValueError(

@@ -27,7 +27,7 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DecoderShape:
     """The dimensions of a dense Llama-like decoder. `converted`: its checkpoint's own quantisation, if it has one."""
 
     name: str
@@ -81,7 +81,7 @@ class Converted:
         return not any(part in module for part in self.except_for)
 
 
-def read_shape(folder: str, field: str) -> Shape:
+def read_shape(folder: str, field: str) -> DecoderShape:
     """The shape of the model in `folder`; `field` names the flag in errors. Raises ValueError, one line."""
     path = Path(folder)
     path = path if path.name == "config.json" else path / "config.json"
@@ -99,7 +99,7 @@ def read_shape(folder: str, field: str) -> Shape:
         raise ValueError(f"{field}: {path}: {error}") from None
 
 
-def shape_of(config: Mapping[str, Any], name: str) -> Shape:
+def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
     """Raises ValueError naming the missing or unfitting key."""
     kind = config.get("model_type")
     if kind not in DENSE:
@@ -110,7 +110,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> Shape:
     kv_heads = _count(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}")
-    return Shape(
+    return DecoderShape(
         name=name,
         model_type=kind,
         hidden=hidden,

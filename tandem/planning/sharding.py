@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tandem.planning.instances import Chip
-from tandem.planning.shapes import Converted, Linear, Shape
+from tandem.planning.shapes import Converted, DecoderShape, Linear
 
 SCALE_BYTES = 4
 SEEN_GROUPS = (1, 4, 8, 16, 32, 64)
@@ -42,7 +42,7 @@ class Degree:
     remark: str = ""
 
 
-def core_heads(shape: Shape, degree: int, route: Route) -> tuple[int, int]:
+def core_heads(shape: DecoderShape, degree: int, route: Route) -> tuple[int, int]:
     """Query and KV heads of one core."""
     q = -(-shape.heads // degree)
     if route is Route.TORCHNEURON or shape.kv_heads % degree == 0:
@@ -52,7 +52,7 @@ def core_heads(shape: Shape, degree: int, route: Route) -> tuple[int, int]:
     return q, 1  # REPLICATE_TO_TP_DEGREE
 
 
-def weight_bytes(shape: Shape, degree: int, route: Route, weights: Weights) -> int:
+def weight_bytes(shape: DecoderShape, degree: int, route: Route, weights: Weights) -> int:
     """Bytes of weights on one core."""
     q, kv = core_heads(shape, degree, route)
     units = {"q": q * shape.head_dim, "kv": kv * shape.head_dim, "columns": -(-shape.intermediate // degree)}
@@ -64,7 +64,7 @@ def weight_bytes(shape: Shape, degree: int, route: Route, weights: Weights) -> i
     return total + (shape.norm_parameters + _table_weights(shape, degree, route)) * weights.bytes_each
 
 
-def _linear_bytes(shape: Shape, linear: Linear, unit: int, bytes_each: int, eight: bool) -> int:
+def _linear_bytes(shape: DecoderShape, linear: Linear, unit: int, bytes_each: int, eight: bool) -> int:
     """Of one layer's matrix: one side is the hidden size, the other this core's share."""
     outputs = unit if linear.inputs == shape.hidden and linear.name != "self_attn.o_proj" else shape.hidden
     bias = outputs * bytes_each if linear.bias else 0
@@ -72,7 +72,7 @@ def _linear_bytes(shape: Shape, linear: Linear, unit: int, bytes_each: int, eigh
     return bias + (matrix + outputs * SCALE_BYTES if eight else matrix * bytes_each)
 
 
-def _table_weights(shape: Shape, degree: int, route: Route) -> int:
+def _table_weights(shape: DecoderShape, degree: int, route: Route) -> int:
     """Embedding and output matrix. NxD Inference divides both, and unties tied ones."""
     table = shape.vocabulary * shape.hidden
     part = -(-shape.vocabulary // degree) * shape.hidden
@@ -81,17 +81,17 @@ def _table_weights(shape: Shape, degree: int, route: Route) -> int:
     return table if shape.tied else table + part
 
 
-def kv_bytes_per_token(shape: Shape, degree: int, route: Route, bytes_each: int) -> int:
+def kv_bytes_per_token(shape: DecoderShape, degree: int, route: Route, bytes_each: int) -> int:
     """Keys and values of one position on one core."""
     return 2 * shape.layers * core_heads(shape, degree, route)[1] * shape.head_dim * bytes_each
 
 
-def degrees(shape: Shape, chip: Chip, cores: int, route: Route) -> tuple[Degree, ...]:
+def degrees(shape: DecoderShape, chip: Chip, cores: int, route: Route) -> tuple[Degree, ...]:
     """Every degree that the runtime knows on that many cores, with the reason against it."""
-    return tuple(_judged(shape, degree, route) for degree in chip.degrees if degree <= cores)
+    return tuple(_assess(shape, degree, route) for degree in chip.degrees if degree <= cores)
 
 
-def _judged(shape: Shape, degree: int, route: Route) -> Degree:
+def _assess(shape: DecoderShape, degree: int, route: Route) -> Degree:
     refused = "; ".join(_against(shape, degree, route))
     if refused:
         return Degree(degree, refused)
@@ -103,7 +103,7 @@ def _judged(shape: Shape, degree: int, route: Route) -> Degree:
     return Degree(degree, remark=f"every KV head is kept {copies} times" if copies > 1 else "")
 
 
-def _against(shape: Shape, degree: int, route: Route) -> Iterator[str]:
+def _against(shape: DecoderShape, degree: int, route: Route) -> Iterator[str]:
     if shape.heads % degree:
         yield f"{shape.heads} heads are not divisible by {degree}"
     if route is Route.TORCHNEURON:
@@ -113,7 +113,7 @@ def _against(shape: Shape, degree: int, route: Route) -> Iterator[str]:
             yield f"intermediate_size {shape.intermediate} is not divisible by {degree}"
 
 
-def padding_remark(shape: Shape, degree: int) -> str:
+def padding_remark(shape: DecoderShape, degree: int) -> str:
     """What NxD Inference does with a draft that has fewer heads than its target has cores."""
     if shape.heads % degree == 0:
         return ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.planning.memory import ASSUMPTIONS, Core, Load
 from tandem.planning.placement import Placement, Process
-from tandem.planning.shapes import Shape
+from tandem.planning.shapes import DecoderShape
 from tandem.planning.sharding import Degree
 from tandem.planning.text import table
 
@@ -59,7 +59,7 @@ def _heading(plan: Plan) -> Iterator[str]:
         yield f"  degrees of a draft on cores of its own: {_joined(allowed)}"
 
 
-def _shape_words(shape: Shape) -> str:
+def _shape_words(shape: DecoderShape) -> str:
     stored = f", checkpoint in {shape.converted.method}" if shape.converted else ""
     return (
         f"{shape.name}: {shape.parameters / 1e9:.2f} billion parameters, {shape.layers} layers, {shape.heads} heads,"
@@ -153,7 +153,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _shape_json(shape: Shape) -> dict[str, Any]:
+def _shape_json(shape: DecoderShape) -> dict[str, Any]:
     return {
         "name": shape.name,
         "parameters": shape.parameters,

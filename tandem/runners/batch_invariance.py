@@ -71,7 +71,9 @@ def check_batch_invariance(
     )
 
 
-def certify_graphs(model: ShapedModel, limits: Limits, width: int, batches: tuple[int, ...], exact: bool) -> StepShapes:
+def check_graph_invariance(
+    model: ShapedModel, limits: Limits, width: int, batches: tuple[int, ...], exact: bool
+) -> StepShapes:
     """The same for graphs: one width, one chunk, the whole cache, and rows in `batches`."""
     probe = _Probe(model, limits, width)
     reference, chunks = probe.stepwise(width, batches[-1]), (limits.chunk,)
@@ -86,7 +88,7 @@ def certify_graphs(model: ShapedModel, limits: Limits, width: int, batches: tupl
     return StepShapes((width,), batches[-1:], rebuilt and batches[-1] in agreeing, chunks=chunks)
 
 
-class FusedSteps(Protocol):
+class FusedGraphs(Protocol):
     """A pair's fused steps: tandem/runners/torch/fused_graph.py."""
 
     @property
@@ -98,7 +100,7 @@ class FusedSteps(Protocol):
     def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]: ...
 
 
-def certify_fused(fused: FusedSteps, limits: Limits, shapes: StepShapes) -> bool:
+def check_fused_invariance(fused: FusedGraphs, limits: Limits, shapes: StepShapes) -> bool:
     """Whether every fused step gives the logits of a verification of the tokens that it drafted."""
     width, batch = shapes.widths[-1], shapes.batches[-1]
     probe = _Probe(fused.target, limits, width)

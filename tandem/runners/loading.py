@@ -16,11 +16,11 @@ from tandem.checkpoints.locate import (
     frequent_tokens,
     weights_revision,
 )
-from tandem.runners.native import NotHere
+from tandem.runners.native import NativeUnavailable
 from tandem.runners.protocol import TAIL, Identity, Limits, Runner
 from tandem.runners.startup import Startup
 from tandem.runners.torch.buckets import AskedBuckets
-from tandem.runners.torch.platforms import DEVICES, Platform, chosen, platform_of, ways
+from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, compile_order, platform_of
 from tandem.runners.torch.tensor_parallel import sharding
 
 Only = Sequence[int] | None  # the tokens that a draft model's head knows
@@ -101,8 +101,8 @@ def load_runner(
     if execution.threads:
         torch.set_num_threads(execution.threads)
     transformers_logging()
-    platform, ranks = chosen(execution.device), execution.tp_degree if verifies else 1
-    order = ways(execution.compile, platform, ranks)
+    platform, ranks = choose_platform(execution.device), execution.tp_degree if verifies else 1
+    order = compile_order(execution.compile, platform, ranks)
     _check_graphs(order, execution, shape)
     platform.prepare(execution.compiled, execution.cores)
     log.info("%s is loaded on %s", checkpoint.name, platform.describe())
@@ -116,13 +116,13 @@ def load_runner(
         torch.set_num_threads(1)
     chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
-    build = Build(module, checkpoint, platform, limits, shape.asked, execution, verifies, ranks)
+    inputs = RunnerInputs(module, checkpoint, platform, limits, shape.asked, execution, verifies, ranks)
     with startup.stage("packing"):
         try:
             for how in order:
                 try:
-                    return _RUNNERS[how](build)
-                except NotHere as error:
+                    return _RUNNERS[how](inputs)
+                except NativeUnavailable as error:
                     if execution.compile != "auto":
                         raise NativeRefused(f"compile: native steps cannot be had: {error}") from None
                     log.info("%s runs without native steps: %s", checkpoint.name, error)
@@ -146,7 +146,7 @@ def _check_graphs(order: Sequence[str], execution: Execution, shape: Shape) -> N
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class RunnerInputs:
     """What a runner is made of."""
 
     module: Any
@@ -193,38 +193,38 @@ class NativeRefused(ValueError):
     """Native steps were asked for and cannot be had."""
 
 
-def _native(build: Build) -> Runner:
+def _native(inputs: RunnerInputs) -> Runner:
     import torch
 
     from tandem.runners.native.load import load_native
 
-    small = sum(p.numel() for p in build.module.parameters()) < SMALL
-    threads = 1 if small else build.execution.threads or torch.get_num_threads()
-    return load_native(build.module, threads, build.limits, build.identity("native"), build.verifies, build.only)
+    small = sum(p.numel() for p in inputs.module.parameters()) < SMALL
+    threads = 1 if small else inputs.execution.threads or torch.get_num_threads()
+    return load_native(inputs.module, threads, inputs.limits, inputs.identity("native"), inputs.verifies, inputs.only)
 
 
-def _off(build: Build) -> Runner:
+def _off(inputs: RunnerInputs) -> Runner:
     from tandem.runners.torch.model import TorchModel
     from tandem.runners.torch.runner import TorchRunner
 
-    limits, device = build.limits, build.platform.device
+    limits, device = inputs.limits, inputs.platform.device
     model = TorchModel(
-        build.module, limits.slots, limits.max_length, build.widest, device, build.only, ranks=build.ranks
+        inputs.module, limits.slots, limits.max_length, inputs.widest, device, inputs.only, ranks=inputs.ranks
     )
-    return TorchRunner(model, limits, build.identity("torch"), build.verifies, build.execution.exact)
+    return TorchRunner(model, limits, inputs.identity("torch"), inputs.verifies, inputs.execution.exact)
 
 
-def _graphs(build: Build) -> Runner:
+def _graphs(inputs: RunnerInputs) -> Runner:
     from tandem.runners.torch.graph_compilers import graph_compiler
-    from tandem.runners.torch.graph_model import CompiledModel
-    from tandem.runners.torch.graph_runner import CompiledRunner
+    from tandem.runners.torch.graph_model import GraphModel
+    from tandem.runners.torch.graph_runner import GraphRunner
 
-    limits, platform, identity = build.limits, build.platform, build.identity("torch")
-    model = CompiledModel(
-        build.module, limits.slots, limits.max_length, build.widest, platform.device, build.only, ranks=build.ranks
+    limits, platform, identity = inputs.limits, inputs.platform, inputs.identity("torch")
+    model = GraphModel(
+        inputs.module, limits.slots, limits.max_length, inputs.widest, platform.device, inputs.only, ranks=inputs.ranks
     )
-    make = graph_compiler(platform, identity, limits, build.only, build.execution.compiled)
-    return CompiledRunner(model, limits, identity, make, build.verifies, build.execution.exact, build.asked)
+    make = graph_compiler(platform, identity, limits, inputs.only, inputs.execution.compiled)
+    return GraphRunner(model, limits, identity, make, inputs.verifies, inputs.execution.exact, inputs.asked)
 
 
 _RUNNERS = {"native": _native, "off": _off, "inductor": _graphs, "neuron": _graphs}
@@ -240,7 +240,7 @@ def transformers_logging() -> None:
 
 def choose_device(name: str) -> str:
     """The name of the device to use. Raises ValueError."""
-    return chosen(name).name
+    return choose_platform(name).name
 
 
 def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]

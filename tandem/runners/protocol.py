@@ -1,8 +1,9 @@
-"""What a model runner does: three steps over rows at different positions, each one host round trip.
+"""Defines the Runner protocol: prefill, verify and propose, each over rows at different positions.
 
-A runner owns its models and their slot caches and is called from one thread, the device thread. Absolute positions
-count from 0. A cache is valid up to some position; a step may start at any position not beyond that, and whatever was
-written past its end is simply overwritten later: rollback is free.
+A runner owns one model and its slot cache, and is called from a single thread, the device thread. Each step takes one
+round trip between host and device. Positions are absolute and count from 0. A slot's cache is valid up to some
+position; a step may start at any position up to that one, and overwrites whatever lies beyond, so rolling back costs
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from tandem.speculation.types import Rule, SamplingParams, SparseDistribution, V
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a runner was built for. `max_length` counts tokens of a sequence, `chunk` tokens of a prefill step."""
+    """The sizes that a runner was built for.
+
+    slots: sequences held at once. max_length: tokens of a sequence. max_draft: draft tokens of a verification. chunk:
+    tokens of a prefill step. vocab_size: token ids, and the length of a row of logits.
+    """
 
     slots: int
     max_length: int
@@ -45,7 +50,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """Feed `tokens` (at most a chunk) at positions `start`, start+1, ... of `slot`."""
+    """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ..."""
 
     slot: int
     start: int
@@ -54,9 +59,10 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRow:
-    """Feed the last committed token at `position` and the draft after it; decide by `rule` what is committed.
+    """Feeds the last committed token at `position` and `draft` after it; `rule` decides what is committed.
 
-    `distributions`: what the draft's tokens were drawn from, under the rejection rule; empty: proposed for certain.
+    `distributions`: what each draft token was drawn from, for the rejection rule; empty if each had probability 1.
+    `margins`: the verdict reports the margin between the two best logits of each token.
     """
 
     slot: int
@@ -69,16 +75,16 @@ class VerifyRow:
     distributions: tuple[SparseDistribution, ...] = ()
 
 
-TAIL = 8  # committed tokens that a draft's first step can catch up on; behind by more, it prefills
+TAIL = 8  # committed tokens that a draft model can catch up on in its first step; if behind by more, it prefills
 
 
 @dataclass(frozen=True, slots=True)
 class ProposeRow:
-    """Draw `k` draft tokens after `tail`, the last committed tokens, at most `TAIL` of them.
+    """Asks for `k` draft tokens after `tail`, the last committed tokens (1 to `TAIL` of them).
 
-    `position` is that of the last token of `tail`. Feeding more than one catches up on tokens that the draft model did
-    not propose itself: two after a fully accepted draft, more after a copied one. `known` is how many of the first ids
-    the target has, if not all: the rejection rule draws no others.
+    `position` is the position of the last token of `tail`. A tail of several tokens feeds those that the draft model's
+    cache lacks: two after a fully accepted draft, more after a draft copied by lookup. `known`: the target's vocabulary
+    size where it is smaller than the draft's; the rejection rule then draws only ids below it.
     """
 
     slot: int
@@ -92,23 +98,23 @@ class ProposeRow:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Draft tokens, the seconds they took, and what they were drawn from where the verifier must know."""
+    """Draft tokens, the seconds they took, and the distributions they were drawn from if the verifier needs them."""
 
     token_ids: tuple[int, ...]
     seconds: float = 0.0
     distributions: tuple[SparseDistribution, ...] = ()
 
     def known(self, vocab_size: int) -> Proposal:
-        """What comes before the first token that the target does not have."""
+        """The proposal cut before the first token id that is not below `vocab_size`."""
         ids = known_prefix(self.token_ids, vocab_size)
         return Proposal(ids, self.seconds, self.distributions[: len(ids)])
 
 
 @dataclass(frozen=True, slots=True)
 class FusedRow:
-    """Propose and verify in one step; draft and target use the same slot number.
+    """Proposes and verifies in one step; draft and target use the same slot number.
 
-    `given` is a draft that is there already (copied); then the draft model proposes nothing for this row.
+    `given`: a draft copied by lookup; the draft model then proposes nothing for this row.
     """
 
     propose: ProposeRow
@@ -118,9 +124,10 @@ class FusedRow:
 
 @dataclass(frozen=True, slots=True)
 class FusedResult:
-    """What was proposed and what the target made of it; `draft_seconds` all rows' proposals took together.
+    """A row's proposal and the target's verdict on it.
 
-    `draft_failed` says why nothing was proposed, where the draft model is at fault.
+    `draft_seconds`: time that the proposals of all rows took together. `draft_failed`: why the draft model proposed
+    nothing, or empty if it did not fail.
     """
 
     proposal: Proposal
@@ -131,11 +138,11 @@ class FusedResult:
 
 @dataclass(frozen=True, slots=True)
 class StepShapes:
-    """Step shapes in use. `bit_exact`: all of them gave bit-identical logits for the same token on this device.
+    """The step shapes in use. `bit_exact`: all gave bit-identical logits for the same token on this device.
 
-    widths: tokens per row. batches: rows. lengths: cache positions that attention reads (empty: always all).
-    chunks: tokens of a prefill step, and prefill_lengths what it reads. `note` says why bits could not be compared.
-    `ragged`: rows of one step may differ in width, and nothing is padded.
+    widths: tokens per row. batches: rows per step. lengths: cache positions that attention reads (empty: always all).
+    chunks: tokens of a prefill step. prefill_lengths: cache positions that a prefill step reads. note: why bits could
+    not be compared, if so. ragged: the rows of a step may differ in width, and nothing is padded.
     """
 
     widths: tuple[int, ...]
@@ -148,7 +155,7 @@ class StepShapes:
     ragged: bool = False
 
     def step_tokens(self, widths: Sequence[int]) -> int:
-        """Tokens of a step of rows this wide, padding included."""
+        """Number of tokens in a step of rows of these widths, including padding."""
         if self.ragged:
             return sum(widths)
         rows, widest = len(widths), max(widths)
@@ -156,34 +163,42 @@ class StepShapes:
         return padded * min((w for w in self.widths if w >= widest), default=widest)
 
     def width(self, needed: int) -> int:
+        """The narrowest width that holds `needed` tokens. Raises StopIteration if none does."""
         return next(w for w in self.widths if w >= needed)
 
     def batch(self, rows: int) -> int:
+        """The smallest batch that holds `rows` rows. Raises StopIteration if none does."""
         return next(b for b in self.batches if b >= rows)
 
     def length(self, end: int) -> int | None:
-        """Positions to read for tokens before position `end`; None is the whole cache."""
+        """Cache positions to read for tokens before position `end`; None means the whole cache."""
         return next((n for n in self.lengths if n >= end), None)
 
     def prefill_length(self, end: int) -> int | None:
+        """Like `length`, for a prefill step."""
         return next((n for n in self.prefill_lengths if n >= end), None)
 
     def chunk(self, tokens: int) -> int:
+        """The smallest prefill chunk that holds `tokens` tokens. Raises StopIteration if none does."""
         return next(c for c in self.chunks if c >= tokens)
 
     def inexact(self) -> StepShapes:
-        """The same shapes, which are known not to give the same bits."""
+        """The same shapes with `bit_exact` false."""
         return replace(self, bit_exact=False)
 
     @property
     def count(self) -> int:
-        """How many shapes a verification can take."""
+        """Number of shapes that a verification can take."""
         return len(self.widths) * len(self.batches) * (len(self.lengths) + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a runner runs, for GetModelInfo. `greedy_only`: its logits never leave the device."""
+    """Describes a runner's model for GetModelInfo.
+
+    `greedy_only`: logits never leave the device. `fused_only`: a draft that proposes only inside its target's graph,
+    which verifies no other drafts.
+    """
 
     model_name: str
     weights_revision: str
@@ -192,42 +207,70 @@ class Identity:
     backend: str
     end_of_sequence_ids: tuple[int, ...] = field(default=())
     greedy_only: bool = False
+    fused_only: bool = False
 
 
 class RowFailed(RuntimeError):
-    """One row of a step failed; its neighbours did not. Its slot holds nothing from then on."""
+    """One row of a step failed while the others succeeded. Its slot must be prefilled again from position 0."""
 
 
 class Runner(Protocol):
-    """The steps every backend gives. A row that fails yields a RowFailed in its place; the others are unharmed."""
+    """The steps that every backend provides.
+
+    A step takes rows of different slots, at most `limits.slots` of them, and returns one result per row, in order. A
+    row that fails gets a RowFailed, returned rather than raised, and does not affect the others. A step raises only if
+    it failed as a whole (the device is gone, memory is exhausted); the caches of its rows are then undefined.
+    """
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> Limits:
+        """The sizes that the runner was built for; they never change."""
 
     @property
-    def identity(self) -> Identity: ...
+    def identity(self) -> Identity:
+        """The model, its weights, and the device that runs it."""
 
     @property
-    def shapes(self) -> StepShapes: ...
+    def shapes(self) -> StepShapes:
+        """The step shapes in use; final once `warm_up` has returned."""
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """Compiles and runs every step once and settles `shapes`."""
+        """Compiles and runs every step once, checks batch invariance and sets `shapes`.
 
-    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]: ...
+        Call it once, before any step; it overwrites every slot. `startup` records how long each stage takes. Raises
+        RuntimeError or ValueError if the steps cannot be compiled or run.
+        """
 
-    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]: ...
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        """Writes the rows' tokens to their slots' caches. Returns None for each row that succeeded.
 
-    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]: ...
+        Each row has 1 to `limits.chunk` tokens, and its `start` is not beyond what its slot holds.
+        """
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        """Feeds last tokens and drafts to the model; returns what it commits in each row.
+
+        Each draft has 0 to `limits.max_draft` tokens; one without tokens is plain decoding. A verdict commits the
+        accepted draft tokens and one more, drawn by the row's seeded sampling rule. A row whose logits are not finite
+        gets RowFailed. The cache then holds the last token and the accepted part of the draft.
+        """
+
+    def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
+        """Draws up to `row.k` draft tokens for each row, one after another, and caches all but the last drawn.
+
+        The proposals of a call share its duration as their `seconds`. Under the rejection rule a sampled proposal has
+        one distribution per token.
+        """
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
-        """Draft and verification as one call, where this runner has one with that draft; else None."""
+        """A step that drafts with `draft` and verifies in one call, or None if there is none for this pair."""
 
 
 FusedStep = Callable[[Sequence[FusedRow]], list[FusedResult | RowFailed]]
 
 
 def fused(target: Runner, draft: Runner) -> FusedStep:
-    """The pair's fused step: one call where the runners have it, else one after the other on one device thread."""
+    """The pair's fused step: the runners' single call if they have one, else `propose` and then `verify`."""
     apart, together = functools.partial(fused_step, target, draft), target.fused_with(draft)
     return apart if together is None else functools.partial(_together_or_apart, together, apart)
 
@@ -235,15 +278,15 @@ def fused(target: Runner, draft: Runner) -> FusedStep:
 def _together_or_apart(
     together: FusedStep, apart: FusedStep, rows: Sequence[FusedRow]
 ) -> list[FusedResult | RowFailed]:
-    """A call that fails is made again in its parts: they tell whether it was the draft's fault."""
+    """Repeats a failed call as propose and verify, which shows whether the draft was at fault."""
     try:
         return together(rows)
     except Exception:
         return apart(rows)
 
 
-def sound(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
-    """The verdict, or the row's failure where its logits are not numbers."""
+def verdict_or_failure(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
+    """The verdict, or RowFailed if the row's logits are not finite."""
     try:
         return verdict()
     except BadLogits as error:
@@ -252,14 +295,14 @@ def sound(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
 
 @runtime_checkable
 class Fuses(Protocol):
-    """A runner that may have one graph for a pair's whole round."""
+    """A runner that can make one graph of a pair's whole round."""
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
-        """Makes it, at start, on the device thread, where that can be done."""
+        """Makes the graph if it can, at startup, on the device thread; `fused_with(draft)` returns it afterwards."""
 
 
 def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-    """Draft and target one after the other."""
+    """Runs the draft's `propose`, then the target's `verify`; a draft that fails leaves its rows without a draft."""
     proposals = _proposals(draft, rows)
     known = target.limits.vocab_size
     verdicts = verify_sized(target, [_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])
@@ -270,7 +313,7 @@ def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[
 def sized(
     result: FusedResult | RowFailed, shapes: StepShapes, widths: Sequence[int], draft_seconds: float
 ) -> FusedResult | RowFailed:
-    """With how large the step was that the rows shared, and what all their drafts took."""
+    """The result with the size of the step that its rows shared and the time that all their drafts took."""
     if isinstance(result, RowFailed):
         return result
     return replace(result, verdict=_sized(result.verdict, shapes, widths), draft_seconds=draft_seconds)
@@ -281,13 +324,13 @@ def _sized(verdict: Verdict, shapes: StepShapes, widths: Sequence[int]) -> Verdi
 
 
 def verify_sized(target: Runner, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-    """The target's verification; each verdict says how large the step was that the rows shared."""
+    """Verifies the rows; each verdict also reports the size of the step that they shared."""
     widths = [1 + len(row.draft) for row in rows]
     return [_sized(v, target.shapes, widths) if isinstance(v, Verdict) else v for v in target.verify(rows)]
 
 
 def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:
-    """The draft model's for the rows that have none yet. Whatever it fails with, no row fails for it."""
+    """Drafts for the rows that have none yet. Any failure becomes RowFailed and fails no row's verification."""
     found: list[Proposal | RowFailed] = [Proposal(row.given) for row in rows]
     asking = [i for i, row in enumerate(rows) if not row.given and row.propose.k]
     if asking:
@@ -311,7 +354,7 @@ def _fused_result(
 
 
 def _to_verify(row: FusedRow, proposal: Proposal | RowFailed, vocab_size: int) -> VerifyRow:
-    """A row whose draft failed goes on undrafted."""
+    """The row to verify; without a draft if its proposal failed."""
     p = row.propose
     known = proposal.known(vocab_size) if isinstance(proposal, Proposal) else Proposal(())
     return VerifyRow(

@@ -1,4 +1,4 @@
-"""Where the seconds until a server is ready go."""
+"""Records how long each stage of a startup takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Startup:
-    """Records stages by name; what comes twice (two models) adds up. Passed along, one per process start."""
+    """Seconds per stage of one process's startup; a stage that runs twice (for two models) is summed."""
 
     def __init__(self, started: float | None = None) -> None:
         self.started = time.monotonic() if started is None else started
@@ -17,6 +17,7 @@ class Startup:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
+        """Adds the duration of the `with` block to the stage."""
         began = time.monotonic()
         try:
             yield
@@ -27,13 +28,15 @@ class Startup:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def note(self, line: str) -> None:
+        """Keeps a line for the server's log."""
         self.notes.append(line)
 
     def total(self) -> float:
+        """Seconds since the process started."""
         return time.monotonic() - self.started
 
     def line(self) -> str:
-        """importing 3.1 s, loading 0.9 s, ...; what no stage covers is "other"."""
+        """Formats the stages as "importing 3.1 s, loading 0.9 s, ..."; time outside any stage is "other"."""
         total = self.total()
         stages = {**self.seconds, "other": total - sum(self.seconds.values())}
         return ", ".join(f"{name} {seconds:.1f} s" for name, seconds in stages.items() if seconds >= 0.05)

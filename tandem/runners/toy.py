@@ -1,7 +1,7 @@
-"""Toy runner: deterministic arithmetic instead of a model. The oracle of protocol tests, never a product.
+"""A runner that computes deterministic pseudo-random logits instead of running a model, for tests.
 
-Logits at a position are a pseudo-random function of every token that the slot's cache holds up to it, so a wrong,
-stale or missing cache entry shows as wrong tokens. Token ids are bytes, then begin and end of sequence.
+Logits at a position depend on every token that the slot's cache holds up to it, so a wrong, stale or missing cache
+entry shows as wrong tokens. Token ids are the 256 bytes, then begin and end of sequence.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.checkpoints.locate import Checkpoint
+from tandem.runners.backends import LoadRequest
 from tandem.runners.protocol import (
     FusedStep,
     Identity,
@@ -26,7 +28,7 @@ from tandem.runners.protocol import (
     Runner,
     StepShapes,
     VerifyRow,
-    sound,
+    verdict_or_failure,
 )
 from tandem.runners.startup import Startup
 from tandem.speculation.rules import draft_token, verify_draft
@@ -34,13 +36,15 @@ from tandem.speculation.types import SparseDistribution, Verdict
 
 VOCAB_SIZE = 258
 END = 257
+CHUNK = 64  # tokens of a prefill step
 
 
 @dataclass(frozen=True, slots=True)
 class ToyConfig:
-    """`salt` makes another model; a draft with the target's salt agrees but for about `miss` of its tokens.
+    """Parameters of a toy model; models of different `salt` are unrelated.
 
-    After `fails` steps its device is gone (0: never).
+    `miss`: share of positions at which a draft with the target's salt disagrees. `step_seconds`: duration of a step.
+    `fails`: number of steps after which every step raises (0: never).
     """
 
     salt: int = 0
@@ -50,7 +54,7 @@ class ToyConfig:
 
 
 def toy_logits(tokens: Sequence[int], config: ToyConfig) -> NDArray[np.float32]:
-    """Logits [258] after `tokens`; the whole expected output of a test follows from this one function."""
+    """Logits [258], float32, after `tokens`; a test's whole expected output follows from this function."""
     digest = zlib.crc32(np.asarray(tokens, dtype=np.uint32).tobytes())
     random = np.random.Generator(np.random.Philox(key=np.array([digest, config.salt], dtype=np.uint64)))
     logits = random.normal(size=VOCAB_SIZE).astype(np.float32) * 2
@@ -60,7 +64,7 @@ def toy_logits(tokens: Sequence[int], config: ToyConfig) -> NDArray[np.float32]:
 
 
 class ToyRunner:
-    """The runner protocol over `toy_logits`."""
+    """Implements the Runner protocol with `toy_logits`."""
 
     def __init__(self, limits: Limits, config: ToyConfig | None = None) -> None:
         self.config = config or ToyConfig()
@@ -77,7 +81,7 @@ class ToyRunner:
         return StepShapes(tuple(range(1, self.limits.max_draft + 2)), (self.limits.slots,), bit_exact=True)
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """Nothing to compile."""
+        """Does nothing: there is nothing to compile."""
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self._work()
@@ -102,7 +106,7 @@ class ToyRunner:
             return RowFailed("a position before the row's was never written")
         logits = functools.partial(self._after, row)
         start = row.position + 1
-        return sound(
+        return verdict_or_failure(
             lambda: verify_draft(row.draft, row.distributions, logits, row.sampling, row.rule, start, row.margins)
         )
 
@@ -137,7 +141,7 @@ class ToyRunner:
 
 
 class ToyTokenizer:
-    """UTF-8 bytes."""
+    """Maps text to its UTF-8 bytes."""
 
     sha256: str = "toy"
     vocab_size: int = VOCAB_SIZE
@@ -151,10 +155,63 @@ class ToyTokenizer:
 
 
 class ToyText:
-    """Each byte as one Latin-1 character."""
+    """Decodes each byte as one Latin-1 character."""
 
     def push(self, token: int) -> str:
         return bytes([token]).decode("latin-1") if token < 256 else ""
 
     def flush(self) -> str:
         return ""
+
+
+class ToyBackend:
+    """Makes toy runners; a model is named by its parameters, as in "miss=0.3,step=0.01,salt=1,fails=100"."""
+
+    loads_pairs = False
+
+    def require(self) -> None:
+        """Does nothing: a toy model needs no software."""
+
+    def find(self, model: str | None) -> Checkpoint:
+        return Checkpoint(model or "", "toy")
+
+    def tokenizer(self, checkpoint: Checkpoint) -> ToyTokenizer:
+        return ToyTokenizer()
+
+    def draft_has_tokenizer(self, request: LoadRequest) -> bool:
+        return True
+
+    def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
+        shape = request.shape
+        limits = Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, VOCAB_SIZE)
+        return toy_runner(limits, toy_config(checkpoint.name))
+
+    def load_pair(
+        self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
+    ) -> tuple[Runner, Runner]:
+        raise NotImplementedError("this backend loads target and draft one by one")
+
+
+def toy_runner(limits: Limits, config: ToyConfig) -> ToyRunner:
+    """Makes a runner; tests replace this function."""
+    return ToyRunner(limits, config)
+
+
+def toy_config(model: str) -> ToyConfig:
+    """Reads the parameters that name a model. Raises ValueError."""
+    values = dict(part.partition("=")[::2] for part in model.split(",") if part)
+    try:
+        config = ToyConfig(
+            int(values.pop("salt", 0)),
+            float(values.pop("miss", 0)),
+            float(values.pop("step", 0)),
+            int(values.pop("fails", 0)),
+        )
+    except ValueError:
+        values["unreadable"] = ""
+    if values:
+        raise ValueError(f"model: {model!r} is not a toy model; say for example miss=0.3,step=0.01,salt=1")
+    return config
+
+
+BACKEND = ToyBackend()

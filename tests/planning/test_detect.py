@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.planning.detect import Neuron, Stack, detect, missing
-from tandem.planning.packages import installed
+from tandem.planning.packages import installed_packages
 from tests.planning.support import (
     EMPTY_ENVIRONMENT,
     NXDI,
@@ -76,7 +76,7 @@ def test_placeholders_are_no_software_and_are_named(tmp_path: Path):
 
 def test_the_first_package_on_the_path_counts(tmp_path: Path):
     first = site(tmp_path / "first", {"torch-neuronx": "1.0"}, placeholders=True)
-    assert next(p.placeholder for p in installed(first + site(tmp_path / "second", TORCHNEURON)))
+    assert next(p.placeholder for p in installed_packages(first + site(tmp_path / "second", TORCHNEURON)))
 
 
 def test_detection_imports_no_model_library():

@@ -13,7 +13,7 @@ import pytest
 from tandem.cli import main
 from tandem.planning.detect import detect
 from tandem.planning.doctor import Findings, examine, finding_lines, findings_json
-from tandem.planning.host import Host, host_here
+from tandem.planning.host import Host, find_host
 from tests.planning.support import (
     EMPTY_ENVIRONMENT,
     NXDI,
@@ -108,10 +108,10 @@ def test_the_host_is_read_from_files_and_tools(tmp_path: Path):
     for name, body in (("nvidia-smi", 'print("H200, 143771 MiB, 570.1")'), ("g++", "")):
         (tmp_path / name).write_text(f"#!{sys.executable}\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    host = host_here(tmp_path, {"PATH": str(tmp_path)})
+    host = find_host(tmp_path, {"PATH": str(tmp_path)})
     assert (host.processor, host.memory_bytes, host.features) == ("A CPU", 2**20, ("avx2", "avx512_bf16"))
     assert host.gpus == ("H200, 143771 MiB, 570.1",) and host.compiler == str(tmp_path / "g++")
-    bare = host_here(tmp_path / "nothing", {"PATH": os.devnull})
+    bare = find_host(tmp_path / "nothing", {"PATH": os.devnull})
     assert (bare.memory_bytes, bare.features, bare.gpus, bare.compiler) == (None, (), (), None)
 
 

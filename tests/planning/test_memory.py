@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tandem.planning.memory import GUARD, Core, Load, Part, kv_bytes
-from tandem.planning.shapes import Shape
+from tandem.planning.shapes import DecoderShape
 from tandem.planning.sharding import Route, Weights
 
-SMALL = Shape("small", "llama", 64, 128, 3, 4, 2, 16, 258, 512, tied=False, bias=False)
+SMALL = DecoderShape("small", "llama", 64, 128, 3, 4, 2, 16, 258, 512, tied=False, bias=False)
 PART = Part(SMALL, 1, Weights(2))
 A_TOKEN = 2 * 3 * 2 * 16 * 2  # keys and values, layers, heads, dimensions, bytes
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tandem.planning.instances import FAMILIES
-from tandem.planning.shapes import Shape, read_shape
+from tandem.planning.shapes import DecoderShape, read_shape
 from tandem.planning.sharding import Route, Weights, core_heads, degrees, kv_bytes_per_token, weight_bytes
 from tests.planning.support import model
 
 BF16 = Weights(2)
 
 
-def shape(name: str) -> Shape:
+def shape(name: str) -> DecoderShape:
     return read_shape(model(name), "model")
 
 

@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from tandem.runners.protocol import FusedRow, Identity, Limits, PrefillRow, ProposeRow, Runner, fused
 from tandem.runners.startup import Startup
-from tandem.runners.torch.graph_model import CompiledModel
-from tandem.runners.torch.graph_runner import CompiledRunner
-from tandem.runners.torch.graphs import Compiled
+from tandem.runners.torch.graph_model import GraphModel
+from tandem.runners.torch.graph_runner import GraphRunner
+from tandem.runners.torch.graphs import TorchCompiler
 from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.runner import TorchRunner
@@ -62,16 +62,16 @@ def eager(family: str = "llama", dtype: torch.dtype = torch.float32, draft: bool
     return runner
 
 
-def _compiled(family: str, dtype: torch.dtype, draft: bool, limits: Limits) -> CompiledRunner:
+def _compiled(family: str, dtype: torch.dtype, draft: bool, limits: Limits) -> GraphRunner:
     """Traced whole, run by dynamo's own backend "eager": shapes and data flow are those of any other."""
-    model = CompiledModel(module(family, dtype, draft), *CACHE)
-    runner = CompiledRunner(model, limits, identity(dtype), lambda _: Compiled("eager"), not draft)
+    model = GraphModel(module(family, dtype, draft), *CACHE)
+    runner = GraphRunner(model, limits, identity(dtype), lambda _: TorchCompiler("eager"), not draft)
     runner.warm_up()
     return runner
 
 
 @functools.cache
-def compiled() -> tuple[CompiledRunner, CompiledRunner]:
+def compiled() -> tuple[GraphRunner, GraphRunner]:
     """A pair and its fused step."""
     target, draft = (_compiled("llama", torch.float32, draft, LIMITS) for draft in (False, True))
     target.fuse(draft, Startup())
@@ -79,7 +79,7 @@ def compiled() -> tuple[CompiledRunner, CompiledRunner]:
 
 
 @functools.cache
-def compiled_target(family: str, dtype: torch.dtype) -> CompiledRunner:
+def compiled_target(family: str, dtype: torch.dtype) -> GraphRunner:
     """For one row only: two graphs."""
     return _compiled(family, dtype, False, replace(LIMITS, slots=1))
 

@@ -11,12 +11,12 @@ import torch
 from tandem.checkpoints.locate import find
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow, VerifyRow
-from tandem.runners.torch.graph_model import CompiledModel
-from tandem.runners.torch.graph_runner import CompiledRunner
-from tandem.runners.torch.graphs import Compiled
+from tandem.runners.torch.graph_model import GraphModel
+from tandem.runners.torch.graph_runner import GraphRunner
+from tandem.runners.torch.graphs import TorchCompiler
 from tandem.runners.torch.platforms import CPU
 from tandem.runners.torch.runner import TorchRunner
-from tandem.runners.torch.tensor_parallel import Link, Ranks
+from tandem.runners.torch.tensor_parallel import RankLink, Ranks
 from tests.runners.compiled import GREEDY, PROMPT
 from tests.runners.graph_check import StrictBackend
 from tests.runners.strict import TRAINIUM
@@ -47,13 +47,13 @@ def runner(folder: Path, degree: int) -> TorchRunner:
 
 
 def main(folder: Path, output: Path) -> None:
-    ranks = Ranks.here(2)
-    link = Link.join(CPU, ranks)
+    ranks = Ranks.from_environment(2)
+    link = RankLink.join(CPU, ranks)
     eager = runner(folder, 2)
     backend = StrictBackend()
     limits = eager.limits
-    model = CompiledModel(eager.model.module, limits.slots, limits.max_length, 16, "cpu", platform=TRAINIUM, ranks=2)
-    graphs = CompiledRunner(model, limits, replace(eager.identity), lambda _: Compiled(backend))
+    model = GraphModel(eager.model.module, limits.slots, limits.max_length, 16, "cpu", platform=TRAINIUM, ranks=2)
+    graphs = GraphRunner(model, limits, replace(eager.identity), lambda _: TorchCompiler(backend))
     graphs.warm_up()
     found = {
         "eager": logits_and_tokens(eager),

@@ -12,8 +12,8 @@ from torch import nn
 from tandem.runners.protocol import TAIL
 from tandem.runners.torch.buckets import AskedBuckets, buckets_for
 from tandem.runners.torch.fused_graph import FusedGraph
-from tandem.runners.torch.graph_model import CompiledModel
-from tandem.runners.torch.graphs import Graph, Made
+from tandem.runners.torch.graph_model import GraphModel
+from tandem.runners.torch.graphs import CompileStatistics, Graph
 from tandem.runners.torch.platforms import NEURON
 from tests.runners.compiled import CACHE, LIMITS, SIZES, module
 from tests.runners.graph_check import Captured, checked
@@ -22,10 +22,10 @@ TRAINIUM = replace(NEURON, device="cpu")  # its rules, on tensors that are here
 
 
 class Checking:
-    """A maker that checks each step it is given, and makes nothing of it."""
+    """A compiler that checks each step it is given, and makes nothing of it."""
 
     def __init__(self, wanted: tuple[str, ...]) -> None:
-        self.made, self._wanted = Made(), wanted
+        self.statistics, self._wanted = CompileStatistics(), wanted
         self.graphs: dict[str, Captured] = {}
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
@@ -37,20 +37,20 @@ class Checking:
         pass
 
 
-def model(family: str, dtype: torch.dtype, draft: bool, only: Sequence[int] | None = None) -> CompiledModel:
-    return CompiledModel(module(family, dtype, draft), *CACHE, only, platform=TRAINIUM)
+def model(family: str, dtype: torch.dtype, draft: bool, only: Sequence[int] | None = None) -> GraphModel:
+    return GraphModel(module(family, dtype, draft), *CACHE, only, platform=TRAINIUM)
 
 
 def steps(family: str, dtype: torch.dtype, *batches: int, wanted: tuple[str, ...] = ("",)) -> dict[str, Captured]:
     """A target's, a draft's and their common ones, for these batches: those whose names begin as wanted."""
     target, draft = model(family, dtype, False), model(family, dtype, True)
-    makers = Checking(wanted), Checking(wanted), Checking(wanted)
+    compiler_for = Checking(wanted), Checking(wanted), Checking(wanted)
     buckets = buckets_for(TRAINIUM, LIMITS, AskedBuckets(batches))
-    target.prepare(makers[0], buckets, verifies=True)
-    draft.prepare(makers[1], buckets, verifies=False)
-    FusedGraph(target, draft, makers[2])
-    kinds = zip(("target", "draft", "both"), makers, strict=True)
-    return {f"{kind} {name}": graph for kind, maker in kinds for name, graph in maker.graphs.items()}
+    target.prepare(compiler_for[0], buckets, verifies=True)
+    draft.prepare(compiler_for[1], buckets, verifies=False)
+    FusedGraph(target, draft, compiler_for[2])
+    kinds = zip(("target", "draft", "both"), compiler_for, strict=True)
+    return {f"{kind} {name}": graph for kind, compiler in kinds for name, graph in compiler.graphs.items()}
 
 
 def lively(name: str, arguments: Sequence[Any]) -> list[Any]:

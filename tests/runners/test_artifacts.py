@@ -18,7 +18,7 @@ from tandem.checkpoints.trusted_cache import seal
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import PrefillRow, VerifyRow
 from tandem.runners.startup import Startup
-from tandem.runners.torch.artifacts import KEPT, Packages, package_folder
+from tandem.runners.torch.artifacts import KEPT, PackageCompiler, package_folder
 from tandem.runners.torch.graphs import GraphRefused
 from tests.runners.compiled import FAMILIES, GREEDY, PROMPT
 from tests.support import REPOSITORY
@@ -65,18 +65,18 @@ def test_a_damaged_package_is_not_used(tmp_path: Path, caplog: pytest.LogCapture
     path = tmp_path / "verify-1x4.pt2"
     path.write_bytes(b"nothing of the kind")
     path.with_suffix(".json").write_text('{"compile_seconds": 1.0}')
-    packages = Packages(tmp_path)
+    packages = PackageCompiler(tmp_path)
     assert packages._load(path) is None, "nothing says that it was written whole"
     seal(path.with_suffix(".sealed"), [path, path.with_suffix(".json")])
     assert packages._load(path) is None, "a package that its reader refuses"
     path.write_bytes(b"nothing of the king")
     assert packages._load(path) is None
-    assert caplog.text.count("made again") == 2 and packages.made.loaded == 0
+    assert caplog.text.count("made again") == 2 and packages.statistics.loaded == 0
     assert "its hash is another" in caplog.text
 
 
 def test_sealed_packages_make_nothing(tmp_path: Path) -> None:
-    packages = Packages(tmp_path)
+    packages = PackageCompiler(tmp_path)
     packages.seal()
     with pytest.raises(GraphRefused, match="after warm-up"):
         packages.graph("late", torch.nn.Identity(), ())

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from tandem.runners.protocol import FusedRow, ProposeRow, fused
 from tandem.runners.startup import Startup
-from tandem.runners.torch.graph_model import CompiledModel
-from tandem.runners.torch.graph_runner import CompiledRunner
-from tandem.runners.torch.graphs import Compiled
+from tandem.runners.torch.graph_model import GraphModel
+from tandem.runners.torch.graph_runner import GraphRunner
+from tandem.runners.torch.graphs import TorchCompiler
 from tandem.speculation.types import Rule, SamplingParams
 from tests.runners import stablehlo
 from tests.runners.compiled import CACHE, LIMITS, PROMPT, Sequences, eager, fill, identity, module, plain
@@ -164,17 +164,17 @@ def test_what_has_no_lowering_is_said() -> None:
         stablehlo.lowered(graph)
 
 
-def strict_pair() -> tuple[CompiledRunner, CompiledRunner, list[StrictBackend]]:
+def strict_pair() -> tuple[GraphRunner, GraphRunner, list[StrictBackend]]:
     """Target and draft whose every step is a graph that passed the check."""
     backends: list[StrictBackend] = []
 
-    def maker(_: str) -> Compiled:
+    def compiler(_: str) -> TorchCompiler:
         backends.append(StrictBackend())
-        return Compiled(backends[-1])
+        return TorchCompiler(backends[-1])
 
     pair = []
     for draft in (False, True):
-        runner = CompiledRunner(model("llama", torch.float32, draft), LIMITS, identity(torch.float32), maker, not draft)
+        runner = GraphRunner(model("llama", torch.float32, draft), LIMITS, identity(torch.float32), compiler, not draft)
         runner.warm_up()
         pair.append(runner)
     pair[0].fuse(pair[1], Startup())
@@ -202,7 +202,7 @@ def test_rows_join_and_leave_sampled_and_greedy_and_nothing_is_compiled_again() 
     assert [len(backend.graphs) for backend in backends] == made
 
 
-def sampled(target: CompiledRunner, draft: CompiledRunner, slots: list[int]) -> None:
+def sampled(target: GraphRunner, draft: GraphRunner, slots: list[int]) -> None:
     """A sampled round of each rule, which writes no further than the greedy sequences' next round."""
     for rule in (Rule.AGREEMENT, Rule.REJECTION):
         rows = [
@@ -230,8 +230,8 @@ WARPINGS = [  # the tiny model's choices are nearly alike, so low temperatures
 def test_a_draft_given_noise_draws_what_the_host_draws(only: tuple[int, ...] | None) -> None:
     runners = []
     for platform in (TRAINIUM, None):
-        own = CompiledModel(_copy(), *CACHE, only, platform=platform and replace(platform))
-        runner = CompiledRunner(own, LIMITS, identity(torch.float32), lambda _: Compiled("eager"), False)
+        own = GraphModel(_copy(), *CACHE, only, platform=platform and replace(platform))
+        runner = GraphRunner(own, LIMITS, identity(torch.float32), lambda _: TorchCompiler("eager"), False)
         runner.warm_up()
         fill(runner, 0, PROMPT[:-2])
         fill(runner, 1, PROMPT[:-2])

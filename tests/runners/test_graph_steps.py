@@ -7,13 +7,13 @@ import random
 import pytest
 import torch
 
-from tandem.runners.batch_invariance import certify_fused, certify_graphs
+from tandem.runners.batch_invariance import check_fused_invariance, check_graph_invariance
 from tandem.runners.protocol import FusedRow, ProposeRow, VerifyRow, fused_step
 from tandem.runners.torch import fused_graph, graph_runner
 from tandem.runners.torch.buckets import buckets_for
-from tandem.runners.torch.graph_model import CompiledModel
-from tandem.runners.torch.graph_modules import VerifyStep, judged, leading, verify_row
-from tandem.runners.torch.graphs import Compiled, GraphRefused
+from tandem.runners.torch.graph_model import GraphModel
+from tandem.runners.torch.graph_modules import VerifyModule, leading, verify_greedy, verify_row
+from tandem.runners.torch.graphs import GraphRefused, TorchCompiler
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import CPU
 from tandem.speculation.acceptance import agree
@@ -68,7 +68,7 @@ def test_acceptance_on_the_device_is_agreement_also_where_logits_are_not_finite(
         logits[torch.rand(logits.shape, generator=chance) < 0.03] = float("inf")
         drafts = torch.where(torch.rand((3, 3), generator=chance) < 0.7, logits[:, :3].argmax(-1), 2)
         counts = torch.randint(0, 4, (3,), generator=chance)
-        best, accepted, sound = judged(logits, drafts, counts, torch.arange(4))
+        best, accepted, sound = verify_greedy(logits, drafts, counts, torch.arange(4))
         for r in range(3):
             draft = drafts[r, : counts[r]].tolist()
             try:
@@ -161,9 +161,9 @@ def test_a_greedy_fused_round_is_one_copy_each_way_and_then_one(monkeypatch: pyt
             torch.Tensor, name, lambda self, *a, n=name, o=original, **k: (reads.append(n), o(self, *a, **k))[1]
         )
     uploads: list[object] = []
-    original_tensor = CompiledModel.tensor
+    original_tensor = GraphModel.tensor
     monkeypatch.setattr(
-        CompiledModel, "tensor", lambda self, values: (uploads.append(values), original_tensor(self, values))[1]
+        GraphModel, "tensor", lambda self, values: (uploads.append(values), original_tensor(self, values))[1]
     )
     for _ in range(3):
         ours.round([0, 1])
@@ -174,39 +174,39 @@ def test_a_greedy_fused_round_is_one_copy_each_way_and_then_one(monkeypatch: pyt
 
 
 def test_no_graph_is_made_after_warm_up() -> None:
-    maker = Compiled("eager")
-    model = CompiledModel(module("qwen2", torch.float32, True), *CACHE)
-    model.prepare(maker, buckets_for(CPU, LIMITS), verifies=True)
-    maker.seal()
-    assert maker.made.compiled == 3  # one to prefill, and one to verify for either batch
+    compiler = TorchCompiler("eager")
+    model = GraphModel(module("qwen2", torch.float32, True), *CACHE)
+    model.prepare(compiler, buckets_for(CPU, LIMITS), verifies=True)
+    compiler.seal()
+    assert compiler.statistics.compiled == 3  # one to prefill, and one to verify for either batch
     row = verify_row(rows([(1, 2)])[0], 4)
     for count in (1, 2, 1, 2):
         for _ in range(3):
             to_host(model.verified([[slot, *row[1:]] for slot in range(count)])[1])
-    assert maker.made.compiled == 3
+    assert compiler.statistics.compiled == 3
     with pytest.raises(GraphRefused, match="no graph was made to verify 1 rows of 3 tokens"):
         model.forward([0], model.tensor([[1, 2, 3]]), model.tensor([0]))
     with pytest.raises(GraphRefused, match="after warm-up"):
-        maker.graph("late", VerifyStep(model, 112), (model.buffers, model.tensor([row])))
+        compiler.graph("late", VerifyModule(model, 112), (model.buffers, model.tensor([row])))
 
 
 def test_a_step_of_another_shape_or_kind_is_refused_and_not_compiled() -> None:
-    maker = Compiled("eager")
-    model = CompiledModel(module("qwen2", torch.float32, True), *CACHE)
+    compiler = TorchCompiler("eager")
+    model = GraphModel(module("qwen2", torch.float32, True), *CACHE)
     rows = model.tensor([[0, 0, 0, 1, 1]])
-    graph = maker.graph("verify", VerifyStep(model, 112), (model.buffers, rows))
-    maker.seal()
+    graph = compiler.graph("verify", VerifyModule(model, 112), (model.buffers, rows))
+    compiler.seal()
     with pytest.raises(GraphRefused, match=r"rows of shape \[1, 6\] are not the bucket's \[1, 5\]"):
         graph(model.buffers, model.tensor([[0, 0, 0, 1, 1, 1]]))
     with pytest.raises(Exception, match=r"compiled again after warm-up|Hard failure due to fullgraph"):
         graph(model.buffers, rows.to(torch.int64))
-    assert maker.made.compiled == 1
+    assert compiler.statistics.compiled == 1
 
 
 class Faulty:
     """A compiled model whose logits depend on how many rows there are."""
 
-    def __init__(self, model: CompiledModel) -> None:
+    def __init__(self, model: GraphModel) -> None:
         self._model = model
 
     def __getattr__(self, name: str) -> object:
@@ -220,7 +220,7 @@ class Faulty:
 @pytest.mark.parametrize(("exact", "batches"), [(True, (2,)), (False, (1, 2))])
 def test_graphs_whose_bits_differ_leave_one_bucket_or_are_said_to_differ(exact: bool, batches: tuple[int, ...]) -> None:
     model = Faulty(compiled()[0].model)
-    shapes = certify_graphs(model, LIMITS, 4, (1, 2), exact)  # type: ignore[arg-type]
+    shapes = check_graph_invariance(model, LIMITS, 4, (1, 2), exact)  # type: ignore[arg-type]
     assert shapes.batches == batches
     assert shapes.bit_exact is exact
 
@@ -228,7 +228,7 @@ def test_graphs_whose_bits_differ_leave_one_bucket_or_are_said_to_differ(exact: 
 def test_a_fused_graph_with_other_bits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     target, draft = compiled()
     graph = target._fused[id(draft)]
-    assert certify_fused(graph, LIMITS, target.shapes)
+    assert check_fused_invariance(graph, LIMITS, target.shapes)
     run = fused_graph.FusedGraph.run
 
     def spoilt(self, given):  # type: ignore[no-untyped-def]
@@ -236,7 +236,7 @@ def test_a_fused_graph_with_other_bits_is_seen(monkeypatch: pytest.MonkeyPatch) 
         return torch.nextafter(logits, torch.tensor(torch.inf)), after, results
 
     monkeypatch.setattr(fused_graph.FusedGraph, "run", spoilt)
-    assert not certify_fused(graph, LIMITS, target.shapes)
+    assert not check_fused_invariance(graph, LIMITS, target.shapes)
 
 
 def test_sampled_rows_follow_the_seeded_law_on_graphs_too() -> None:

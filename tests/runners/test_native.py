@@ -11,7 +11,7 @@ import transformers
 
 from tandem.runners.loading import Execution, NativeRefused, Shape, load_runner
 from tandem.runners.native import build
-from tandem.runners.native.load import NotHere, agree, load_native
+from tandem.runners.native.load import NativeUnavailable, check_logits, load_native
 from tandem.runners.native.model import NotNative
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import (
@@ -203,7 +203,7 @@ def test_the_best_token_is_the_lowest_of_equals() -> None:
     ],
 )
 def test_what_the_step_does_not_compute_is_refused_by_name(changes: dict[str, object], reason: str) -> None:
-    with pytest.raises(NotHere, match=reason):
+    with pytest.raises(NativeUnavailable, match=reason):
         native(module_of(**changes))  # type: ignore[arg-type]
 
 
@@ -222,10 +222,10 @@ def test_positions_that_cannot_see_all_before_them_are_refused(
 
 
 def test_other_dtypes_and_families_are_refused_by_name() -> None:
-    with pytest.raises(NotHere, match="float16"):
+    with pytest.raises(NativeUnavailable, match="float16"):
         native(module_of(dtype=torch.float16))
     gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=1, n_head=2))
-    with pytest.raises(NotHere, match="models of type gpt2"):
+    with pytest.raises(NativeUnavailable, match="models of type gpt2"):
         native(gpt2)
 
 
@@ -233,10 +233,10 @@ def test_a_model_whose_formula_differs_is_found_out() -> None:
     """A norm that transformers computes otherwise: the same configuration, other logits."""
     module = module_of()
     runner = native(module)
-    assert agree(runner.model, module) < 1e-5
+    assert check_logits(runner.model, module) < 1e-5
     module.model.layers[0].input_layernorm.variance_epsilon = 50.0
     with pytest.raises(NotNative, match="away from the model's own"):
-        agree(runner.model, module)
+        check_logits(runner.model, module)
 
 
 def test_a_draft_that_ends_outside_the_targets_vocabulary_is_cut_in_the_fused_round() -> None:

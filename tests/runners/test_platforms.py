@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -19,20 +17,26 @@ from tandem.runners.protocol import Identity
 from tandem.runners.torch import platforms
 from tandem.runners.torch.buckets import AskedBuckets, Buckets, buckets_for
 from tandem.runners.torch.graph_compilers import graph_compiler
-from tandem.runners.torch.graphs import Captured, Compiled
-from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, chosen, platform_of, ways
+from tandem.runners.torch.graphs import CudaGraphCompiler, TorchCompiler
+from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
 from tests.runners.compiled import FAMILIES, LIMITS
 
 IDENTITY = Identity("m", "none", "bfloat16", "neuron", "torch")
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, version: str, folder: Path | None = None) -> None:
-    """As if torch-neuronx were, of that version."""
-    real = importlib.metadata.version
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "torch-neuronx" else real(name))
-    spec = importlib.machinery.ModuleSpec("torch_neuronx", None)
-    spec.submodule_search_locations = [] if folder is None else [str(folder)]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that comes first on the path."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def install(site: Path, version: str, *files: str, description: str = "") -> None:
+    """Makes torch-neuronx look installed, with these files."""
+    info = site / f"torch_neuronx-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch-neuronx\nVersion: {version}\n\n{description}\n")
+    (info / "RECORD").write_text("".join(f"torch_neuronx/{file},,\n" for file in files))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch_neuronx") is not None, reason="torch-neuronx is here")
@@ -50,22 +54,24 @@ def test_neuron_without_its_software_is_one_line_that_says_what_is_missing(
     )
 
 
-def test_pypis_placeholder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, "1.0")
+def test_pypis_placeholder_is_named(site: Path) -> None:
+    install(site, "1.0", description="WRONG PACKAGE. Please install the package from Neuron Repository")
     with pytest.raises(ValueError, match=r"torch-neuronx 1.0 is PyPI's empty placeholder; AWS's own is on http"):
-        chosen("neuron")
+        choose_platform("neuron")
 
 
-def test_the_xla_package_is_not_taken_for_torchneuron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, "2.9.0.2.15.32035", tmp_path)
+def test_the_xla_package_is_not_taken_for_torchneuron(site: Path) -> None:
+    install(site, "2.9.0.2.15.32035", "xla_impl/trace.py")
     with pytest.raises(ValueError, match=r"torch-neuronx 2.9.0.2.15.32035 is the PyTorch/XLA package, not TorchNeuron"):
-        chosen("neuron")
+        choose_platform("neuron")
 
 
-@pytest.mark.parametrize("backend", ["neuron_dynamo_backend.py", "neuron_dynamo_backend"])
-def test_torchneuron_without_a_device_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    (tmp_path / backend).mkdir()
-    installed(monkeypatch, "2.14.3.0.1", tmp_path)
+@pytest.mark.parametrize("version", ["2.9.0", "2.14.3.0.1"])
+@pytest.mark.parametrize("backend", ["neuron_dynamo_backend.py", "neuron_dynamo_backend/__init__.py"])
+def test_torchneuron_without_a_device_is_said(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, version: str
+) -> None:
+    install(site, version, backend)
     monkeypatch.delenv("TORCH_NEURONX_COMPILE_ONLY", raising=False)
     assert platforms._neuron_absent(tmp_path) == (
         f"no {tmp_path}/neuron0: not a Trainium instance, or its driver is not loaded"
@@ -77,9 +83,9 @@ def test_an_unknown_device_and_what_a_device_cannot_compile_are_refused() -> Non
     with pytest.raises(ValueError, match="device: 'tpu' is not one of auto, cpu, cuda, neuron"):
         platform_of("tpu")
     with pytest.raises(ValueError, match="compile: native is not for neuron: auto or neuron"):
-        ways("native", NEURON)
+        compile_order("native", NEURON)
     with pytest.raises(ValueError, match="compile: neuron is not for cpu: auto or native or inductor or off"):
-        ways("neuron", CPU)
+        compile_order("neuron", CPU)
 
 
 def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +108,8 @@ def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch
 
 def test_each_platform_makes_graphs_its_own_way() -> None:
     compiled = graph_compiler(NEURON, IDENTITY, LIMITS, None)("target")
-    assert isinstance(compiled, Compiled) and compiled._backend == "neuron"
-    assert isinstance(graph_compiler(CUDA, IDENTITY, LIMITS, None)("target"), Captured)
+    assert isinstance(compiled, TorchCompiler) and compiled._backend == "neuron"
+    assert isinstance(graph_compiler(CUDA, IDENTITY, LIMITS, None)("target"), CudaGraphCompiler)
 
 
 def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> None:
@@ -120,11 +126,11 @@ def test_the_cpu_is_described() -> None:
     assert CPU.absent() is None
     CPU.synchronize()
     assert CPU.describe().startswith("cpu (") and CPU.memory() > 2**28
-    assert chosen("auto") is (CUDA if torch.cuda.is_available() else CPU)
+    assert choose_platform("auto") is (CUDA if torch.cuda.is_available() else CPU)
 
 
 def test_the_commands_of_its_page_are_understood() -> None:
-    page = (Path(main.__file__).parent / "docs" / "trainium-torchneuron.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "trainium-torchneuron.md").read_text(encoding="utf-8")
     lines = re.findall(r"^(?:python|torchrun --.*) main\.py (.*)", page, re.MULTILINE)
     assert len(lines) == 6
     for line in lines:

@@ -32,7 +32,7 @@ def test_a_rank_gets_what_torchrun_would_set_and_this_process_its_environment_ba
     before = dict(os.environ)
     said = python("import json, os; json.dump(dict(os.environ), open(sys.argv[1], 'w'))", str(tmp_path / "said"))
     with rank_processes(TWO, said) as others:
-        assert Ranks.here(2) == Ranks(2, 0)
+        assert Ranks.from_environment(2) == Ranks(2, 0)
         own = dict(os.environ)
         others.serve(lambda: None)
     assert dict(os.environ) == before

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.runners.loading import Execution
 from tandem.runners.startup import Startup
-from tandem.runners.torch.platforms import platform_of, ways
+from tandem.runners.torch.platforms import compile_order, platform_of
 
 
 def test_stages_of_one_name_add_up_and_what_none_covers_is_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_a_stage_that_fails_is_counted_too() -> None:
     ],
 )
 def test_what_runs_the_steps_is_chosen_by_device(name: str, device: str, chosen: tuple[str, ...]) -> None:
-    assert ways(name, platform_of(device)) == chosen
+    assert compile_order(name, platform_of(device)) == chosen
 
 
 def test_an_unknown_way_to_compile_is_refused() -> None:

@@ -17,8 +17,8 @@ from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow, fused
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import UnsupportedModel, check_fits
-from tandem.runners.torch.platforms import CPU, NEURON, ways
-from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, Link, Ranks, follow
+from tandem.runners.torch.platforms import CPU, NEURON, compile_order
+from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks, follow
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tests.runners.compiled import FAMILIES, GREEDY, LIMITS, SIZES
 from tests.runners.ranks import logits_and_tokens, runner
@@ -59,7 +59,7 @@ def toys() -> tuple[ToyRunner, ToyRunner]:
     return ToyRunner(LIMITS, ToyConfig(0)), ToyRunner(LIMITS, ToyConfig(0, 0.3))
 
 
-class Wire(Link):
+class Wire(RankLink):
     """What rank 0 says, kept; a second one says it again."""
 
     def __init__(self, said: list[object] | None = None) -> None:
@@ -121,12 +121,12 @@ def noted(made: list[tuple[int, str]], which: int, name: str, step: Callable[[An
 )
 def test_as_many_processes_as_the_degree_says_must_be_there(degree: int, started: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Ranks.here(degree, {"WORLD_SIZE": started, "RANK": "0"})
+        Ranks.from_environment(degree, {"WORLD_SIZE": started, "RANK": "0"})
 
 
 def test_ranks_other_than_the_first_follow() -> None:
-    assert not Ranks.here(1, {}).follows
-    assert [Ranks.here(2, {"WORLD_SIZE": "2", "RANK": rank}).follows for rank in "01"] == [False, True]
+    assert not Ranks.from_environment(1, {}).follows
+    assert [Ranks.from_environment(2, {"WORLD_SIZE": "2", "RANK": rank}).follows for rank in "01"] == [False, True]
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:
@@ -135,9 +135,9 @@ def test_heads_that_cannot_be_shared_are_refused() -> None:
 
 
 def test_what_runs_shared_steps_is_the_platforms_to_say() -> None:
-    assert ways("auto", CPU, 2) == ("off",) and ways("auto", NEURON, 4) == ("neuron",)
+    assert compile_order("auto", CPU, 2) == ("off",) and compile_order("auto", NEURON, 4) == ("neuron",)
     with pytest.raises(ValueError, match="compile: native does not go with tp_degree on cpu: auto or off"):
-        ways("native", CPU, 2)
+        compile_order("native", CPU, 2)
 
 
 def test_an_execution_of_no_processes_is_refused() -> None:

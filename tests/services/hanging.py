@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tandem.engine.loading
+import tandem.runners.toy
 import tandem.services.server
 from tandem.cli import main
 from tandem.runners.toy import ToyRunner
@@ -40,7 +41,7 @@ def _said(gate: Path) -> str:
 
 def install(gate: Path) -> None:
     """Toy runners hang from now on, while the file is there."""
-    make = tandem.engine.loading._toy
+    make = tandem.runners.toy.toy_runner
 
     class Hanging(ToyRunner):
         def _work(self) -> None:
@@ -51,7 +52,7 @@ def install(gate: Path) -> None:
         toy = make(*rest)
         return Hanging(toy.limits, toy.config)
 
-    tandem.engine.loading._toy = hanging
+    tandem.runners.toy.toy_runner = hanging
 
 
 def install_load(gate: Path) -> None:

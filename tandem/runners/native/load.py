@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tandem.runners.native import NotHere
+from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.library import load_library
 from tandem.runners.native.model import NativeModel, NotNative, Threads, check
@@ -24,7 +24,7 @@ _PROBE = 12  # tokens
 def load_native(
     module: Any, threads: int, limits: Limits, identity: Identity, verifies: bool, only: Sequence[int] | None
 ) -> NativeRunner:
-    """Compiles the library if need be, packs the weights and compares with the module. Raises NotHere."""
+    """Compiles the library if need be, packs the weights and compares with the module. Raises NativeUnavailable."""
     try:
         if module.device.type != "cpu":
             raise NotNative(f"device {module.device.type}")
@@ -34,14 +34,14 @@ def load_native(
         most_tokens = limits.slots * max(limits.max_draft + 1, TAIL, 1) + limits.chunk
         pool = Threads(load_library(library_path()), threads)
         model = NativeModel(module, pool, limits.slots, length, most_tokens, only)
-        agree(model, module)
+        check_logits(model, module)
     except (NotNative, CannotBuild, OSError) as error:
-        raise NotHere(str(error)) from None
+        raise NativeUnavailable(str(error)) from None
     return NativeRunner(model, limits, identity, verifies)
 
 
 @torch.inference_mode()
-def agree(model: NativeModel, module: Any) -> float:
+def check_logits(model: NativeModel, module: Any) -> float:
     """How far the native logits are from the module's, relative to their spread. Raises NotNative where too far."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, model.vocab_size, (1, _PROBE), generator=generator)

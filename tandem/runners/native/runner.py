@@ -31,7 +31,7 @@ from tandem.runners.protocol import (
     VerifyRow,
     fused_step,
     sized,
-    sound,
+    verdict_or_failure,
 )
 from tandem.runners.startup import Startup
 from tandem.speculation.rules import draft_token, verify_draft
@@ -59,7 +59,7 @@ class NativeRunner:
         if not self._verifies:
             return
         with (startup or Startup()).stage("certifying"):
-            self.shapes = certify_ragged(self.model, self.limits, self.shapes)
+            self.shapes = check_ragged_invariance(self.model, self.limits, self.shapes)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self.model.feed([r.slot for r in rows], [r.start for r in rows], [r.tokens for r in rows], 0)
@@ -69,7 +69,8 @@ class NativeRunner:
         if all(row.sampling.greedy and not row.margins for row in rows):
             return self._verify_greedily(rows)
         return [
-            sound(functools.partial(_judged, row, own)) for row, own in zip(rows, self.verify_logits(rows), strict=True)
+            verdict_or_failure(functools.partial(_verify_row, row, own))
+            for row, own in zip(rows, self.verify_logits(rows), strict=True)
         ]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> list[Logits]:
@@ -181,13 +182,13 @@ def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
     return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
 
 
-def _judged(row: VerifyRow, logits: Logits) -> Verdict:
+def _verify_row(row: VerifyRow, logits: Logits) -> Verdict:
     return verify_draft(
         row.draft, row.distributions, logits.__getitem__, row.sampling, row.rule, row.position + 1, row.margins
     )
 
 
-def certify_ragged(model: NativeModel, limits: Limits, shapes: StepShapes) -> StepShapes:
+def check_ragged_invariance(model: NativeModel, limits: Limits, shapes: StepShapes) -> StepShapes:
     """Checks on this machine what the code promises by construction. Few shapes stand for all: none is padded."""
     widths = tuple(sorted({1, 2, limits.max_draft + 1}))
     batches = tuple(sorted({1, limits.slots}))

@@ -24,7 +24,7 @@ MODEL, CONFIG = "model.pt", "neuron_config.json"  # what NxDI's compile() writes
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledFolder:
     """A folder and what it must have been made from."""
 
     folder: Path
@@ -45,14 +45,14 @@ class Compiled:
         return wrong is None and (self.folder / MODEL).is_file() and (self.folder / CONFIG).is_file()
 
 
-def compiled(root: str | None, name: str, made_from: Mapping[str, Any]) -> Compiled:
+def compiled(root: str | None, name: str, made_from: Mapping[str, Any]) -> CompiledFolder:
     """The folder for `made_from` under `root`, None being the user's cache."""
     parent = Path(root).expanduser() if root else cache_root() / "nxdi"
     text = json.dumps(dict(made_from), sort_keys=True)
-    return Compiled(parent / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}", made_from)
+    return CompiledFolder(parent / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}", made_from)
 
 
-def ensure(wanted: Compiled, compile_into: Callable[[Path], None]) -> bool:
+def ensure(wanted: CompiledFolder, compile_into: Callable[[Path], None]) -> bool:
     """Compiles unless it is there; whether it did. Two processes that want the same compile it once."""
     if wanted.ready:
         return False

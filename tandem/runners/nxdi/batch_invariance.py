@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tandem.runners.batch_invariance import DEEPEST, certify_graphs
+from tandem.runners.batch_invariance import DEEPEST, check_graph_invariance
 from tandem.runners.nxdi.lines import Lines
 from tandem.runners.protocol import Limits, PrefillRow, StepShapes
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tandem.runners.nxdi.runner import NxdiRunner
 
 
-def certify_target(runner: NxdiRunner) -> StepShapes:
+def check_target_invariance(runner: NxdiRunner) -> StepShapes:
     """Which buckets may be used, and whether their bits agree."""
     layout, limits = runner.layout, runner.limits
     room = min(limits.max_length, layout.capacity - layout.span)
@@ -30,7 +30,7 @@ def certify_target(runner: NxdiRunner) -> StepShapes:
         return replace(runner.shapes, note=f"not checked: {room} positions are too few to compare steps in")
     chunk = min(layout.chunks[-1], min(room, DEEPEST) // 2)  # so that half of the deepest check can be decoded
     shape = Limits(layout.lines, room, limits.max_draft, chunk, limits.vocab_size)
-    found = certify_graphs(Probed(runner), shape, layout.width, (layout.lines,), runner.exact)
+    found = check_graph_invariance(CheckableTarget(runner), shape, layout.width, (layout.lines,), runner.exact)
     runner.shapes = replace(found, chunks=layout.chunks[-1:])
     reads = tuple(n for n in layout.reads if not runner.exact or same_reads(runner, n))
     chunks = tuple(c for c in layout.chunks[:-1] if not runner.exact or same_prompts(runner, c))
@@ -62,7 +62,7 @@ def _same(runner: NxdiRunner, length: int, choices: Sequence[StepShapes]) -> boo
     return bool((said[0] == said[1]).all())
 
 
-class Probed:
+class CheckableTarget:
     """An NxDI target as the model that tandem/runners/batch_invariance.py checks."""
 
     device = "cpu"

@@ -23,7 +23,7 @@ class Kind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BuildRequest:
     """What our flags ask of a build. `max_draft` draft tokens a round; `dtype` None is the checkpoint's own."""
 
     kind: Kind
@@ -67,44 +67,44 @@ class Build:
     eagle: bool = False
 
 
-def plan_build(wish: Wish, settings: NxdiSettings) -> Build:
+def plan_build(request: BuildRequest, settings: NxdiSettings) -> Build:
     """Raises ValueError where flags contradict each other or NxDI would break."""
-    fields = _fields(wish, settings)
+    fields = _fields(request, settings)
     refuse_broken(fields)
-    layout = _layout(wish, fields)
+    layout = _layout(request, fields)
     draft = None
-    if wish.kind is Kind.FUSED:
+    if request.kind is Kind.FUSED:
         draft = _draft_fields(fields, settings)
     elif settings.draft_neuron_config or settings.eagle:
         raise ValueError(
             f"{'eagle' if settings.eagle else 'draft_neuron_config'}: only --role fused_target has a draft in its graph"
         )
-    usable = layout.capacity - (layout.span if wish.kind is Kind.FUSED else 0)
+    usable = layout.capacity - (layout.span if request.kind is Kind.FUSED else 0)
     tokens_only = fields.get("on_device_sampling_config") is not None and not fields.get("output_logits")
-    return Build(wish.kind, fields, draft, layout, min(wish.max_length, usable), tokens_only, settings.eagle)
+    return Build(request.kind, fields, draft, layout, min(request.max_length, usable), tokens_only, settings.eagle)
 
 
-def _fields(wish: Wish, settings: NxdiSettings) -> dict[str, Any]:
+def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
     given: dict[str, Any] = json.loads(json.dumps(dict(settings.neuron_config)))  # NeuronConfig sorts lists in place
-    span = wish.max_draft + 1
-    if wish.kind is Kind.FUSED and wish.max_draft < 1:
-        raise ValueError(f"speculation_length: {wish.max_draft} leaves a fused model nothing to draft")
+    span = request.max_draft + 1
+    if request.kind is Kind.FUSED and request.max_draft < 1:
+        raise ValueError(f"speculation_length: {request.max_draft} leaves a fused model nothing to draft")
     ours: dict[str, Any] = {
-        "batch_size": wish.slots,
-        "max_batch_size": wish.slots,
-        "tkg_batch_size": wish.slots,
-        "spec_batch_size": wish.slots,
-        "kv_cache_batch_size": wish.slots,
+        "batch_size": request.slots,
+        "max_batch_size": request.slots,
+        "tkg_batch_size": request.slots,
+        "spec_batch_size": request.slots,
+        "kv_cache_batch_size": request.slots,
         "ctx_batch_size": 1,
-        "is_continuous_batching": wish.slots > 1,
-        "speculation_length": 0 if wish.kind is Kind.PLAIN else span,
-        "enable_fused_speculation": wish.kind is Kind.FUSED,
+        "is_continuous_batching": request.slots > 1,
+        "speculation_length": 0 if request.kind is Kind.PLAIN else span,
+        "enable_fused_speculation": request.kind is Kind.FUSED,
         "enable_eagle_speculation": settings.eagle,
         "is_eagle_draft": False,
         "tp_degree": settings.tp_degree,
     }
-    if wish.dtype:
-        ours["torch_dtype"] = wish.dtype
+    if request.dtype:
+        ours["torch_dtype"] = request.dtype
     for name, flag in OURS.items():
         if name in given and given[name] != ours.get(name):
             raise ValueError(
@@ -112,18 +112,18 @@ def _fields(wish: Wish, settings: NxdiSettings) -> dict[str, Any]:
             )
     fields = given | ours
     fields.setdefault("padding_side", "right")
-    _lengths(fields, wish, span)
-    if wish.kind is Kind.FUSED:
+    _lengths(fields, request, span)
+    if request.kind is Kind.FUSED:
         fields.setdefault("on_device_sampling_config", {"do_sample": False})
     _kv_quantization(fields)
     return fields
 
 
-def _lengths(fields: dict[str, Any], wish: Wish, span: int) -> None:
+def _lengths(fields: dict[str, Any], request: BuildRequest, span: int) -> None:
     """seq_len and its companions. A fused step cannot slide back at the end: it needs room for its own drafts."""
     decode, context = fields.get("token_generation_buckets"), fields.get("context_encoding_buckets")
-    wanted = wish.max_length
-    if wish.kind is Kind.FUSED:
+    wanted = request.max_length
+    if request.kind is Kind.FUSED:
         wanted += span
         wanted += -wanted % TILE if wanted > TILE else 0
     fields.setdefault("seq_len", max(decode) if decode else wanted)
@@ -181,20 +181,20 @@ def _draft_fields(fields: Mapping[str, Any], settings: NxdiSettings) -> dict[str
     return draft
 
 
-def _layout(wish: Wish, fields: Mapping[str, Any]) -> Layout:
-    capacity, span = fields["seq_len"], 1 if wish.kind is Kind.PLAIN else fields["speculation_length"]
+def _layout(request: BuildRequest, fields: Mapping[str, Any]) -> Layout:
+    capacity, span = fields["seq_len"], 1 if request.kind is Kind.PLAIN else fields["speculation_length"]
     decode = sorted(fields.get("token_generation_buckets") or automatic_buckets(fields, capacity))
     context = sorted(fields.get("context_encoding_buckets") or automatic_buckets(fields, fields["max_context_length"]))
-    if wish.kind is not Kind.PLAIN and span in context:
+    if request.kind is not Kind.PLAIN and span in context:
         raise ValueError(
             f"speculation_length: a context bucket of just {span} tokens is traced as a verification (model_base.py)"
         )
     return Layout(
-        lines=wish.slots,
+        lines=request.slots,
         capacity=capacity,
-        width=span if wish.kind is Kind.WINDOW else 1,
+        width=span if request.kind is Kind.WINDOW else 1,
         span=span,
-        reserved=0 if wish.kind is Kind.PLAIN else span,
+        reserved=0 if request.kind is Kind.PLAIN else span,
         reads=tuple(bucket - 1 for bucket in decode[:-1] if bucket > 2 * span),
         chunks=(*(bucket - 1 for bucket in context[:-1] if bucket > 2), context[-1]),
     )

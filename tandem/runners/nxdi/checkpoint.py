@@ -15,7 +15,7 @@ FAMILIES = ("dbrx", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ModelFacts:
     """Of a checkpoint folder. `digest` is that of config.json; `end_ids` end a sequence."""
 
     folder: str
@@ -26,7 +26,7 @@ class Facts:
     digest: str
 
 
-def facts(checkpoint: Checkpoint, max_length: int) -> Facts:
+def facts(checkpoint: Checkpoint, max_length: int) -> ModelFacts:
     """Raises CheckpointError or ValueError where NxDI could not run it for `max_length` tokens."""
     folder = Path(checkpoint.folder)
     if checkpoint.gguf is not None:
@@ -45,7 +45,7 @@ def facts(checkpoint: Checkpoint, max_length: int) -> Facts:
     dtype = inner.get("dtype") or inner.get("torch_dtype") or "bfloat16"
     vocab_size = int(inner["vocab_size"])
     digest = hashlib.sha256(text).hexdigest()[:16]
-    return Facts(str(folder), kind, vocab_size, str(dtype), _end_ids(folder, inner), digest)
+    return ModelFacts(str(folder), kind, vocab_size, str(dtype), _end_ids(folder, inner), digest)
 
 
 def _check_length(config: dict[str, Any], max_length: int) -> None:

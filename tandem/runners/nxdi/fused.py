@@ -7,11 +7,12 @@ gets the head of it: the target's own greedy tokens either way. Rejected draft t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from tandem.runners.nxdi.lines import Broken, Window
-from tandem.runners.nxdi.runner import Answer, Array, NxdiRunner
+from tandem.runners.nxdi.lines import LineError, Window
+from tandem.runners.nxdi.runner import Array, NxdiRunner, StepOutput
 from tandem.runners.protocol import (
     FusedResult,
     FusedRow,
@@ -49,7 +50,7 @@ class FusedRunner(NxdiRunner):
             p = row.propose
             try:
                 self.lines.check(p.slot, p.position, 1)
-            except Broken as error:
+            except LineError as error:
                 results[r] = RowFailed(str(error))
                 continue
             if not p.sampling.greedy:
@@ -69,12 +70,12 @@ class FusedRunner(NxdiRunner):
     def feed_first(self, line: int, token: int) -> Array:
         return self._after_first(line, token)
 
-    def predicted(self, answer: Answer, line: int, window: Window) -> Array:
+    def predicted(self, answer: StepOutput, line: int, window: Window) -> Array:
         """What follows the fed token: the first that was accepted."""
         assert answer.tokens is not None
         return np.asarray(answer.tokens[line, :1])
 
-    def _result(self, row: FusedRow, answer: Answer) -> FusedResult:
+    def _result(self, row: FusedRow, answer: StepOutput) -> FusedResult:
         p, most = row.propose, self.layout.span - 1
         assert answer.tokens is not None and answer.counts is not None
         said = tuple(int(t) for t in answer.tokens[p.slot, : int(answer.counts[p.slot])])
@@ -93,7 +94,7 @@ class FusedDraft:
     """The draft of such a pair: its cache is filled by the pair's own calls."""
 
     def __init__(self, pair: FusedRunner, identity: Identity) -> None:
-        self.pair, self.identity = pair, identity
+        self.pair, self.identity = pair, replace(identity, fused_only=True)
 
     @property
     def limits(self) -> Limits:

@@ -21,7 +21,7 @@ Ids = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ForwardCall:
     """One forward call: rows of tokens at positions. `prior`: how many cached positions each row's mask shows.
 
     `mask_length` columns; in a prefill the mask shows the prompt itself.
@@ -42,7 +42,7 @@ class Window:
     count: int
 
 
-class Broken(ValueError):
+class LineError(ValueError):
     """A row that does not fit its line."""
 
 
@@ -58,22 +58,22 @@ class Lines:
         self.held[line][start:] = tokens
 
     def check(self, line: int, start: int, count: int) -> None:
-        """Raises Broken unless `count` tokens may be fed at `start`."""
+        """Raises LineError unless `count` tokens may be fed at `start`."""
         if start > len(self.held[line]):
-            raise Broken(
+            raise LineError(
                 f"position {start} of line {line}: only {len(self.held[line])} positions before it are written"
             )
         if start + count > self.layout.capacity:
-            raise Broken(f"position {start + count} of line {line} is above its {self.layout.capacity}")
+            raise LineError(f"position {start + count} of line {line} is above its {self.layout.capacity}")
 
-    def prompt(self, line: int, tokens: Ids, room: int) -> Call:
+    def prompt(self, line: int, tokens: Ids, room: int) -> ForwardCall:
         """A whole prompt by context encoding, in the bucket that holds `room` tokens; only its KV is wanted, or the
         prediction after it if it has two tokens or more."""
         ids = list(tokens) if len(tokens) > 1 else [tokens[0], tokens[0]]
         natural = next(chunk for chunk in self.layout.chunks if chunk >= len(ids))
         length = len(ids) if natural == max(room, natural) else room
         missing = length - len(ids)
-        return Call(
+        return ForwardCall(
             (tuple(ids + [0] * missing),),
             ((*range(len(ids)), *[1] * missing),),
             (len(ids),),
@@ -81,16 +81,18 @@ class Lines:
             (line,),
         )
 
-    def first(self, line: int, token: int) -> Call:
+    def first(self, line: int, token: int) -> ForwardCall:
         """A prompt of one token whose prediction is wanted.
 
         NxDI takes logits where the position is largest, and pads with position 1, so it would read a pad's. Padded by
         us to the largest bucket with position 0, the first of equals is the token's own (torch.max).
         """
         length = self.layout.chunks[-1]
-        return Call(((token, *[0] * (length - 1)),), ((0,) * length,), (1,), length, (line,))
+        return ForwardCall(((token, *[0] * (length - 1)),), ((0,) * length,), (1,), length, (line,))
 
-    def step(self, rows: Mapping[int, tuple[int, Ids]], mask_length: int | None) -> tuple[Call, dict[int, Window]]:
+    def step(
+        self, rows: Mapping[int, tuple[int, Ids]], mask_length: int | None
+    ) -> tuple[ForwardCall, dict[int, Window]]:
         """A decode call of every line; `rows`: line to (position, tokens). And where each row's tokens are in it."""
         width, windows = self.layout.width, {}
         ids, starts = [], []
@@ -99,20 +101,20 @@ class Lines:
                 start, tokens = rows[line]
                 begin = min(start, self.layout.capacity - self.layout.span)
                 if begin < start and width == 1:
-                    raise Broken(f"position {start} of line {line}: a fused step has no room for its drafts")
+                    raise LineError(f"position {start} of line {line}: a fused step has no room for its drafts")
                 fed = [*self.held[line][begin:start], *tokens]
                 windows[line] = Window(start - begin, len(tokens))
             else:
                 begin = max(1, min(len(self.held[line]), self.layout.capacity - self.layout.span))
                 fed = self.held[line][begin : begin + width]
             if begin < 1:
-                raise Broken(f"position {begin} of line {line}: only context encoding starts a line")
+                raise LineError(f"position {begin} of line {line}: only context encoding starts a line")
             ids.append((*fed, *[fed[-1] if fed else 0] * (width - len(fed))))
             starts.append(begin)
         most = self.layout.capacity - self.layout.reserved
         length = most if mask_length is None else mask_length - self.layout.reserved
         positions = tuple(tuple(range(start, start + width)) for start in starts)
-        return Call(tuple(ids), positions, tuple(starts), length, tuple(range(self.layout.lines))), windows
+        return ForwardCall(tuple(ids), positions, tuple(starts), length, tuple(range(self.layout.lines))), windows
 
     def reach(self, rows: Mapping[int, tuple[int, Ids]]) -> int:
         """What a decode bucket must hold: the furthest begin of any line's window, and what NxDI reserves."""

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
-from tandem.runners.nxdi.artifacts import Compiled, compiled
+from tandem.runners.nxdi.artifacts import CompiledFolder, compiled
 from tandem.runners.nxdi.availability import require_nxdi, versions
-from tandem.runners.nxdi.build import Build, Kind, Wish, plan_build
-from tandem.runners.nxdi.checkpoint import Facts, facts
+from tandem.runners.nxdi.build import Build, BuildRequest, Kind, plan_build
+from tandem.runners.nxdi.checkpoint import ModelFacts, facts
 from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
 from tandem.runners.nxdi.runner import NxdiRunner
 from tandem.runners.nxdi.settings import NxdiSettings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.nxdi.sdk import Application
 
-Start = Callable[[Build, Facts, Facts | None, Compiled], "Application"]
+Start = Callable[[Build, ModelFacts, ModelFacts | None, CompiledFolder], "Application"]
 
 
 def load_nxdi(
@@ -27,7 +27,7 @@ def load_nxdi(
 ) -> Runner:
     """One model: a target, verified in windows, or a draft. Raises CheckpointError or ValueError, one line each."""
     kind = Kind.WINDOW if verifies and shape.max_draft else Kind.PLAIN
-    build = plan_build(_wish(kind, execution, shape), settings)
+    build = plan_build(_request(kind, execution, shape), settings)
     own = facts(checkpoint, build.max_length)
     device = start(build, own, None, _wanted(build, checkpoint, own, None, settings))
     limits = _limits(build, shape, own)
@@ -39,7 +39,7 @@ def load_nxdi_pair(
     target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, start: Start
 ) -> tuple[FusedRunner, FusedDraft]:
     """Draft and target in one graph. Raises CheckpointError or ValueError."""
-    build = plan_build(_wish(Kind.FUSED, execution, shape), settings)
+    build = plan_build(_request(Kind.FUSED, execution, shape), settings)
     own, other = facts(target, build.max_length), facts(draft, build.max_length)
     if own.vocab_size != other.vocab_size:
         raise CheckpointError(
@@ -53,7 +53,7 @@ def load_nxdi_pair(
     return runner, FusedDraft(runner, _identity(draft, other, device.dtype))
 
 
-def start_on_device(build: Build, target: Facts, draft: Facts | None, wanted: Compiled) -> Application:
+def start_on_device(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> Application:
     """Imports NxD Inference, compiles what is not compiled, loads. Raises ValueError where it is not here."""
     require_nxdi()
     from tandem.runners.nxdi.sdk import Source, start
@@ -62,22 +62,26 @@ def start_on_device(build: Build, target: Facts, draft: Facts | None, wanted: Co
     return start(build, Source(target.folder, target.model_type), other, wanted)
 
 
-def _wish(kind: Kind, execution: Execution, shape: Shape) -> Wish:
+def _request(kind: Kind, execution: Execution, shape: Shape) -> BuildRequest:
     dtype = None if execution.dtype == "auto" else execution.dtype
-    return Wish(kind, shape.slots, shape.max_length, shape.max_draft, dtype)
+    return BuildRequest(kind, shape.slots, shape.max_length, shape.max_draft, dtype)
 
 
-def _limits(build: Build, shape: Shape, own: Facts) -> Limits:
+def _limits(build: Build, shape: Shape, own: ModelFacts) -> Limits:
     return Limits(shape.slots, build.max_length, shape.max_draft, build.layout.chunks[-1], own.vocab_size)
 
 
-def _identity(checkpoint: Checkpoint, own: Facts, dtype: str) -> Identity:
+def _identity(checkpoint: Checkpoint, own: ModelFacts, dtype: str) -> Identity:
     return Identity(checkpoint.name, weights_revision(checkpoint), dtype, "neuron", "nxdi", own.end_ids)
 
 
 def _wanted(
-    build: Build, checkpoint: Checkpoint, own: Facts, draft: tuple[Checkpoint, Facts] | None, settings: NxdiSettings
-) -> Compiled:
+    build: Build,
+    checkpoint: Checkpoint,
+    own: ModelFacts,
+    draft: tuple[Checkpoint, ModelFacts] | None,
+    settings: NxdiSettings,
+) -> CompiledFolder:
     made_from: dict[str, Any] = {
         "what": f"compiled by NxD Inference for Tandem: {build.kind.value}{' with EAGLE' if build.eagle else ''}",
         "target": _source(checkpoint, own),
@@ -89,5 +93,5 @@ def _wanted(
     return compiled(settings.compiled_dir, f"{checkpoint.name}-{build.kind.value}", made_from)
 
 
-def _source(checkpoint: Checkpoint, own: Facts) -> Mapping[str, str]:
+def _source(checkpoint: Checkpoint, own: ModelFacts) -> Mapping[str, str]:
     return {"name": checkpoint.name, "weights": weights_revision(checkpoint), "config": own.digest}

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.runners.nxdi.build import Layout
-from tandem.runners.nxdi.lines import Broken, Call, Lines, Window
+from tandem.runners.nxdi.lines import ForwardCall, LineError, Lines, Window
 from tandem.runners.protocol import (
     FusedStep,
     Identity,
@@ -27,7 +27,7 @@ from tandem.runners.protocol import (
     Runner,
     StepShapes,
     VerifyRow,
-    sound,
+    verdict_or_failure,
 )
 from tandem.runners.startup import Startup
 from tandem.speculation.acceptance import agree
@@ -40,7 +40,7 @@ UNCHECKED = "not checked: its logits stay on the device; outputs may leave plain
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StepOutput:
     """What a call gave, for all of its rows. `logits` [rows, tokens, vocabulary] or None; `tokens` [rows, tokens] ids.
 
     Of a fused decode call `tokens` are the accepted ones, and `counts` [rows] how many.
@@ -54,7 +54,7 @@ class Answer:
 class Device(Protocol):
     """One loaded NxDI application; called from one thread."""
 
-    def run(self, call: Call) -> Answer: ...
+    def run(self, call: ForwardCall) -> StepOutput: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class NxdiRunner:
 
     def warm_up(self, startup: Startup | None = None) -> None:
         """NxDI warms its own graphs when it loads. A target's shapes are compared bit by bit, where logits are seen."""
-        from tandem.runners.nxdi.batch_invariance import certify_target
+        from tandem.runners.nxdi.batch_invariance import check_target_invariance
 
         if not self._verifies:
             self.shapes = replace(self.shapes, lengths=self.layout.reads)
@@ -103,7 +103,7 @@ class NxdiRunner:
             self.shapes = self.unchecked()
         else:
             with (startup or Startup()).stage("certifying"):
-                self.shapes = certify_target(self)
+                self.shapes = check_target_invariance(self)
         self.lines = Lines(self.layout)
 
     def unchecked(self) -> StepShapes:
@@ -117,7 +117,7 @@ class NxdiRunner:
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         feeds = [Feed(row.slot, row.position, (row.last_token, *row.draft)) for row in rows]
         return [
-            said if isinstance(said, RowFailed) else self._judged(row, said)
+            said if isinstance(said, RowFailed) else self._verify_row(row, said)
             for row, said in zip(rows, self.feed(feeds), strict=True)
         ]
 
@@ -151,7 +151,7 @@ class NxdiRunner:
         for r, each in enumerate(feeds):
             try:
                 self.lines.check(each.line, each.start, len(each.tokens))
-            except Broken as error:
+            except LineError as error:
                 failed[r] = RowFailed(str(error))
                 continue
             if each.start == 0:
@@ -175,16 +175,16 @@ class NxdiRunner:
             self.lines.note(line, start, tokens)
         return {line: self.predicted(answer, line, window) for line, window in windows.items()}
 
-    def call(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> tuple[Answer, dict[int, Window]]:
+    def call(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> tuple[StepOutput, dict[int, Window]]:
         call, windows = self.lines.step(rows, self.shapes.length(self.lines.reach(rows)))
         return self.device.run(call), windows
 
-    def predicted(self, answer: Answer, line: int, window: Window) -> Array:
+    def predicted(self, answer: StepOutput, line: int, window: Window) -> Array:
         values = answer.tokens if self.tokens_only else answer.logits
         assert values is not None, "the device gave neither logits nor tokens"
         return np.asarray(values[line, window.column : window.column + window.count])
 
-    def encode(self, line: int, tokens: Sequence[int]) -> Answer:
+    def encode(self, line: int, tokens: Sequence[int]) -> StepOutput:
         """Context encoding of a line from its beginning."""
         answer = self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens))))
         self.lines.note(line, 0, tokens)
@@ -203,7 +203,7 @@ class NxdiRunner:
         end = row.start + len(row.tokens)
         try:
             self.lines.check(row.slot, row.start, len(row.tokens))
-        except Broken as error:
+        except LineError as error:
             return RowFailed(str(error))
         if row.start and (len(row.tokens) <= self.layout.width or end > self.layout.chunks[-1]):
             (said,) = self.feed([Feed(row.slot, row.start, row.tokens)])
@@ -211,9 +211,9 @@ class NxdiRunner:
         self.encode(row.slot, [*self.lines.held[row.slot][: row.start], *row.tokens])
         return None
 
-    def _judged(self, row: VerifyRow, said: Array) -> Verdict | RowFailed:
+    def _verify_row(self, row: VerifyRow, said: Array) -> Verdict | RowFailed:
         if not self.tokens_only:
-            return sound(
+            return verdict_or_failure(
                 functools.partial(
                     verify_draft,
                     row.draft,

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from tandem.runners.nxdi.artifacts import Compiled, ensure
+from tandem.runners.nxdi.artifacts import CompiledFolder, ensure
 from tandem.runners.nxdi.build import Build, Kind
-from tandem.runners.nxdi.lines import Call
-from tandem.runners.nxdi.runner import Answer
+from tandem.runners.nxdi.lines import ForwardCall
+from tandem.runners.nxdi.runner import StepOutput
 
 log = logging.getLogger("tandem.models")
 PACKAGE = "neuronx_distributed_inference"
@@ -59,7 +59,7 @@ class Application:
     def dtype(self) -> str:
         return str(self._module.neuron_config.torch_dtype).removeprefix("torch.")
 
-    def run(self, call: Call) -> Answer:
+    def run(self, call: ForwardCall) -> StepOutput:
         """One forward. Raises RuntimeError where the device fails, or where another thread is inside."""
         import torch
 
@@ -81,21 +81,21 @@ class Application:
         finally:
             self._running.release()
 
-    def _answer(self, call: Call, output: Any) -> Answer:
+    def _answer(self, call: ForwardCall, output: Any) -> StepOutput:
         if self._kind is Kind.FUSED:
             # [accepted (B, K), -1 behind; next ids; next mask; next positions (B, 1); ...]. Counted by positions: a
             # token id must not be mistaken for padding.
             accepted, following = _host(output.fused_outputs[0]), _host(output.fused_outputs[3])
             begins = np.array([[row[0]] for row in call.position_ids])
-            return Answer(None, accepted, (following.reshape(-1, 1) - begins)[:, 0])
+            return StepOutput(None, accepted, (following.reshape(-1, 1) - begins)[:, 0])
         logits, tokens = output.logits, getattr(output, "tokens", None)
         if logits is not None:
-            return Answer(_host(logits.float()), None)
+            return StepOutput(_host(logits.float()), None)
         ids = _host(tokens)
-        return Answer(None, ids[:, None] if ids.ndim == 1 else ids)
+        return StepOutput(None, ids[:, None] if ids.ndim == 1 else ids)
 
 
-def start(build: Build, target: Source, draft: Source | None, wanted: Compiled) -> Application:
+def start(build: Build, target: Source, draft: Source | None, wanted: CompiledFolder) -> Application:
     """Compiles what is not compiled yet (minutes a bucket), loads the weights and runs every bucket once.
 
     Raises ValueError where NxDI refuses the configuration.

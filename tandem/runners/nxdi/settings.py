@@ -48,9 +48,9 @@ class NxdiSettings:
         check_names(self.draft_neuron_config, "draft_neuron_config")
 
     @property
-    def given(self) -> bool:
-        """Whether anything was said that only this backend understands."""
-        return bool(self.neuron_config or self.draft_neuron_config or self.eagle)
+    def backend(self) -> str:
+        """The backend that takes these settings."""
+        return "nxdi"
 
 
 def read_neuron_config(given: str | None, name: str = "neuron_config") -> dict[str, Any]:

@@ -24,18 +24,18 @@ from torch import nn
 
 from tandem.checkpoints.file_hashes import write_whole
 from tandem.checkpoints.trusted_cache import flaw, locked, private_folder, seal
-from tandem.runners.torch.graphs import Graph, GraphRefused, Made
+from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphRefused
 
 log = logging.getLogger("tandem.models")
 KEPT = 6  # folders that stay on disk: a fused server has three; each graph holds the weights once
 _SOURCES = ("graph_modules.py", "sampled_modules.py", "model.py", "slot_cache.py", "kernels.py")
 
 
-class Packages:
+class PackageCompiler:
     """Makes graphs in `folder`, or takes those that are there."""
 
     def __init__(self, folder: Path) -> None:
-        self.made = Made()
+        self.statistics = CompileStatistics()
         self._folder = folder
         self._sealed = False
 
@@ -69,9 +69,9 @@ class Packages:
         except Exception as error:  # a damaged package fails in whatever reads it
             log.warning("%s cannot be used and is made again: %s", path, str(error).splitlines()[0])
             return None
-        self.made.loaded += 1
-        self.made.load_seconds += time.perf_counter() - began
-        self.made.before += before
+        self.statistics.loaded += 1
+        self.statistics.load_seconds += time.perf_counter() - began
+        self.statistics.before += before
         return graph
 
     def _compile(self, path: Path, step: nn.Module, arguments: tuple[Any, ...]) -> Graph:
@@ -87,8 +87,8 @@ class Packages:
         seconds = time.perf_counter() - began
         write_whole(path.with_suffix(".json"), json.dumps({"compile_seconds": seconds}))
         seal(path.with_suffix(".sealed"), [path, path.with_suffix(".json")])
-        self.made.compiled += 1
-        self.made.compile_seconds += seconds
+        self.statistics.compiled += 1
+        self.statistics.compile_seconds += seconds
         return torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
 
 

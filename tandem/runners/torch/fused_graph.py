@@ -1,4 +1,4 @@
-"""A pair's greedy round as one graph: one copy in, one copy out, and the next round's rows stay on the device."""
+"""Runs a pair's greedy round as one graph: one copy in, one copy out; the next round's rows stay on the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.runners.protocol import TAIL, FusedResult, FusedRow, Proposal, RowFailed
-from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import FusedModule, fused_row
 from tandem.runners.torch.graphs import Graph, GraphCompiler
 from tandem.runners.torch.model import to_host
@@ -19,9 +19,9 @@ COLUMNS = 4 + TAIL
 
 
 class FusedGraph:
-    """FusedSteps of a target and a draft, one per bucket."""
+    """The fused graphs of a target and a draft, one per bucket."""
 
-    def __init__(self, target: CompiledModel, draft: CompiledModel, maker: GraphCompiler) -> None:
+    def __init__(self, target: GraphModel, draft: GraphModel, compiler: GraphCompiler) -> None:
         self.target, self.draft, self.buckets = target, draft, target.buckets
         self._graphs: dict[tuple[int, int], Graph] = {}
         lengths = target.slots.length, draft.slots.length
@@ -30,18 +30,18 @@ class FusedGraph:
                 step = FusedModule(target, draft, lengths, k, self.buckets.width)
                 rows = target.tensor(target.idle_rows([], batch, COLUMNS))
                 name = f"fused-{batch}x{k}"
-                self._graphs[batch, k] = maker.graph(name, step, (target.buffers, draft.buffers, rows))
+                self._graphs[batch, k] = compiler.graph(name, step, (target.buffers, draft.buffers, rows))
         self._next: tuple[list[list[int]], Tensor] | None = None
         self.draft_share = 0.0
 
     def fits(self, rows: Sequence[FusedRow]) -> bool:
-        """Whether a graph can answer: greedy rows that all want a draft, and no margins."""
+        """Whether a graph can run these rows: all greedy, all asking for a draft, none for margins."""
         return bool(self._graphs) and all(
             row.propose.sampling.greedy and row.propose.k and not row.given and not row.margins for row in rows
         )
 
     def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-        """A round of each row."""
+        """Runs one round of every row."""
         began = time.perf_counter()
         _, after, results = self.run([fused_row(row.propose) for row in rows])
         host = to_host(results)
@@ -53,9 +53,9 @@ class FusedGraph:
 
     @torch.no_grad()
     def run(self, rows: list[list[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """FusedStep's logits, next rows and results for rows as `steps.fused_row` packs them, on the device.
+        """Runs FusedModule on rows as `graph_modules.fused_row` packs them; returns its three tensors on the device.
 
-        Rows with which the round before said that this one would begin are there already.
+        Uploads nothing if the rows are those that the previous round predicted for this one.
         """
         batch, k = self.buckets.batch(len(rows)), self.buckets.draft(max(row[3] for row in rows))
         padded = self.target.idle_rows(rows, batch, COLUMNS)
@@ -66,11 +66,14 @@ class FusedGraph:
 
     @property
     def shapes(self) -> Sequence[tuple[int, int]]:
-        """(rows, draft tokens) of the graphs."""
+        """The (rows, draft tokens) pairs that there are graphs for."""
         return list(self._graphs)
 
     def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]:
-        """Logits and drafts of a round that begins with `token` at `position` in each of the last `batch` slots."""
+        """Runs a round of `token` at `position` in each of the last `batch` slots.
+
+        Returns the target's logits [batch, width, vocabulary] and the k draft tokens of each row.
+        """
         slots = list(range(self.target.spare))[::-1][:batch]
         logits, _, results = self.run([[slot, position, 1, k, *[token] * TAIL] for slot in slots])
         known = self.target.vocab_size
@@ -78,7 +81,7 @@ class FusedGraph:
         return logits.clone(), fed
 
     def measure(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """What share of a round drafting takes, by the two steps alone: inside one graph nothing can be timed."""
+        """Estimates drafting's share of a round by timing draft and target alone; a graph cannot be timed inside."""
         k = self.buckets.drafts[-1]
         idle_draft = self.draft.idle_rows([], 1, 3 + TAIL)
         idle_target = self.target.idle_rows([], 1, 3 + self.buckets.width)

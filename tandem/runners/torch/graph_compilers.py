@@ -1,4 +1,4 @@
-"""Which maker of graphs a device gets."""
+"""Selects a platform's graph compiler."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import re
 from collections.abc import Callable, Sequence
 
 from tandem.runners.protocol import Identity, Limits
-from tandem.runners.torch.graphs import Captured, Compiled, GraphCompiler
+from tandem.runners.torch.graphs import CudaGraphCompiler, GraphCompiler, TorchCompiler
 from tandem.runners.torch.platforms import Platform
 
 
 def graph_compiler(
     platform: Platform, identity: Identity, limits: Limits, only: Sequence[int] | None, folder: str | None = None
 ) -> Callable[[str], GraphCompiler]:
-    """`graph_compiler(what)` makes graphs of this model for `what`, as the platform does.
+    """Returns a function from a purpose ("target", "draft", ...) to the compiler of this model's graphs for it.
 
-    "packages": compiled ahead and kept on disk. "captured": CUDA graphs of compiled steps. "compiled": as the backend
-    makes them. The latter two keep code in the folder that Platform.prepare named.
+    By `platform.graphs`: "packages" are compiled ahead of time and kept on disk in `folder`, "captured" are CUDA graphs
+    of compiled steps, "compiled" is torch.compile alone. The latter two keep code in the folder that Platform.prepare
+    set.
     """
     if platform.graphs == "captured":
-        return lambda what: Captured(Compiled(platform.backend, platform.options))
+        return lambda what: CudaGraphCompiler(TorchCompiler(platform.backend, platform.options))
     if platform.graphs == "compiled":
-        return lambda what: Compiled(platform.backend, platform.options)
+        return lambda what: TorchCompiler(platform.backend, platform.options)
 
     def packages(what: str) -> GraphCompiler:
-        from tandem.runners.torch.artifacts import Packages, package_folder
+        from tandem.runners.torch.artifacts import PackageCompiler, package_folder
 
         facts = {
             "what": what,
@@ -35,6 +36,6 @@ def graph_compiler(
             "only": only,
         }
         name, root = re.sub(r"[^\w.-]+", "-", identity.model_name), platform.kept(folder)
-        return Packages(package_folder(root, name, facts, keeps=folder is not None))
+        return PackageCompiler(package_folder(root, name, facts, keeps=folder is not None))
 
     return packages

@@ -1,6 +1,6 @@
-"""A TorchModel whose steps are graphs: one per bucket, made at warm-up. No other shape is run.
+"""Runs a model's steps as graphs, one per bucket, compiled at warm-up; no other shape is run.
 
-Rows are packed on the host: between a step's copy in and its copy out nothing runs on the device but its graph.
+The host packs rows, so between a step's copy to the device and its copy back only the graph runs there.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from tandem.runners.protocol import TAIL, ProposeRow
 from tandem.runners.torch.buckets import Buckets
-from tandem.runners.torch.graph_modules import PrefillStep, ProposeStep, VerifyStep, padded, propose_row
+from tandem.runners.torch.graph_modules import PrefillModule, ProposeModule, VerifyModule, padded, propose_row
 from tandem.runners.torch.graphs import Graph, GraphCompiler, GraphRefused
 from tandem.runners.torch.model import TorchModel
-from tandem.runners.torch.sampled_modules import LogitsStep, SampledProposeStep, noise_of, warping_of
+from tandem.runners.torch.sampled_modules import LogitsModule, SampledProposeModule, noise_of, warping_of
 from tandem.speculation.types import SamplingParams
 
 
-class CompiledModel(TorchModel):
-    """Runs graphs where TorchModel runs module code. `prepare` makes them."""
+class GraphModel(TorchModel):
+    """Runs graphs where TorchModel runs module code; `prepare` compiles them."""
 
     ids = torch.int32  # 64-bit integers are not native to every compiler's device
 
@@ -32,39 +32,41 @@ class CompiledModel(TorchModel):
 
     @property
     def buffers(self) -> list[Tensor]:
+        """The slot cache's tensors, which graphs take as arguments."""
         return self._buffers
 
     @property
     def graph_names(self) -> list[str]:
+        """Names of the graphs, such as verify-2x4."""
         return [f"{name}-{batch}x{size}" for name, batch, size in self._graphs]
 
-    def prepare(self, maker: GraphCompiler, buckets: Buckets, verifies: bool) -> None:
-        """Makes the graphs of a target, or of a draft."""
+    def prepare(self, compiler: GraphCompiler, buckets: Buckets, verifies: bool) -> None:
+        """Compiles the graphs of a target (`verifies`) or of a draft."""
         self.buckets = buckets
         self._verifies = verifies
         length = self.slots.length
-        self._make(maker, "prefill", PrefillStep(self, length), 1, buckets.chunk, 2 + buckets.chunk)
+        self._make(compiler, "prefill", PrefillModule(self, length), 1, buckets.chunk, 2 + buckets.chunk)
         for batch in buckets.batches:
             if verifies:
-                self._make(maker, "verify", VerifyStep(self, length), batch, buckets.width, 3 + buckets.width)
+                self._make(compiler, "verify", VerifyModule(self, length), batch, buckets.width, 3 + buckets.width)
                 continue
             for k in buckets.drafts:
-                self._make(maker, "propose", ProposeStep(self, length, k), batch, k, 3 + TAIL)
+                self._make(compiler, "propose", ProposeModule(self, length, k), batch, k, 3 + TAIL)
             if self.platform.only_graphs and buckets.drafts:
-                self._prepare_sampled(maker, batch)
+                self._prepare_sampled(compiler, batch)
 
-    def _prepare_sampled(self, maker: GraphCompiler, batch: int) -> None:
-        """A draft's for rows that sample: with noise, or step by step."""
+    def _prepare_sampled(self, compiler: GraphCompiler, batch: int) -> None:
+        """Compiles a draft's graphs for rows that sample: whole drafts from given noise, and single tokens."""
         length = self.slots.length
         for k in self.buckets.drafts:
             noise = self._noise([], batch, k)
-            self._make(maker, "sample", SampledProposeStep(self, length, k), batch, k, 3 + TAIL, noise)
+            self._make(compiler, "sample", SampledProposeModule(self, length, k), batch, k, 3 + TAIL, noise)
         for width in (1, TAIL):
-            self._make(maker, "logits", LogitsStep(self, length), batch, width, 3 + width)
+            self._make(compiler, "logits", LogitsModule(self, length), batch, width, 3 + width)
 
     def _make(
         self,
-        maker: GraphCompiler,
+        compiler: GraphCompiler,
         name: str,
         step: Any,
         batch: int,
@@ -74,17 +76,17 @@ class CompiledModel(TorchModel):
     ) -> None:
         rows = self.tensor(self.idle_rows([], batch, columns))
         arguments = (self._buffers, *more, rows)
-        self._graphs[name, batch, size] = maker.graph(f"{name}-{batch}x{size}", step, arguments)
+        self._graphs[name, batch, size] = compiler.graph(f"{name}-{batch}x{size}", step, arguments)
 
     def idle_rows(self, rows: list[list[int]], batch: int, columns: int) -> list[list[int]]:
-        """The rows, and rows of the spare slot up to a batch; one token at position 0 (the third column is a count)."""
+        """Pads `rows` to `batch` rows of the spare slot: one token at position 0 (the third column is a count)."""
         return rows + [[self.spare, 0, 1, *[0] * (columns - 3)]] * (batch - len(rows))
 
     @torch.no_grad()
     def forward(
         self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
     ) -> Tensor:
-        """As TorchModel's. A draft's logits, which only sampled rows ask for, come from module code."""
+        """Like TorchModel.forward. A draft's logits, which only sampled rows need, come from module code."""
         if head and not self._verifies:
             return super().forward(slots, tokens, starts, length, head)
         front = zip(slots, starts.tolist(), tokens.tolist(), strict=True)
@@ -93,35 +95,38 @@ class CompiledModel(TorchModel):
         return self.kept(self.verified([[slot, start, 0, *fed] for slot, start, fed in front])[0])
 
     def prefilled(self, rows: list[list[int]]) -> Tensor:
-        """PrefillStep's result."""
+        """Runs PrefillModule on rows [n, 2 + chunk]; returns positions [n], int32."""
         after: Tensor = self._graph("prefill", len(rows), len(rows[0]) - 2)(self._buffers, self.tensor(rows))
         return after
 
     def verified(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """VerifyStep's logits and results for rows as `steps.verify_row` packs them, on the device."""
+        """Runs VerifyModule on rows as `graph_modules.verify_row` packs them.
+
+        Returns logits [batch, width, vocabulary] and int32 results [batch, width + 2], both on the device.
+        """
         rows = self.idle_rows(rows, self.buckets.batch(len(rows)), len(rows[0]))
         logits, results = self._graph("verify", len(rows), len(rows[0]) - 3)(self._buffers, self.tensor(rows))
         return logits, results
 
     def kept(self, result: Tensor) -> Tensor:
-        """A graph's result as it will be after the graph's next call, too."""
+        """A graph's result, copied if the graph's next call would overwrite it."""
         return result.clone() if self.platform.overwrites else result
 
     def proposed(self, rows: list[list[int]], k: int) -> Tensor:
-        """ProposeStep's draft tokens, at least `k` a row, on the device."""
+        """Runs ProposeModule; returns draft tokens [batch, k or more], int32, on the device."""
         packed = self.tensor(self.idle_rows(rows, self.buckets.batch(len(rows)), 3 + TAIL))
         drafts: Tensor = self._graph("propose", len(packed), self.buckets.draft(k))(self._buffers, packed)
         return drafts
 
     def sampled(self, rows: Sequence[ProposeRow], k: int) -> Tensor:
-        """SampledProposeStep's draft tokens, at least `k` a row, on the device."""
+        """Runs SampledProposeModule; returns draft tokens [batch, k or more], int32, on the device."""
         batch, bucket = self.buckets.batch(len(rows)), self.buckets.draft(k)
         packed = self.tensor(self.idle_rows([propose_row(row) for row in rows], batch, 3 + TAIL))
         drafts: Tensor = self._graph("sample", batch, bucket)(self._buffers, *self._noise(rows, batch, bucket), packed)
         return drafts
 
     def _noise(self, rows: Sequence[ProposeRow], batch: int, k: int) -> tuple[Tensor, Tensor]:
-        """What SampledProposeStep takes besides rows."""
+        """SampledProposeModule's noise [batch, k, head] and warping [batch, WARPING], float32."""
         only = None if self.only is None else self.only.cpu().numpy()
         greedy = [warping_of(SamplingParams())] * (batch - len(rows))
         warping = torch.tensor([*(warping_of(row.sampling) for row in rows), *greedy])
@@ -129,7 +134,7 @@ class CompiledModel(TorchModel):
         return noise.to(self.device), warping.to(self.device)
 
     def logits(self, slots: Sequence[int], tokens: list[list[int]], starts: Sequence[int]) -> Tensor:
-        """A draft's logits [rows, head] after the last token of each row, 1 or up to TAIL of them, on the host."""
+        """A draft's logits [rows, head] after each row's last token, on the host; rows have 1 to TAIL tokens."""
         width = 1 if max(map(len, tokens)) == 1 else TAIL
         given = zip(slots, starts, tokens, strict=True)
         rows = [[slot, start, len(fed), *padded(fed, width)] for slot, start, fed in given]

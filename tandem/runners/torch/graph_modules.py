@@ -1,9 +1,9 @@
-"""The steps as pure functions of tensors, to be made into graphs: rows in, one small tensor of results out.
+"""Defines the steps as modules without state, to be compiled into graphs: rows in, one small tensor of results out.
 
-Everything a row says is one int32 vector, so a step is one copy to the device and one from it; which slots are used,
-where is written, what is accepted and where the next step begins is computed inside. No host reads, no random numbers,
-no shape that depends on data, no 64-bit arithmetic (tests/runners/graph_check.py). Greedy decoding is whole; the
-target's logits are returned besides, for rows that sample on the host (tandem/speculation/draws.py).
+A row is one int32 vector, so a step takes one copy to the device and one back; the graph computes which slots to use,
+where to write, what to accept and where the next step begins. Graphs have no host reads, no random numbers, no shapes
+that depend on data and no 64-bit arithmetic (tests/runners/graph_check.py). Greedy rows are decided in the graph; the
+target's logits are returned too, for rows that are sampled on the host (tandem/speculation/draws.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tandem.runners.torch.model import TorchModel
 Buffers = Sequence[Tensor]
 
 
-class PrefillStep(nn.Module):
-    """Writes the cache. rows [n, 2 + chunk]: slot, first position, tokens. Returns [n]: the position after them."""
+class PrefillModule(nn.Module):
+    """Writes the cache. rows [n, 2 + chunk], int32: slot, first position, tokens. Returns [n]: the next position."""
 
     def __init__(self, model: TorchModel, length: int) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class PrefillStep(nn.Module):
         return starts + tokens.shape[1]
 
 
-class VerifyStep(nn.Module):
-    """Verifies drafts by agreement, greedily.
+class VerifyModule(nn.Module):
+    """Verifies greedy drafts by agreement.
 
-    rows [n, 3 + width]: slot, position, count of draft tokens, last committed token, draft (padded). Returns logits
-    [n, width, vocabulary] and results [n, width + 2]: the target's tokens, how many drafts they accept, and whether the
-    logits behind what is committed are finite.
+    rows [n, 3 + width], int32: slot, position, count of draft tokens, last committed token, draft (padded). Returns
+    logits [n, width, vocabulary] and int32 results [n, width + 2]: the target's tokens, how many draft tokens are
+    accepted, and whether the logits of the committed tokens are finite.
     """
 
     def __init__(self, model: TorchModel, length: int) -> None:
@@ -47,13 +47,13 @@ class VerifyStep(nn.Module):
     def forward(self, buffers: Buffers, rows: Tensor) -> tuple[Tensor, Tensor]:
         tokens = rows[:, 3:]
         logits = self._model.traced(buffers, rows[:, 0], tokens, rows[:, 1], self._length)
-        return logits, torch.cat(judged(logits, tokens[:, 1:], rows[:, 2], self._model.columns), dim=1)
+        return logits, torch.cat(verify_greedy(logits, tokens[:, 1:], rows[:, 2], self._model.columns), dim=1)
 
 
-class ProposeStep(nn.Module):
-    """Draws k chained draft tokens, greedily.
+class ProposeModule(nn.Module):
+    """Drafts k tokens greedily, one after another.
 
-    rows [n, 3 + TAIL]: slot, position of the last token of the tail, length of the tail, tail (padded). Returns [n, k].
+    rows [n, 3 + TAIL], int32: slot, position of the tail's last token, its length, tail (padded). Returns [n, k].
     """
 
     def __init__(self, model: TorchModel, length: int, k: int) -> None:
@@ -69,7 +69,7 @@ class ProposeStep(nn.Module):
         return torch.stack(drafts, dim=1)
 
     def _first(self, buffers: Buffers, slots: Tensor, tail: Tensor, starts: Tensor, count: Tensor) -> Tensor:
-        """The token after the tail; the head sees one position of each row."""
+        """The token after the tail, int32 [n]; the head runs on one position of each row."""
         hidden = self._hidden(buffers, slots, tail, starts)
         at = (count - 1)[:, None, None].expand(-1, 1, hidden.shape[2])
         return self._chosen(hidden.gather(1, at)[:, 0], 0)
@@ -78,23 +78,23 @@ class ProposeStep(nn.Module):
         return self._model.traced(buffers, slots, tokens, starts, self._length, head=False)
 
     def _chosen(self, hidden: Tensor, i: int) -> Tensor:
-        """Draft token i, [n, hidden] to [n]. What scales or caps logits keeps their order."""
+        """Draft token i: hidden [n, hidden] to int32 [n]. Scaling or capping logits would not change the argmax."""
         return self._model.tokens_of(likeliest(self.module.get_output_embeddings()(hidden)))
 
 
 class FusedModule(nn.Module):
-    """A whole greedy round: k draft steps, verification, acceptance, and the rows of the next round.
+    """Runs a whole greedy round: k draft steps, verification, acceptance, and the rows of the next round.
 
-    rows [n, 4 + TAIL]: slot, position, length of the tail, count of draft tokens wanted (at most k), tail (padded).
+    rows [n, 4 + TAIL], int32: slot, position, length of the tail, draft tokens wanted (at most k), tail (padded).
     Returns the target's logits [n, width, vocabulary], the next round's rows, and [n, k + width + 2 + 4 + TAIL]:
-    drafts, then as VerifyStep, then those rows again, for the one copy to the host. `width` is the target's own, so
-    that its bits are those of a VerifyStep. Rows of the slot `spare` are padding and stay as they are.
+    drafts, then VerifyModule's results, then those rows again, for a single copy to the host. `width` is that of the
+    target's VerifyModule, which makes the bits the same. Rows of the slot `spare` are padding and stay as they are.
     """
 
     def __init__(self, target: TorchModel, draft: TorchModel, lengths: tuple[int, int], k: int, width: int) -> None:
         super().__init__()
         self._spare, self._order = target.spare, target.columns
-        self.verify, self.propose = VerifyStep(target, lengths[0]), ProposeStep(draft, lengths[1], k)
+        self.verify, self.propose = VerifyModule(target, lengths[0]), ProposeModule(draft, lengths[1], k)
         self._width, self._known = width, target.vocab_size
 
     def forward(self, target: Buffers, draft: Buffers, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,7 +110,7 @@ class FusedModule(nn.Module):
         return logits, after, torch.cat((drafts, results, after), dim=1)
 
     def _next(self, slots: Tensor, last: Tensor, wanted: Tensor, token: Tensor, results: Tensor) -> Tensor:
-        """The draft's cache lacks the last draft token where all were accepted, so the tail is two tokens."""
+        """The next round's rows. Tails are two tokens: a fully accepted draft's last token is not in the cache."""
         accepted = results[:, self._width]
         committed = torch.cat((token, results[:, : self._width]), dim=1)
         tail = committed.gather(1, accepted[:, None] + self._order[:2][None])
@@ -119,11 +119,11 @@ class FusedModule(nn.Module):
         return torch.cat((head, tail, tail[:, 1:].expand(-1, TAIL - 2)), dim=1)
 
 
-def judged(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Verification by agreement at temperature 0, as tandem/speculation/acceptance.py's `agree` does it one by one.
+def verify_greedy(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Verifies by agreement at temperature 0, like tandem/speculation/acceptance.py's `agree`, for a batch.
 
-    logits [n, width, vocabulary], drafts [n, width - 1] of which the first counts[n] are drafts; order is 0, 1, ... up
-    to the width at least. Returns the target's tokens [n, width], the count accepted [n, 1] and whether the logits up
+    logits [n, width, vocabulary]; drafts [n, width - 1], of which the first counts[r] of row r count; order: 0, 1, ...
+    at least up to width. Returns the target's tokens [n, width], the number accepted [n, 1] and whether the logits up
     to there are finite [n, 1], all int32.
     """
     best = likeliest(logits)
@@ -134,27 +134,31 @@ def judged(logits: Tensor, drafts: Tensor, counts: Tensor, order: Tensor) -> tup
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """[..., vocabulary] to int32 [...]."""
+    """The token with the largest logit: [..., vocabulary] to int32 [...]."""
     return logits.argmax(-1).to(torch.int32)
 
 
 def leading(flags: Tensor, order: Tensor) -> Tensor:
-    """How many of flags [n, m] are true before the first that is not. (cumprod has no lowering to StableHLO.)"""
+    """How many of flags [n, m] are true before the first that is false: [n]. (cumprod does not lower to StableHLO.)"""
     count = flags.shape[1]
     return torch.where(flags, count, order[:count][None]).amin(dim=1)
 
 
 def padded(tokens: Sequence[int], width: int) -> list[int]:
+    """The tokens, the last one repeated up to `width`."""
     return [*tokens, *[tokens[-1]] * (width - len(tokens))]
 
 
 def verify_row(row: VerifyRow, width: int) -> list[int]:
+    """Packs a row for VerifyModule: 3 + width numbers."""
     return [row.slot, row.position, len(row.draft), *padded((row.last_token, *row.draft), width)]
 
 
 def propose_row(row: ProposeRow) -> list[int]:
+    """Packs a row for ProposeModule: 3 + TAIL numbers."""
     return [row.slot, row.position, len(row.tail), *padded(row.tail, TAIL)]
 
 
 def fused_row(row: ProposeRow) -> list[int]:
+    """Packs a row for FusedModule: 4 + TAIL numbers."""
     return [row.slot, row.position, len(row.tail), row.k, *padded(row.tail, TAIL)]

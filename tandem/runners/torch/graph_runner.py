@@ -1,9 +1,9 @@
-"""The torch runner on graphs: a greedy step is one graph and one host copy; sampled rows are drawn on the host.
+"""Runs the torch runner's steps as graphs: a greedy step is one graph and one copy to the host.
 
-The target's draws are always the host's: their law is in 64 bits (tandem/speculation/draws.py), and noise for every
-token of a vocabulary is as much to send to the device as logits are to fetch from it. A draft's are the host's too,
-from module code; where nothing may run between graphs, they are a graph's that is given noise, or under rejection,
-which must know what was drawn from, the host's from one graph a token.
+The host draws all samples of the target: draws use 64-bit arithmetic (tandem/speculation/draws.py), and sending noise
+for a whole vocabulary to the device costs as much as fetching logits from it. The host draws a draft's samples too,
+from module code. On platforms where only graphs may run, a graph draws them from given noise; under the rejection
+rule, which must know the distributions, the host draws them from one graph per token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from tandem.runners.batch_invariance import certify_fused, certify_graphs
+from tandem.runners.batch_invariance import check_fused_invariance, check_graph_invariance
 from tandem.runners.protocol import (
     TAIL,
     FusedResult,
@@ -35,15 +35,15 @@ from tandem.runners.protocol import (
 from tandem.runners.startup import Startup
 from tandem.runners.torch.buckets import AskedBuckets, buckets_for
 from tandem.runners.torch.fused_graph import FusedGraph
-from tandem.runners.torch.graph_model import CompiledModel
+from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import padded, propose_row, verify_row
-from tandem.runners.torch.graphs import GraphCompiler, Made
+from tandem.runners.torch.graphs import CompileStatistics, GraphCompiler
 from tandem.runners.torch.model import to_host
 from tandem.runners.torch.runner import (
-    Guess,
+    DraftedToken,
     TorchRunner,
     batch_buckets,
-    guess_each,
+    draft_each,
     length_buckets,
     proposal_of,
     tail_buckets,
@@ -51,26 +51,26 @@ from tandem.runners.torch.runner import (
 from tandem.speculation.rules import samples_from_its_own
 from tandem.speculation.types import Verdict
 
-Makers = Callable[[str], GraphCompiler]
+CompilerFor = Callable[[str], GraphCompiler]
 
 
-class CompiledRunner(TorchRunner):
-    """Runs one CompiledModel. `makers(name)` gives what makes the graphs of a model, or of a pair with `name`."""
+class GraphRunner(TorchRunner):
+    """Runs one GraphModel. `compiler_for(purpose)` returns the compiler of a model's or a pair's graphs."""
 
-    model: CompiledModel
+    model: GraphModel
 
     def __init__(
         self,
-        model: CompiledModel,
+        model: GraphModel,
         limits: Limits,
         identity: Identity,
-        makers: Makers,
+        compiler_for: CompilerFor,
         verifies: bool = True,
         exact: bool = True,
         asked: AskedBuckets | None = None,
     ) -> None:
         super().__init__(model, limits, identity, verifies, exact)
-        self._makers, self._buckets = makers, buckets_for(model.platform, limits, asked)
+        self._compiler_for, self._buckets = compiler_for, buckets_for(model.platform, limits, asked)
         self._fused: dict[int, FusedGraph] = {}
 
     def warm_up(self, startup: Startup | None = None) -> None:
@@ -81,19 +81,19 @@ class CompiledRunner(TorchRunner):
         with startup.stage("warming"):
             self._warm()
 
-    def compile(self, startup: Startup) -> Made:
-        """Makes every graph of this model, and none after. It is not run yet."""
-        maker = self._makers("target" if self._verifies else "draft")
+    def compile(self, startup: Startup) -> CompileStatistics:
+        """Compiles every graph of this model, without running them, and seals the compiler."""
+        compiler = self._compiler_for("target" if self._verifies else "draft")
         with startup.stage("compiling"):
-            self.model.prepare(maker, self._buckets, self._verifies)
-            maker.seal()
-        startup.note(f"graphs of {self.identity.model_name}: {maker.made.line()}")
-        return maker.made
+            self.model.prepare(compiler, self._buckets, self._verifies)
+            compiler.seal()
+        startup.note(f"graphs of {self.identity.model_name}: {compiler.statistics.line()}")
+        return compiler.statistics
 
     def _certified(self) -> StepShapes:
         if self._verifies:
             buckets = self.model.buckets
-            return certify_graphs(self.model, self.limits, buckets.width, buckets.batches, self._exact)
+            return check_graph_invariance(self.model, self.limits, buckets.width, buckets.batches, self._exact)
         batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
         return StepShapes(tail_buckets(), batches, False, lengths, (self.limits.chunk,))
 
@@ -119,7 +119,7 @@ class CompiledRunner(TorchRunner):
         return self.model.kept(self._verified(rows)[0])
 
     def _verified(self, rows: Sequence[VerifyRow]) -> tuple[Tensor, Tensor]:
-        """In the batches that were found to agree, which may be fewer than there are graphs of."""
+        """Verifies in a batch size that passed the invariance check, which may be fewer than were compiled."""
         packed = [verify_row(row, self.model.buckets.width) for row in rows]
         return self.model.verified(self.model.idle_rows(packed, self.shapes.batch(len(rows)), len(packed[0])))
 
@@ -139,25 +139,25 @@ class CompiledRunner(TorchRunner):
         return [Proposal(tuple(d[: row.k]), seconds) for row, d in zip(rows, drafts, strict=False)]
 
     def _propose_by_logits(self, rows: Sequence[ProposeRow], k: int) -> list[Proposal | RowFailed]:
-        """One graph and one host copy a token."""
+        """Drafts with one graph and one copy to the host per token."""
         began, slots = time.perf_counter(), [row.slot for row in rows]
         fed, starts = [list(row.tail) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
-        drafts: list[list[Guess]] = [[] for _ in rows]
+        drafts: list[list[DraftedToken]] = [[] for _ in rows]
         for i in range(k):
             logits = self.model.logits(slots, fed, starts)
-            for draft, guessed in zip(drafts, guess_each(self.model, rows, logits, i), strict=True):
-                draft.append(guessed)
+            for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, i), strict=True):
+                draft.append(drafted)
             fed, starts = [[draft[-1][0]] for draft in drafts], [row.position + 1 + i for row in rows]
         seconds = time.perf_counter() - began
         return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
-        """Makes one graph of this target and `draft`, on the same device; from then on `fused` uses it."""
-        if not isinstance(draft, CompiledRunner) or draft.model.device != self.model.device:
+        """Makes one graph of this target and `draft` if both are graph runners on one device; see `fused_with`."""
+        if not isinstance(draft, GraphRunner) or draft.model.device != self.model.device:
             return
         graph, _ = self.compile_fused(draft, startup)
         with startup.stage("certifying"):
-            same = certify_fused(graph, self.limits, self.shapes)
+            same = check_fused_invariance(graph, self.limits, self.shapes)
         if not same and self._exact:
             startup.note("the fused graph's bits are not those of verification: --exact leaves it out")
             return
@@ -167,19 +167,19 @@ class CompiledRunner(TorchRunner):
             graph.measure()
         self._fused[id(draft)] = graph
 
-    def compile_fused(self, draft: CompiledRunner, startup: Startup) -> tuple[FusedGraph, Made]:
-        """Makes the graphs of both, which have their own, and none after. They are not run yet."""
+    def compile_fused(self, draft: GraphRunner, startup: Startup) -> tuple[FusedGraph, CompileStatistics]:
+        """Compiles the pair's fused graphs, without running them, and seals the compiler."""
         only = draft.model.only
         facts = draft.identity.weights_revision, draft.limits, None if only is None else only.tolist()
-        maker = self._makers(f"fused with {facts}")
+        compiler = self._compiler_for(f"fused with {facts}")
         with startup.stage("compiling"):
-            graph = FusedGraph(self.model, draft.model, maker)
-            maker.seal()
-        startup.note(f"graphs of both: {maker.made.line()}")
-        return graph, maker.made
+            graph = FusedGraph(self.model, draft.model, compiler)
+            compiler.seal()
+        startup.note(f"graphs of both: {compiler.statistics.line()}")
+        return graph, compiler.statistics
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
-        """A greedy round as one call, where `fuse` made a graph of the pair and rows fit it; else as its parts."""
+        """A greedy round as one graph if `fuse` made one; rows that do not fit it are drafted and then verified."""
         graph = self._fused.get(id(draft))
         return None if graph is None else functools.partial(_fused, graph, self, draft)
 

@@ -1,10 +1,10 @@
-"""Steps made into graphs: one per bucket, all of them before a server is ready, and not one after.
+"""Compiles step modules into graphs, one per bucket, before a server is ready and never afterwards.
 
-Three ways to make one, behind one call:
+Three compilers share one interface:
 
-* `Compiled`: torch.compile(fullgraph=True, dynamic=False), within this process.
-* `Captured`: the same, recorded as a CUDA graph: one launch a step, arguments and results at fixed addresses.
-* `tandem/runners/torch/artifacts.py`: compiled ahead of time with the weights packed inside, and kept on disk.
+* `TorchCompiler`: torch.compile(fullgraph=True, dynamic=False), within this process.
+* `CudaGraphCompiler`: the same, recorded as a CUDA graph, with one launch a step and fixed addresses.
+* `PackageCompiler` (artifacts.py): compiled ahead of time with the weights packed inside, and kept on disk.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 
 Graph = Callable[..., Any]
-Backend = Callable[..., Any]  # dynamo's: a traced module and example inputs in, what runs it out
-BUCKETS_AT_MOST = 256  # graphs of one step's code that dynamo may hold
+Backend = Callable[..., Any]  # a dynamo backend: (traced module, example inputs) -> callable
+BUCKETS_AT_MOST = 256  # graphs that dynamo may hold for the code of one step
 
 
 class GraphRefused(RuntimeError):
-    """A graph that warm-up did not make was needed: a step's shape is not among the buckets."""
+    """A step needed a graph that warm-up did not make: its shape is not one of the buckets."""
 
 
 @dataclass(slots=True)
-class Made:
-    """What warm-up did. Seconds; `before` is what the graphs that came from disk took when they were compiled."""
+class CompileStatistics:
+    """Graphs compiled and loaded, and the seconds it took; `before`: what the loaded graphs once took to compile."""
 
     compiled: int = 0
     loaded: int = 0
@@ -37,6 +37,7 @@ class Made:
     before: float = 0.0
 
     def line(self) -> str:
+        """Formats the statistics for a log."""
         parts = []
         if self.compiled:
             parts.append(f"{self.compiled} compiled in {self.compile_seconds:.1f} s")
@@ -46,22 +47,27 @@ class Made:
 
 
 class GraphCompiler(Protocol):
-    """Makes a step into a graph for arguments of the shapes of `arguments`, whose buffers it will be called with."""
+    """Compiles steps into graphs."""
 
     @property
-    def made(self) -> Made: ...
+    def statistics(self) -> CompileStatistics:
+        """What was compiled so far."""
 
-    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph: ...
+    def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
+        """Compiles `step` for arguments of these shapes; the graph is called with the same buffers.
+
+        Raises GraphRefused after `seal`.
+        """
 
     def seal(self) -> None:
-        """From here on a graph that is needed and not there is an error."""
+        """Ends warm-up: from now on, a graph that is missing is an error."""
 
 
-class Compiled:
-    """torch.compile with a backend of dynamo's, by name or as it is; counts what reaches the backend."""
+class TorchCompiler:
+    """Compiles with torch.compile and a dynamo backend, given by name or as a function; counts compilations."""
 
     def __init__(self, backend: str | Backend = "inductor", options: Mapping[str, object] | None = None) -> None:
-        self.made = Made()
+        self.statistics = CompileStatistics()
         self._backend, self._options = backend, dict(options or {})
         self._sealed = False
 
@@ -80,7 +86,7 @@ class Compiled:
         began = time.perf_counter()
         with torch._dynamo.config.patch(recompile_limit=BUCKETS_AT_MOST):
             call(*arguments)
-        self.made.compile_seconds += time.perf_counter() - began
+        self.statistics.compile_seconds += time.perf_counter() - began
         return call
 
     def seal(self) -> None:
@@ -89,26 +95,26 @@ class Compiled:
     def _compile(self, module: Any, example: list[Any]) -> Any:
         if self._sealed:
             raise GraphRefused("a step was about to be compiled again after warm-up")
-        self.made.compiled += 1
+        self.statistics.compiled += 1
         from torch._dynamo import lookup_backend
 
         backend = lookup_backend(self._backend) if isinstance(self._backend, str) else self._backend
         return backend(module, example, **({"options": self._options} if self._options else {}))
 
 
-class Captured:
-    """CUDA graphs over what `Compiled` makes. Results are overwritten by the next call of the same graph."""
+class CudaGraphCompiler:
+    """Records CUDA graphs of what `TorchCompiler` makes. A graph's next call overwrites its results."""
 
-    def __init__(self, compiled: Compiled) -> None:
+    def __init__(self, compiled: TorchCompiler) -> None:
         self._compiled = compiled
         self._pool: Any = None
 
     @property
-    def made(self) -> Made:
-        return self._compiled.made
+    def statistics(self) -> CompileStatistics:
+        return self._compiled.statistics
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
-        """The last argument is the step's rows; buffers before it are used where they lie."""
+        """Like GraphCompiler.graph. Copies the last argument, the step's rows; uses the buffers before it in place."""
         run = self._compiled.graph(name, step, arguments)
         *buffers, rows = arguments
         inside = rows.clone()

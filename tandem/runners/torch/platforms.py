@@ -6,8 +6,6 @@ be: on Trainium the first question reserves cores.
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.trusted_cache import cache_root
+from tandem.planning.packages import installed_package
 
 INSTALL = "docs/trainium-torchneuron.md says how to install it"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
@@ -95,7 +94,7 @@ def platform_of(device: str) -> Platform:
         raise ValueError(f"device: {device!r} is not one of {', '.join(DEVICES)}") from None
 
 
-def chosen(name: str) -> Platform:
+def choose_platform(name: str) -> Platform:
     """The platform called `name`, there to be used; auto is CUDA where there is one, else the CPU. Raises ValueError.
 
     Trainium has to be named: asking it reserves its cores.
@@ -107,7 +106,7 @@ def chosen(name: str) -> Platform:
     return platform
 
 
-def ways(compile: str, platform: Platform, ranks: int = 1) -> tuple[str, ...]:
+def compile_order(compile: str, platform: Platform, ranks: int = 1) -> tuple[str, ...]:
     """What may run the steps, the best first. The default is what measured fastest (benchmarks/README.md).
 
     Raises ValueError where `compile` cannot.
@@ -183,17 +182,14 @@ def _neuron() -> Any:
 
 
 def _neuron_package() -> str | None:
-    """What is wrong with the installed torch-neuronx; it is not imported."""
-    try:
-        version = importlib.metadata.version("torch-neuronx")
-    except importlib.metadata.PackageNotFoundError:
+    """What is wrong with the installed torch-neuronx, found without importing it; None if nothing is."""
+    package = installed_package("torch-neuronx")
+    if package is None:
         return "torch-neuronx is not installed"
-    if version.startswith("1.0"):
-        return f"torch-neuronx {version} is PyPI's empty placeholder; AWS's own is on {AWS_INDEX}"
-    spec = importlib.util.find_spec("torch_neuronx")
-    folders = [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or ()]
-    if not any(folder.joinpath(f"neuron_dynamo_backend{end}").exists() for folder in folders for end in ("", ".py")):
-        return f"torch-neuronx {version} is the PyTorch/XLA package, not TorchNeuron (2.13.3 or newer)"
+    if package.placeholder:
+        return f"torch-neuronx {package.version} is PyPI's empty placeholder; AWS's own is on {AWS_INDEX}"
+    if not package.native:
+        return f"torch-neuronx {package.version} is the PyTorch/XLA package, not TorchNeuron (2.13.3 or newer)"
     return None
 
 

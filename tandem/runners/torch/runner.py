@@ -28,7 +28,7 @@ from tandem.runners.protocol import (
     Runner,
     StepShapes,
     VerifyRow,
-    sound,
+    verdict_or_failure,
 )
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import TorchModel
@@ -90,7 +90,7 @@ class TorchRunner:
         if all(row.sampling.greedy and not row.margins for row in rows):
             return _verdicts_greedy(rows, logits)
         host = logits.float().cpu().numpy()
-        return [sound(functools.partial(_judged, row, host[r])) for r, row in enumerate(rows)]
+        return [verdict_or_failure(functools.partial(_verify_row, row, host[r])) for r, row in enumerate(rows)]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         """The target's logits [rows or more, width, vocabulary]: column i is the prediction after draft[:i]."""
@@ -110,14 +110,14 @@ class TorchRunner:
         )
         columns = self.model.tensor([len(row.tail) - 1 for row in rows])
         logits = first[torch.arange(len(rows), device=first.device), columns]
-        drafts: list[list[Guess]] = [[] for _ in rows]
+        drafts: list[list[DraftedToken]] = [[] for _ in rows]
         for i in range(max(row.k for row in rows)):
             if i:
                 logits = self._forward(slots, [[d[-1][0]] for d in drafts], [row.position + i for row in rows])[
                     : len(rows), 0
                 ]
-            for draft, guessed in zip(drafts, guess_each(self.model, rows, logits, i), strict=True):
-                draft.append(guessed)
+            for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, i), strict=True):
+                draft.append(drafted)
         seconds = time.perf_counter() - started
         return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
 
@@ -139,10 +139,10 @@ def _padded(tokens: Sequence[int], width: int) -> list[int]:
     return [*tokens, *[tokens[-1]] * (width - len(tokens))]
 
 
-Guess = tuple[int, SparseDistribution | None]
+DraftedToken = tuple[int, SparseDistribution | None]
 
 
-def guess_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[Guess]:
+def draft_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[DraftedToken]:
     """Draft token i of every row, drawn for the position it would stand at, and what it was drawn from."""
     if all(row.sampling.greedy for row in rows):
         return [(token, None) for token in model.tokens_of(logits.argmax(-1)).tolist()]
@@ -150,12 +150,12 @@ def guess_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i:
     return [draft_token(host[r], row.sampling, row.rule, row.position + 1 + i, row.known) for r, row in enumerate(rows)]
 
 
-def proposal_of(guesses: Sequence[Guess], seconds: float) -> Proposal:
-    sent = tuple(distribution for _, distribution in guesses if distribution is not None)
-    return Proposal(tuple(token for token, _ in guesses), seconds, sent)
+def proposal_of(drafted: Sequence[DraftedToken], seconds: float) -> Proposal:
+    sent = tuple(distribution for _, distribution in drafted if distribution is not None)
+    return Proposal(tuple(token for token, _ in drafted), seconds, sent)
 
 
-def _judged(row: VerifyRow, logits: NDArray[np.float32]) -> Verdict:
+def _verify_row(row: VerifyRow, logits: NDArray[np.float32]) -> Verdict:
     """A row's verdict from the target's logits [width, vocabulary]."""
     return verify_draft(
         row.draft, row.distributions, lambda i: logits[i], row.sampling, row.rule, row.position + 1, row.margins
@@ -174,7 +174,9 @@ def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict 
         return Drawn(ids[r][i], 0.0)
 
     draws = [functools.partial(target_draw, r) for r in range(len(rows))]
-    return [sound(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)]
+    return [
+        verdict_or_failure(functools.partial(agree, row.draft, drawn)) for row, drawn in zip(rows, draws, strict=True)
+    ]
 
 
 def width_buckets(max_draft: int) -> tuple[int, ...]:

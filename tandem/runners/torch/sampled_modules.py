@@ -6,7 +6,8 @@ argument: no random numbers are made in a graph, and a run can be repeated on an
 anything, so float32 and a nucleus of at most CANDIDATES tokens are enough here; the target's own draws are made on the
 host.
 
-Under rejection the verifier must know exactly what was drawn from, so the host draws each token from LogitsStep's row.
+Under rejection the verifier must know exactly what was drawn from, so the host draws each token from LogitsModule's
+row.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tandem.runners.protocol import ProposeRow
-from tandem.runners.torch.graph_modules import Buffers, ProposeStep, likeliest
+from tandem.runners.torch.graph_modules import Buffers, ProposeModule, likeliest
 from tandem.runners.torch.model import TorchModel
 from tandem.speculation.draws import gumbel, words
 from tandem.speculation.types import SamplingParams
@@ -29,7 +30,7 @@ WARPING = 5  # columns of a row's warping: temperature, top-k, top-p, min-p, whe
 EVERY = 2.0**30  # a top-k that keeps all
 
 
-class LogitsStep(nn.Module):
+class LogitsModule(nn.Module):
     """A draft's logits. rows [n, 3 + width]: slot, first position, count of tokens that matter, tokens (padded).
 
     Returns [n, head]: those after the last token that matters; column j is the draft head's token j.
@@ -46,10 +47,10 @@ class LogitsStep(nn.Module):
         return logits
 
 
-class SampledProposeStep(ProposeStep):
+class SampledProposeModule(ProposeModule):
     """Draws k chained draft tokens with noise that is given.
 
-    noise [n, k, head] float32, warping [n, WARPING] float32, rows as ProposeStep's. Returns [n, k].
+    noise [n, k, head] float32, warping [n, WARPING] float32, rows as ProposeModule's. Returns [n, k].
     """
 
     def forward(self, buffers: Buffers, noise: Tensor, warping: Tensor, rows: Tensor) -> Tensor:  # type: ignore[override]

@@ -50,7 +50,7 @@ class Ranks:
     starts: bool = False
 
     @classmethod
-    def here(cls, degree: int, environment: Mapping[str, str] = os.environ) -> Ranks:
+    def from_environment(cls, degree: int, environment: Mapping[str, str] = os.environ) -> Ranks:
         """Raises ValueError where torchrun has started another number of processes."""
         if "WORLD_SIZE" not in environment:
             return cls(degree, starts=degree > 1)
@@ -68,14 +68,14 @@ class Ranks:
         return self.rank > 0
 
 
-class Link:
+class RankLink:
     """From rank 0 to the others: a group of its own on the host, beside the devices' collectives."""
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self._group = group
 
     @classmethod
-    def join(cls, platform: Platform, ranks: Ranks) -> Link:
+    def join(cls, platform: Platform, ranks: Ranks) -> RankLink:
         """Waits for all ranks. Call it on the device thread. Raises ValueError."""
         import torch
         import torch.distributed as dist
@@ -115,7 +115,7 @@ class Link:
 class Leader:
     """A runner on rank 0 whose steps all ranks make. `which` names it among those that they hold."""
 
-    def __init__(self, runner: Runner, link: Link, which: int) -> None:
+    def __init__(self, runner: Runner, link: RankLink, which: int) -> None:
         self.runner, self.link, self._which = runner, link, which
 
     @property
@@ -166,7 +166,7 @@ class Leader:
         self.link.tell((self._which, step, tuple(rows)))
 
 
-def follow(link: Link, runners: Sequence[Runner]) -> None:
+def follow(link: RankLink, runners: Sequence[Runner]) -> None:
     """Makes rank 0's steps until it leaves. `runners`: the target, and the draft where there is one.
 
     A step that fails here ends this process: rank 0 would wait for it in vain, and torchrun ends it too.

@@ -10,19 +10,21 @@ import pytest
 import torch
 
 from tandem.runners.loading import Shape
-from tandem.runners.nxdi.build import Kind, Wish, plan_build
+from tandem.runners.nxdi.build import BuildRequest, Kind, plan_build
 from tandem.runners.nxdi.settings import NxdiSettings, read_neuron_config
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, application, bench  # noqa: F401
 
-TARGET = Wish(Kind.WINDOW, 4, 512, 4)
-DRAFT = Wish(Kind.PLAIN, 4, 512, 4)
-FUSED = Wish(Kind.FUSED, 4, 512, 4)
+TARGET = BuildRequest(Kind.WINDOW, 4, 512, 4)
+DRAFT = BuildRequest(Kind.PLAIN, 4, 512, 4)
+FUSED = BuildRequest(Kind.FUSED, 4, 512, 4)
 KERNELS = {"attn_kernel_enabled": True, "qkv_kernel_enabled": True, "mlp_kernel_enabled": True}
 
 
-def plan(wish: Wish = TARGET, tp_degree: int = 1, eagle: bool = False, draft: Any = None, **fields: Any) -> Any:
-    return plan_build(wish, NxdiSettings(tp_degree, fields, draft or {}, None, eagle))
+def plan(
+    asked: BuildRequest = TARGET, tp_degree: int = 1, eagle: bool = False, draft: Any = None, **fields: Any
+) -> Any:
+    return plan_build(asked, NxdiSettings(tp_degree, fields, draft or {}, None, eagle))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +46,7 @@ def test_any_field_of_neuron_config_is_passed_through(fields: dict[str, Any]) ->
 
 
 def test_what_a_role_compiles_follows_from_our_flags() -> None:
-    target, draft, fused = (plan(wish, tp_degree=32).neuron for wish in (TARGET, DRAFT, FUSED))
+    target, draft, fused = (plan(asked, tp_degree=32).neuron for asked in (TARGET, DRAFT, FUSED))
     for given in (target, draft, fused):
         assert (given["batch_size"], given["ctx_batch_size"], given["is_continuous_batching"]) == (4, 1, True)
         assert (given["tp_degree"], given["padding_side"]) == (32, "right")
@@ -53,8 +55,8 @@ def test_what_a_role_compiles_follows_from_our_flags() -> None:
     assert fused["enable_fused_speculation"] and not target["enable_fused_speculation"]
     assert fused["seq_len"] == 640  # 512 + 5, in tiles of 128
     assert "torch_dtype" not in target  # the checkpoint's own
-    assert plan(Wish(Kind.WINDOW, 1, 512, 4, "float32")).neuron["torch_dtype"] == "float32"
-    assert not plan(Wish(Kind.WINDOW, 1, 512, 4)).neuron["is_continuous_batching"]
+    assert plan(BuildRequest(Kind.WINDOW, 1, 512, 4, "float32")).neuron["torch_dtype"] == "float32"
+    assert not plan(BuildRequest(Kind.WINDOW, 1, 512, 4)).neuron["is_continuous_batching"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_one_number_has_one_source(fields: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "fields", "reason"),
+    ("asked", "fields", "reason"),
     [
         (TARGET, {"async_mode": True}, "no token generation model"),
         (DRAFT, {"async_mode": True, "on_device_sampling_config": {}}, "ignores its inputs"),
@@ -142,13 +144,13 @@ def test_one_number_has_one_source(fields: dict[str, Any], said: str) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_what_nxdi_breaks_is_refused_with_the_reason(wish: Wish, fields: dict[str, Any], reason: str) -> None:
+def test_what_nxdi_breaks_is_refused_with_the_reason(asked: BuildRequest, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=f"cannot be used here: .*{reason}"):
-        plan(wish, **fields)
+        plan(asked, **fields)
 
 
 def test_asynchronous_steps_are_left_to_a_fused_model_alone() -> None:
-    assert plan(Wish(Kind.FUSED, 1, 512, 4), async_mode=True).neuron["async_mode"]
+    assert plan(BuildRequest(Kind.FUSED, 1, 512, 4), async_mode=True).neuron["async_mode"]
 
 
 def test_a_quantized_cache_gets_both_of_its_fields() -> None:
@@ -159,7 +161,7 @@ def test_a_quantized_cache_gets_both_of_its_fields() -> None:
 def test_buckets_alone_turn_bucketing_on_and_say_how_long_a_line_is() -> None:
     buckets = [1024, 2048, 4096, 10240, 12288]
     fields = {"token_generation_buckets": buckets, "context_encoding_buckets": buckets}
-    build = plan(Wish(Kind.FUSED, 1, 12288, 6), tp_degree=64, **fields)
+    build = plan(BuildRequest(Kind.FUSED, 1, 12288, 6), tp_degree=64, **fields)
     assert build.neuron["enable_bucketing"] and build.neuron["seq_len"] == 12288
     assert build.max_length == 12288 - 7  # the last round's drafts need room
     assert build.layout.chunks == (1023, 2047, 4095, 10239, 12288)

@@ -25,7 +25,7 @@ SHAPE = Shape(2, 64, 4)
 def config(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:  # noqa: F811
     monkeypatch.setattr(loading, "load_tokenizer", lambda checkpoint: ToyTokenizer())
     draft = DraftChoice("auto", str(bench.model(miss=0.3)))
-    return ModelConfig(shape=SHAPE, model=str(bench.model()), draft=draft, backend="nxdi", nxdi=bench.settings({}))
+    return ModelConfig(shape=SHAPE, model=str(bench.model()), draft=draft, backend="nxdi", settings=bench.settings({}))
 
 
 def test_a_target_and_a_draft_worker_load_each_their_own(config: ModelConfig) -> None:
@@ -91,7 +91,7 @@ def test_without_a_draft_model_a_fused_target_is_a_target_with_lookup(config: Mo
 def test_an_eagle_heads_own_tokenizer_is_not_asked_for(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(loading, "load_tokenizer", lambda checkpoint: asked.append(checkpoint.folder) or ToyTokenizer())
-    wanted = replace(config, nxdi=replace(config.nxdi, eagle=True))
+    wanted = replace(config, settings=replace(config.settings, eagle=True))
 
     async def scenario() -> list[Runner]:
         batcher = Batcher("test")

@@ -13,7 +13,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.sequences import Engine
 from tandem.runners.loading import Shape
 from tandem.runners.nxdi.fused import UNKNOWN
-from tandem.runners.nxdi.lines import Call
+from tandem.runners.nxdi.lines import ForwardCall
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, RowFailed, VerifyRow
 from tandem.runners.toy import ToyConfig, toy_logits
 from tandem.speculation.types import Verdict
@@ -218,7 +218,7 @@ def test_an_application_is_called_from_one_thread(bench: Bench) -> None:  # noqa
     def forward(**given: Any) -> Any:
         seen.add(threading.current_thread().name)
         with pytest.raises(RuntimeError, match="two threads"):
-            device.run(Call(((1, 2),), ((0, 1),), (2,), 2, (0,)))
+            device.run(ForwardCall(((1, 2),), ((0, 1),), (2,), 2, (0,)))
         return inner(**given)
 
     device._module.forward = forward  # type: ignore[attr-defined]

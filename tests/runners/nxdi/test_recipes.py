@@ -10,7 +10,7 @@ import pytest
 from tandem.cli import main
 from tandem.cli.configuration import model_config
 from tandem.runners.nxdi.build import Kind, plan_build
-from tandem.runners.nxdi.load import _wish
+from tandem.runners.nxdi.load import _request
 from tests.support import REPOSITORY
 
 LINES = sorted(
@@ -30,7 +30,7 @@ def test_a_recipes_command_is_something_that_nxdi_can_do(line: str, monkeypatch:
     config = model_config(args, args.model or args.target_model)
     kinds = {"fused_target": Kind.FUSED, "draft_worker": Kind.PLAIN}
     kind = kinds.get(args.role, Kind.WINDOW if config.shape.max_draft else Kind.PLAIN)
-    build = plan_build(_wish(kind, config.execution, config.shape), config.nxdi)
+    build = plan_build(_request(kind, config.execution, config.shape), config.settings)
     assert build.max_length > 0 and build.neuron["tp_degree"] == args.tp_degree
     if kind is Kind.FUSED:
         assert build.max_length >= config.shape.max_length - build.layout.span

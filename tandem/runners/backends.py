@@ -1,0 +1,86 @@
+"""Registers the backends that run models; each is imported when it is first used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
+
+from tandem.runners.protocol import Runner
+from tandem.runners.startup import Startup
+
+if TYPE_CHECKING:
+    from tandem.checkpoints.locate import Checkpoint
+    from tandem.checkpoints.tokenizers import Tokenizer
+    from tandem.runners.loading import Execution, Shape
+
+# Each module has a `BACKEND`.
+MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "torch": "tandem.runners.torch.backend",
+        "nxdi": "tandem.runners.nxdi.backend",
+        "toy": "tandem.runners.toy",
+    }
+)
+BACKENDS = tuple(MODULES)
+
+
+class BackendSettings(Protocol):
+    """Settings that only one backend understands."""
+
+    @property
+    def backend(self) -> str:
+        """The name of that backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """How a model is to be loaded.
+
+    `verifies`: it is a target, else a draft. `alone`: no other model shares its device thread. `settings`: the
+    backend's own, if any were given.
+    """
+
+    execution: Execution
+    shape: Shape
+    settings: BackendSettings | None = None
+    verifies: bool = True
+    alone: bool = False
+
+
+class Backend(Protocol):
+    """Loads models and their runners."""
+
+    @property
+    def loads_pairs(self) -> bool:
+        """Whether a target and its draft model are loaded together, by `load_pair`."""
+
+    def require(self) -> None:
+        """Raises ValueError, one line, unless the backend's software is installed."""
+
+    def find(self, model: str | None) -> Checkpoint:
+        """The checkpoint that `model` names (None: the default one). Raises CheckpointError."""
+
+    def tokenizer(self, checkpoint: Checkpoint) -> Tokenizer | None:
+        """The backend's own tokenizer, or None if the checkpoint has one."""
+
+    def draft_has_tokenizer(self, request: LoadRequest) -> bool:
+        """Whether a draft that `load_pair` loads has a tokenizer, to be compared with the target's."""
+
+    def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
+        """Loads a runner, not yet warmed up; on the device thread. Raises CheckpointError or ValueError, one line."""
+
+    def load_pair(
+        self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
+    ) -> tuple[Runner, Runner]:
+        """Loads target and draft as one graph; like `load`. Call it only if `loads_pairs`."""
+
+
+def backend_named(name: str) -> Backend:
+    """The backend called `name`. Raises ValueError if there is none."""
+    if name not in MODULES:
+        raise ValueError(f"backend: {name!r} is not one of {', '.join(BACKENDS)}")
+    backend: Backend = importlib.import_module(MODULES[name]).BACKEND
+    return backend

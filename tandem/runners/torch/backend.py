@@ -1,0 +1,39 @@
+"""Registers the torch backend, which also runs the native steps."""
+
+from __future__ import annotations
+
+from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.locate import Checkpoint, find
+from tandem.runners.backends import LoadRequest
+from tandem.runners.loading import load_runner
+from tandem.runners.protocol import Runner
+from tandem.runners.startup import Startup
+
+
+class TorchBackend:
+    """Loads target and draft one by one; graphs of a pair are made afterwards (`Fuses`)."""
+
+    loads_pairs = False
+
+    def require(self) -> None:
+        """Does nothing: `load` reports what its device lacks."""
+
+    def find(self, model: str | None) -> Checkpoint:
+        return unpacked(find(model))
+
+    def tokenizer(self, checkpoint: Checkpoint) -> None:
+        return None
+
+    def draft_has_tokenizer(self, request: LoadRequest) -> bool:
+        return True
+
+    def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
+        return load_runner(checkpoint, request.execution, request.shape, request.verifies, request.alone, startup)
+
+    def load_pair(
+        self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
+    ) -> tuple[Runner, Runner]:
+        raise NotImplementedError("this backend loads target and draft one by one")
+
+
+BACKEND = TorchBackend()
