@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class DraftWorkerStub(object):
-    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone;
-    under the rejection rule, of the same law.
+    """Owns a drafter. If it knows a TargetVerifier, it also generates; its output is then that of the target alone (under
+    the rejection rule, it has the target's distribution).
     """
 
     def __init__(self, channel):
@@ -59,8 +59,8 @@ class DraftWorkerStub(object):
 
 
 class DraftWorkerServicer(object):
-    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone;
-    under the rejection rule, of the same law.
+    """Owns a drafter. If it knows a TargetVerifier, it also generates; its output is then that of the target alone (under
+    the rejection rule, it has the target's distribution).
     """
 
     def GetModelInfo(self, request, context):
@@ -71,22 +71,22 @@ class DraftWorkerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Distributed speculative decoding: drafts here, verification one round trip away. UNIMPLEMENTED where this worker
-        knows no target.
+        """Distributed speculative decoding: drafts here, verifies one round trip away. UNIMPLEMENTED if this worker knows no
+        target.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Propose(self, request, context):
-        """Draft tokens for a caller that verifies elsewhere. Idempotent: the same tokens give the same proposal.
+        """Proposes draft tokens to a caller that verifies elsewhere. Idempotent: the same tokens give the same proposal.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndProposals(self, request, context):
-        """Frees what proposing for a session held. Idempotent.
+        """Frees the resources of a session of proposals. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -124,8 +124,8 @@ def add_DraftWorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DraftWorker(object):
-    """Owns a drafter. Where it knows a TargetVerifier it also generates, and its output is that of the target alone;
-    under the rejection rule, of the same law.
+    """Owns a drafter. If it knows a TargetVerifier, it also generates; its output is then that of the target alone (under
+    the rejection rule, it has the target's distribution).
     """
 
     @staticmethod

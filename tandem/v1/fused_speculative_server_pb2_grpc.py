@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class FusedSpeculativeServerStub(object):
-    """Owns both models. Its output is that of the target alone; under the rejection rule, of the same law.
+    """Owns both models. Its output is that of the target alone (under the rejection rule, it has the target's
+    distribution).
     """
 
     def __init__(self, channel):
@@ -48,7 +49,8 @@ class FusedSpeculativeServerStub(object):
 
 
 class FusedSpeculativeServerServicer(object):
-    """Owns both models. Its output is that of the target alone; under the rejection rule, of the same law.
+    """Owns both models. Its output is that of the target alone (under the rejection rule, it has the target's
+    distribution).
     """
 
     def GetModelInfo(self, request, context):
@@ -59,7 +61,7 @@ class FusedSpeculativeServerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Fused speculative decoding: drafts and verifies here, streams what is committed.
+        """Fused speculative decoding: drafts and verifies here, streams committed tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +89,8 @@ def add_FusedSpeculativeServerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class FusedSpeculativeServer(object):
-    """Owns both models. Its output is that of the target alone; under the rejection rule, of the same law.
+    """Owns both models. Its output is that of the target alone (under the rejection rule, it has the target's
+    distribution).
     """
 
     @staticmethod

@@ -79,8 +79,8 @@ class TargetVerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """What the target alone says: plain decoding, the baseline, and what every architecture's output equals under
-        agreement; or speculation with the drafts of a DraftWorker.
+        """Generates with the target: plain decoding, the baseline that every architecture's output equals under agreement; or
+        speculation with the drafts of a DraftWorker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,10 +102,10 @@ class TargetVerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def VerifyStream(self, request_iterator, context):
-        """Many rounds, several of them under way at once: each message is handled as Verify would, in order, and answered in
-        order. A round may extend tokens that its sender only guesses (see VerifyRequest.last_token): where the guess was
-        wrong it is answered as stale, without computation. An invalid round ends the stream with the status that Verify
-        would have given. How many unanswered rounds are read ahead is bounded; the rest wait in the transport.
+        """Many rounds, several of them in flight: each message is handled as by Verify, and answered, in order. A round may
+        extend tokens that its sender only guesses (see VerifyRequest.last_token); if the guess was wrong, it is answered
+        as stale, without computation. An invalid round ends the stream with the status that Verify would have given. The
+        number of unanswered rounds that are read ahead is bounded; the rest wait in the transport.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME
@@ -115,7 +115,7 @@ class TargetVerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """Frees the session's KV slot. Idempotent. Its id is used up, also where the session is not there (yet): an opening
+        """Frees the session's KV slot. Idempotent. The id is used up, even if the session does not exist (yet): an opening
         that its close overtook is refused with ALREADY_EXISTS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
