@@ -75,7 +75,7 @@ test: $(STAMP)
 
 # What `make test` leaves out: graphs at every bucket, module code in every dtype, a Ray cluster, which wants the machine.
 thorough: $(STAMP)
-	@$(BIN)/python -m pytest -q -m thorough tests/models tests/deploy $(ARGS)
+	@$(BIN)/python -m pytest -q -m thorough tests/runners tests/engine tests/deploy $(ARGS)
 
 # What is measured goes to results/reliability.json too. The soak of an hour: ARGS="-m marathon", or make soak.
 reliability: $(STAMP)

@@ -196,7 +196,7 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ("--role target --backend nxdi --batch-buckets 1", "batch_buckets: --role target with --backend nxdi"),
         ("--role draft_worker --tp-degree 2", "--backend nxdi does, and with torch these roles: target, fused_target"),
         ("--role draft_worker --propose_only --top_p 0.5", "top_p: --propose_only knows no target"),
-        ("--role target --token_file f", "token_file: without --draft_host nobody is called"),
+        ("--role target --token_file f", "token_file: without --draft_host no server is called"),
         ("--role target --model a --target_model b", "target_model: the same as --model here"),
         ("--role target --exact --fast", "exact: does not go with --fast"),
         ("--role client --prompt x --target_host h:1 --port 2", "port: --target_host says the port"),

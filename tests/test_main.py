@@ -103,6 +103,46 @@ def test_a_client_never_imports_torch(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_role_is_a_command_too_and_errors_carry_the_commands_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in ("client --max_new_tokens 0 --prompt x", "--role client --max_new_tokens 0 --prompt x"):
+        assert main.main(line.split(), program="tandem") == 2
+        assert capsys.readouterr().err == "tandem: max_new_tokens: 0 is below 1\n"
+    with pytest.raises(SystemExit):
+        main.main(["target", "--help"], program="tandem")
+    assert capsys.readouterr().out.startswith("usage: tandem ROLE [flags]")
+
+
+def test_compare_is_a_command_with_flags_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, program in (("compare --help", "tandem compare"), ("--role compare --help", "tandem compare")):
+        with pytest.raises(SystemExit) as ended:
+            main.main(line.split(), program="tandem")
+        shown = capsys.readouterr().out
+        assert ended.value.code == 0 and f"usage: {program}" in shown and "--architectures" in shown
+
+
+def test_a_missing_library_is_one_line_that_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for library, extra in (("torch", "torch"), ("transformers.utils", "torch"), ("rich.table", "comparison")):
+
+        def start(args: object, library: str = library) -> None:
+            raise ModuleNotFoundError(f"No module named {library!r}", name=library)
+
+        monkeypatch.setitem(main.ROLES, "doctor", main.ROLES["doctor"]._replace(start=start))
+        assert main.main(["doctor"], program="tandem") == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("tandem: ") and f"pip install 'tandem-speculative[{extra}]'" in line
+
+
+def test_a_missing_module_of_no_extra_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(args: object) -> None:
+        raise ModuleNotFoundError("No module named 'tandem.gone'", name="tandem.gone")
+
+    monkeypatch.setitem(main.ROLES, "doctor", main.ROLES["doctor"]._replace(start=start))
+    with pytest.raises(ModuleNotFoundError):
+        main.main(["doctor"])
+
+
 # --- one model alone ---
 
 

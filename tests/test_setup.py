@@ -124,12 +124,28 @@ def test_the_generator_of_the_stubs_is_the_pinned_one():
 
 
 def test_the_packages_to_install_are_those_on_disk():
-    packages = set(TOOLS["setuptools"]["packages"])
-    tops = {name.split(".")[0] for name in packages}
-    folders = {path.parent.relative_to(ROOT) for top in tops for path in (ROOT / top).rglob("*.py")}
-    assert {".".join(folder.parts) for folder in folders} | {"tandem"} == packages
-    assert "proto" not in tops
-    assert all((ROOT / f"{module}.py").is_file() for module in TOOLS["setuptools"]["py-modules"])
+    """services/ and clients/ are links inside tandem/, and are packaged from where they are."""
+    tools, elsewhere = TOOLS["setuptools"], {"tandem/services": "services", "tandem/clients": "clients"}
+    found = {path.parent.relative_to(ROOT) for path in (ROOT / "tandem").rglob("*.py")}
+    for inside, top in elsewhere.items():
+        assert (ROOT / inside).is_symlink() and (ROOT / inside).resolve() == ROOT / top
+        found |= {Path(inside, path.parent.relative_to(ROOT / top)) for path in (ROOT / top).rglob("*.py")}
+    assert {".".join(folder.parts) for folder in found} == set(tools["packages"])
+    assert tools["package-dir"] == {inside.replace("/", "."): top for inside, top in elsewhere.items()}
+    assert "py-modules" not in tools
+
+
+def test_a_light_install_brings_no_model_library():
+    base = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    assert base == {
+        "grpcio",
+        "grpcio-health-checking",
+        "grpcio-reflection",
+        "grpcio-status",
+        "numpy",
+        "protobuf",
+    }
+    assert {"torch", "transformers"} <= {Requirement(line).name for line in PROJECT["optional-dependencies"]["torch"]}
 
 
 @NEEDS_MAKE

@@ -88,7 +88,7 @@ class Needs:
 
 
 NEEDS = (
-    Needs(("draft_seconds", *CALLING), ("target",), lambda a: a.draft_host, "without --draft_host nobody is called"),
+    Needs(("draft_seconds", *CALLING), ("target",), lambda a: a.draft_host, "without --draft_host no server is called"),
     Needs(
         (
             *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),

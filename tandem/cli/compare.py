@@ -26,11 +26,11 @@ from tandem.comparison.report.write import write_report
 from tandem.speculation.types import Rule, SamplingParams
 
 PROMPTS_PER_WORKLOAD = 4
-"""So that the default comparison stays within a few minutes on two cores."""
+"""Keeps the default comparison within a few minutes on two cores."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags in hyphen and underscore spelling; an error is one line."""
+    """Adds each flag in hyphen and underscore spelling, and reports an error in one line."""
 
     def flag(self, *names: str, **settings: Any) -> None:
         spellings = [spelling for name in names for spelling in (name, "--" + name[2:].replace("-", "_"))]
@@ -53,13 +53,17 @@ def build_parser(program: str = "compare_architectures.py") -> Parser:
     _add_generation_flags(parser)
     _add_link_flags(parser)
     _add_server_flags(parser)
-    parser.flag("--format", default="html", metavar="LIST", help="of the report: html, md or both (default: html)")
-    parser.flag("--render", type=Path, metavar="FILE", help="measure nothing: write the report of a comparison.json")
     parser.flag(
-        "--from-records", type=Path, metavar="FILE", help="measure nothing: analyse a run's records.jsonl and report"
+        "--format", default="html", metavar="LIST", help="format of the report: html, md or both (default: html)"
     )
-    parser.flag("--baseline", type=Path, metavar="FILE", help="a comparison.json to compare with, regressions flagged")
-    parser.flag("--output-dir", type=Path, metavar="DIR", help="where the files go (default: results/<timestamp>)")
+    parser.flag("--render", type=Path, metavar="FILE", help="measure nothing; write the report of this comparison.json")
+    parser.flag(
+        "--from-records", type=Path, metavar="FILE", help="measure nothing; analyse and report this records.jsonl"
+    )
+    parser.flag(
+        "--baseline", type=Path, metavar="FILE", help="a comparison.json to compare with; regressions are flagged"
+    )
+    parser.flag("--output-dir", type=Path, metavar="DIR", help="folder for the files (default: results/<timestamp>)")
     return parser
 
 
@@ -89,9 +93,9 @@ def _add_generation_flags(parser: Parser) -> None:
         "--speculation-length",
         default="3",
         metavar="auto|K",
-        help="draft tokens per round (default: 3); auto: as many as pay, by measurement; nothing is predicted then",
+        help="draft tokens per round (default: 3); auto: the fastest length by measurement, without a prediction",
     )
-    parser.flag("--temperature", default="0", metavar="LIST", help="0 is greedy; of several the first is the base")
+    parser.flag("--temperature", default="0", metavar="LIST", help="0 is greedy; the first of several is the base")
     parser.flag(
         "--rule", default="agreement", metavar="LIST", help="how drafts are verified: agreement, rejection or both"
     )
@@ -99,14 +103,21 @@ def _add_generation_flags(parser: Parser) -> None:
     parser.flag("--top-p", type=float, default=1.0, help="nucleus, in (0, 1] (default: 1)")
     parser.flag("--min-p", type=float, default=0.0, help="drop tokens below this fraction of the best (default: 0)")
     parser.flag("--seed", type=int, default=0, help="seed of the draws (default: 0)")
-    parser.flag("--timeout", type=float, default=300.0, metavar="SECONDS", help="for one request (default: 300)")
+    parser.flag(
+        "--timeout", type=float, default=300.0, metavar="SECONDS", help="deadline of one request (default: 300)"
+    )
 
 
 def _add_link_flags(parser: Parser) -> None:
     parser.flag(
-        "--rtt-ms", default="", metavar="LIST", help="emulated round trips, as in 0,20,50,100; the first is the base"
+        "--rtt-ms", default="", metavar="LIST", help="emulated round trips, such as 0,20,50,100; the first is the base"
     )
-    parser.flag("--bandwidth-mbps", type=float, metavar="B", help="of the emulated link, each way (default: no limit)")
+    parser.flag(
+        "--bandwidth-mbps",
+        type=float,
+        metavar="B",
+        help="bandwidth of the emulated link in each direction (default: no limit)",
+    )
     parser.flag(
         "--link",
         default="emulated",
@@ -120,21 +131,21 @@ def _add_server_flags(parser: Parser) -> None:
         "--architectures",
         default=",".join(a.name for a in DEFAULT),
         metavar="LIST",
-        help=f"(default: %(default)s; there is also {PIPELINED.name})",
+        help=f"architectures to compare (default: %(default)s; {PIPELINED.name} is also available)",
     )
     parser.flag(
         "--connect", action="append", default=[], metavar="ARCH=HOST:PORT", help="use a running server; may be repeated"
     )
     for name, metavar, text in (
-        ("ca", "FILE", "connected servers speak TLS; their certificates are signed by one of these"),
-        ("client-cert", "FILE", "our certificate, for connected servers with mTLS"),
+        ("ca", "FILE", "connect with TLS; one of these CAs signed the servers' certificates"),
+        ("client-cert", "FILE", "our certificate, for servers that require mTLS"),
         ("client-key", "FILE", "its private key"),
-        ("server-name", "NAME", "the name in their certificates, where not their host"),
+        ("server-name", "NAME", "the name in the servers' certificates, if it is not their host"),
     ):
         parser.flag(f"--tls-{name}", metavar=metavar, help=text)
-    parser.flag("--token-file", metavar="FILE", help="a file with the token that connected servers ask for")
-    parser.flag("--token-env", metavar="NAME", help="or the environment variable that holds it")
-    parser.flag("--insecure", action="store_true", help="send the token in clear text to other machines too")
+    parser.flag("--token-file", metavar="FILE", help="a file with the token for the connected servers")
+    parser.flag("--token-env", metavar="NAME", help="the environment variable with that token, instead of a file")
+    parser.flag("--insecure", action="store_true", help="allow sending the token in clear text to other machines")
     parser.flag("--model", "--target-model", dest="model", metavar="MODEL", help="target (default: the embedded one)")
     parser.flag("--draft-model", metavar="MODEL", help="draft model")
     parser.flag("--draft", default="auto", metavar="|".join(DRAFTERS), help="drafter (default: auto)")
@@ -142,14 +153,31 @@ def _add_server_flags(parser: Parser) -> None:
         "--pipeline",
         default="off",
         metavar="|".join(PIPELINES),
-        help="of the distributed architecture: send rounds ahead of verdicts (default: off)",
+        help="distributed: send rounds before verdicts arrive (default: off)",
     )
-    parser.flag("--backend", default="torch", metavar="|".join(BACKENDS), help="toy is arithmetic, for tests")
-    parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="of the models (default: auto)")
-    parser.flag("--threads", type=int, metavar="T", help="threads of each server (default: the server's choice)")
-    parser.flag("--sequence-length", type=int, default=512, metavar="N", help="prompt and output (default: 512)")
+    parser.flag(
+        "--backend",
+        default="torch",
+        metavar="|".join(BACKENDS),
+        help="torch, or toy: arithmetic instead of a model, for tests",
+    )
+    parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="number format of the models (default: auto)")
+    parser.flag("--threads", type=int, metavar="T", help="CPU threads of each server (default: the server's choice)")
+    parser.flag(
+        "--sequence-length",
+        type=int,
+        default=512,
+        metavar="N",
+        help="tokens per sequence, prompt included (default: 512)",
+    )
     parser.flag("--batch", type=int, metavar="SLOTS", help="KV slots of each server (default: the server's choice)")
-    parser.flag("--startup-timeout", type=float, default=600.0, metavar="SECONDS", help="of a server (default: 600)")
+    parser.flag(
+        "--startup-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="how long a server may take to start (default: 600)",
+    )
 
 
 RENDERING = {"render", "baseline", "format"}
@@ -157,7 +185,7 @@ STARTING = ("model", "draft_model", "draft", "dtype", "threads", "batch", "backe
 
 
 def given_in(argv: Sequence[str]) -> set[str]:
-    """The flags that a command line names, in either spelling."""
+    """Returns the names of the flags that a command line gives, in either spelling."""
     parser = build_parser()
     for action in parser._actions:
         action.default = argparse.SUPPRESS
@@ -165,7 +193,7 @@ def given_in(argv: Sequence[str]) -> set[str]:
 
 
 def refuse_idle(arguments: argparse.Namespace, given: set[str]) -> None:
-    """Raises ValueError for a flag that would have no effect beside the others."""
+    """Raises ValueError for a flag that has no effect in combination with the others."""
     if arguments.render:
         for name in sorted(given - RENDERING):
             raise ValueError(f"{_flag(name)}: --render measures nothing; it takes --baseline and --format")
@@ -191,7 +219,7 @@ def _flag(name: str) -> str:
 
 
 def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
-    """Raises ValueError with one line that says what is wrong."""
+    """Builds the comparison's configuration. Raises ValueError with a message of one line."""
     temperatures = numbers("temperature", arguments.temperature, float) or (0.0,)
     baseline = read_comparison(arguments.baseline, "baseline") if arguments.baseline else None
     return ComparisonConfig(
@@ -232,6 +260,7 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
 
 
 def choose_prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
+    """Returns the prompts that the flags choose. Raises ValueError."""
     given = arguments.prompt_file is not None or arguments.prompt is not None
     built_in = arguments.workloads is not None or arguments.prompts_per_workload is not None
     if arguments.prompt_file is not None and arguments.prompt is not None:
@@ -250,7 +279,7 @@ def choose_prompts(arguments: argparse.Namespace) -> tuple[Prompt, ...]:
 
 
 def render_again(arguments: argparse.Namespace) -> int:
-    """The report of a comparison that was measured before, and beside a baseline if one is named."""
+    """Writes the report of an earlier comparison again, and compares it with a baseline if one is given."""
     from tandem.comparison.analysis.regression import judge
 
     comparison = read_comparison(arguments.render, "render")
@@ -260,7 +289,7 @@ def render_again(arguments: argparse.Namespace) -> int:
 
 
 def report_again(arguments: argparse.Namespace) -> int:
-    """Everything that follows from a run's records, which may have been cut short."""
+    """Analyses and reports a run's records again; the run may have been cut short."""
     from tandem.comparison.measuring.record_log import read_records
     from tandem.comparison.report.publishing import publish
 

@@ -1,4 +1,4 @@
-"""From the command line to configurations, validated. Nothing heavy is imported before it is known to be needed."""
+"""Builds each role's validated configuration from the parsed flags. Imports a room only when a role needs it."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ if TYPE_CHECKING:
     from tandem.rpc.credentials import Credentials
     from tandem.runners.nxdi.settings import NxdiSettings
     from tandem.services.launch import RoleConfig
-    from tandem.services.security.config import Security
     from tandem.speculation.depth import Pipeline
     from tandem.speculation.types import SamplingParams
     from tandem.training.acceptance.measure import AcceptConfig
 
 STARTED = time.monotonic()
-CHUNK = 64  # tokens of a prompt per step, unless told
-MOST = 5  # draft tokens per round that a server allows unless it is told
+CHUNK = 64  # default number of prompt tokens per step
+MOST = 5  # default maximum of draft tokens per round on a server
 
 
 def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
-    """Which models, on what, in which shape."""
+    """Builds the configuration of a role's models: where they run and in which shape."""
     from tandem.engine.loading import DraftChoice, ModelConfig
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.torch.buckets import AskedBuckets
 
-    nxdi = args.backend == "nxdi"  # which shares a model among cores itself
+    nxdi = args.backend == "nxdi"  # it shards models among cores itself
     k = auto_or_count("speculation_length", args.speculation_length)
     return ModelConfig(
         execution=Execution(
@@ -67,7 +66,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
 
 
 def most_drafts(args: argparse.Namespace) -> int:
-    """Draft tokens that a round may have. Raises ValueError."""
+    """Returns the most draft tokens that a round may have. Raises ValueError."""
     k, most = auto_or_count("speculation_length", args.speculation_length), args.max_speculation_length
     if most is None:
         return MOST if k is None else k
@@ -77,7 +76,7 @@ def most_drafts(args: argparse.Namespace) -> int:
 
 
 def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
-    """What only --backend nxdi is told."""
+    """Builds the settings that only --backend nxdi has."""
     from tandem.runners.nxdi.settings import NxdiSettings, read_neuron_config
 
     return NxdiSettings(
@@ -90,7 +89,8 @@ def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
 
 
 def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
-    """A server's whole configuration."""
+    """Builds the whole configuration of a server."""
+    from tandem.cli.security import server_security
     from tandem.engine.generator import RequestDefaults
     from tandem.engine.step_watch import named_seconds
     from tandem.runners.startup import Startup
@@ -108,7 +108,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
             args.ready_file,
             args.drain_seconds,
             startup,
-            security(args),
+            server_security(args),
             args.health_port,
             Ending(),
         ),
@@ -131,40 +131,19 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
 
 
 def command(args: argparse.Namespace) -> tuple[str, ...]:
-    """Starts this role again, in another process."""
+    """Returns the command that starts this role again, in another process."""
     return (*LAUNCH, *args.argv)
 
 
 def sampling(args: argparse.Namespace) -> SamplingParams:
-    """What was given, the rest as it is by default. Raises ValueError."""
+    """Returns the sampling that the flags give, with defaults for the rest. Raises ValueError."""
     from tandem.speculation.types import SamplingParams
 
     return SamplingParams(**{name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None})
 
 
-def security(args: argparse.Namespace) -> Security:
-    """Who may reach a server, how, and with how much."""
-    from tandem.services.security.config import Security
-    from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits, message_bytes
-    from tandem.services.security.tls import tls_config
-    from tandem.services.security.tokens import AcceptedTokens
-
-    most = args.max_message_bytes
-    if most is None:  # NxD Inference may be told its sequence length elsewhere
-        length, prompt = args.sequence_length or 512, args.max_prompt_bytes
-        most = MESSAGE_BYTES if args.backend == "nxdi" else message_bytes(length, prompt)
-    return Security(
-        tls=tls_config(args.tls_cert, args.tls_key, args.tls_client_ca),
-        tokens=AcceptedTokens(args.accept_tokens) if args.accept_tokens else None,
-        insecure=args.insecure,
-        limits=ServerLimits(args.max_sessions_per_identity, args.max_requests_per_identity, args.max_prompt_bytes),
-        max_message_bytes=most,
-        log_prompts=args.log_prompts,
-    )
-
-
 def credentials(args: argparse.Namespace) -> Credentials:
-    """What calls show, and whom they trust; compare_architectures.py has the same flags."""
+    """Builds the credentials of outgoing calls; `tandem compare` has the same flags."""
     from tandem.rpc.credentials import Credentials
 
     return Credentials(
@@ -179,14 +158,14 @@ def credentials(args: argparse.Namespace) -> Credentials:
 
 
 def pipeline_of(args: argparse.Namespace) -> Pipeline:
-    """Whether the rounds of a distributed loop overlap."""
+    """Returns whether the rounds of a distributed loop overlap."""
     from tandem.speculation.depth import Pipeline
 
     return Pipeline.named(args.pipeline)
 
 
 def client_config(args: argparse.Namespace) -> ClientConfig:
-    """What to ask and whom."""
+    """Builds a client's prompts, request and addresses."""
     from tandem.clients.terminal import ClientConfig
     from tandem.speculation.types import GenerationRequest, Rule
 
@@ -218,7 +197,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
 
 
 def accept_config(args: argparse.Namespace) -> AcceptConfig:
-    """Which pair to measure, on what. The rounds go up to the speculation length asked for."""
+    """Builds an acceptance measurement. Its rounds go up to the speculation length asked for."""
     from tandem.comparison.measuring.workloads import built_in_prompts, given_prompts, read_prompt_file
     from tandem.training.acceptance.measure import AcceptConfig
 
@@ -237,7 +216,7 @@ def accept_config(args: argparse.Namespace) -> AcceptConfig:
 
 
 def compile_config(args: argparse.Namespace) -> CompileConfig:
-    """What to compile, for which device and buckets."""
+    """Builds the list of graphs to compile, and for which device and buckets."""
     from tandem.engine.compile_ahead import CompileConfig
 
     parts = split_list(args.compile_for)
@@ -245,7 +224,7 @@ def compile_config(args: argparse.Namespace) -> CompileConfig:
 
 
 def advice_config(args: argparse.Namespace) -> AdviceConfig:
-    """Whose measurements, for which link and load."""
+    """Builds a request for advice: the measurements, the link and the load."""
     from tandem.comparison.analysis.advice import AdviceConfig
 
     if args.report is None:
@@ -254,7 +233,7 @@ def advice_config(args: argparse.Namespace) -> AdviceConfig:
 
 
 def plan_config(args: argparse.Namespace) -> PlanConfig:
-    """What to plan for. A tp_degree of 1, the flag's default, lets the plan choose; --core_count 1 asks for one."""
+    """Builds a plan's input. A tp_degree of 1, the default, lets the plan choose; --core_count 1 asks for one."""
     from tandem.planning.plan import PlanConfig
 
     target = args.target_model or args.model
@@ -298,18 +277,19 @@ def _file_prompts(file: str | None) -> tuple[str, ...]:
 
 
 def addresses_of(hosts: str, port: int) -> str:
-    """HOST:PORT of each HOST or HOST:PORT in a list with commas."""
+    """Returns HOST:PORT for each HOST or HOST:PORT in a comma-separated list."""
     return ",".join(address_of(host.strip(), port) for host in hosts.split(","))
 
 
 def address_of(host: str, port: int) -> str:
+    """Returns HOST:PORT; `port` is used where `host` has none."""
     if host.count(":") > 1 and not host.startswith("["):
-        host = f"[{host}]"  # an IPv6 address alone
+        host = f"[{host}]"  # a bare IPv6 address
     return host if ":" in host.rpartition("]")[2] else f"{host}:{port}"
 
 
 def draft_address(given: str | None) -> str | None:
-    """HOST:PORT, checked; a port to guess does not exist."""
+    """Checks HOST:PORT. There is no default port."""
     if given is None:
         return None
     host, _, port = given.rpartition(":")

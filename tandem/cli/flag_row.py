@@ -1,5 +1,4 @@
-"""A row of the table of main.py's flags (tandem/cli/flags.py): what a flag is called, and which roles and backends take
-it."""
+"""The row type of the flag table in tandem/cli/flags.py: a flag's names, and the roles and backends that take it."""
 
 from __future__ import annotations
 
@@ -10,12 +9,12 @@ from typing import Any
 BACKENDS = ("torch", "nxdi", "toy")
 
 SERVERS = ("target", "fused_target", "draft_worker")
-ASKING = ("client", "fused_client", "draft")  # a server, for their own prompts
+ASKING = ("client", "fused_client", "draft")  # send their own prompts to a server
 ALONE = ("verify_target", "verify_draft")
 PROMPTED = (*ASKING, *ALONE)
 DRAFTING = ("fused_target", "draft_worker", "draft", "accept", "compile")
 LOADING = (*SERVERS, "draft", *ALONE, "accept", "compile")
-SHARED = ("target", "fused_target", "compile")  # roles whose target ranks can share
+SHARED = ("target", "fused_target", "compile")  # their target can be sharded among ranks
 EVERY = (*LOADING, "client", "fused_client", "advise", "plan", "doctor")
 
 TORCH, NXDI, REAL = ("torch",), ("nxdi",), ("torch", "nxdi")
@@ -23,9 +22,9 @@ TORCH, NXDI, REAL = ("torch",), ("nxdi",), ("torch", "nxdi")
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One row. `names`: the first is the argument's; `options` are argparse's.
+    """A flag. The first of `names` is the argument's; `options` are passed to argparse.
 
-    `roles` take it, of those that load models with one of `backends`; `only` narrows the roles for a backend further.
+    `roles` take the flag; those that load models, with one of `backends` alone. `only` narrows a backend's roles.
     """
 
     names: tuple[str, ...]
@@ -43,7 +42,7 @@ class Flag:
         return self.options.get("default", False if self.options.get("action") == "store_true" else None)
 
     def takers(self, backend: str) -> tuple[str, ...]:
-        """The roles that take it with a backend."""
+        """Returns the roles that take the flag with a backend."""
         return self.only.get(backend, self.roles) if backend in self.backends else ()
 
 

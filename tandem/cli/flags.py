@@ -1,4 +1,4 @@
-"""The flags of main.py: one table, a row each, with the roles and backends that take it."""
+"""The table of the roles' flags, with the roles and backends that take each one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _NETWORK = Group(
             "host",
             to=SERVERS,
             default="127.0.0.1",
-            help="address a server listens on (default 127.0.0.1: this machine only)",
+            help="address a server listens on (default: 127.0.0.1, this machine only)",
         ),
         flag(
             "port",
             to=(*SERVERS, *ASKING),
             type=int,
             default=DEFAULT_PORT,
-            help="port a server listens on, or a client asks; 0: a free one",
+            help="port a server listens on, or a client connects to; 0: any free port",
         ),
         flag(
             "target_host",
             to=(*ASKING, "draft_worker"),
             default="127.0.0.1",
-            help="where the server is, HOST or HOST:PORT; draft, draft_worker: several with commas, each may take over",
+            help="the server, HOST or HOST:PORT; draft, draft_worker: a comma-separated list, for failover",
         ),
         flag(
             "target_port",
@@ -36,12 +36,14 @@ _NETWORK = Group(
             default=DEFAULT_PORT,
             help="draft_worker: port of its TargetVerifier",
         ),
-        switch("propose_only", to=("draft_worker",), help="draft_worker: know no target, draft for those that ask"),
+        switch(
+            "propose_only", to=("draft_worker",), help="draft_worker: have no target; only draft for targets that ask"
+        ),
         flag(
             "draft_host",
             to=("target",),
             metavar="HOST:PORT",
-            help="target: speculate with the drafts of the DraftWorker there",
+            help="target: use drafts from the DraftWorker at this address",
         ),
         flag(
             "draft_seconds",
@@ -54,12 +56,15 @@ _NETWORK = Group(
             "pipeline",
             to=("draft", "draft_worker"),
             default="auto",
-            help="draft, draft_worker: send rounds ahead of verdicts, on or off; auto (default): where it is faster",
+            help="draft, draft_worker: send rounds before verdicts arrive: on, off or auto (default: if it is faster)",
         ),
         flag(
-            "health_port", to=SERVERS, type=int, help="servers: answer health checks here too, without TLS (for probes)"
+            "health_port",
+            to=SERVERS,
+            type=int,
+            help="servers: also answer health checks on this port, without TLS (for probes)",
         ),
-        flag("ready_file", to=SERVERS, help="write address and process id here once ready"),
+        flag("ready_file", to=SERVERS, help="file to write the address and process id to once ready"),
         flag(
             "drain_seconds",
             to=SERVERS,
@@ -71,7 +76,7 @@ _NETWORK = Group(
             "step_seconds",
             to=SERVERS,
             default="auto",
-            help="servers: a step of the device that takes longer hangs; auto (default): by its own times; 0: no bound",
+            help="servers: a longer device step counts as hung; auto (default): from measured times; 0: no limit",
         ),
         flag(
             "lease_seconds",
@@ -92,7 +97,7 @@ _NETWORK = Group(
             to=(*ASKING, "draft_worker"),
             type=float,
             default=60.0,
-            help="how long a request tries to go on while no server answers, or all are full (default 60)",
+            help="how long to retry a request while no server answers, or all are full (default 60)",
         ),
         flag(
             "queue",
@@ -109,56 +114,60 @@ _TAKING = Group(
     "security of a server (docs/security.md)",
     (
         flag(
-            "tls_cert", to=SERVERS, metavar="FILE", help="the server's certificate (PEM, with its chain); with it, TLS"
+            "tls_cert", to=SERVERS, metavar="FILE", help="the server's certificate (PEM, with its chain); turns TLS on"
         ),
         flag("tls_key", to=SERVERS, metavar="FILE", help="its private key"),
         flag(
-            "tls_client_ca", to=SERVERS, metavar="FILE", help="clients must show a certificate that one of these signed"
+            "tls_client_ca", to=SERVERS, metavar="FILE", help="require client certificates that one of these CAs signed"
         ),
         flag(
             "accept_tokens",
             to=SERVERS,
             metavar="FILE",
-            help="callers must show a token of this file: `identity token` lines",
+            help="require a token from this file of `identity token` lines",
         ),
-        switch("insecure", to=(*SERVERS, *ASKING), help="without TLS: listen for, or send a token to, other machines"),
+        switch(
+            "insecure",
+            to=(*SERVERS, *ASKING),
+            help="allow other machines without TLS: listen for them, or send them a token",
+        ),
         flag(
             "max_message_bytes",
             to=SERVERS,
             type=int,
-            help="of one request (default: what prompts can take, at most 4 MiB)",
+            help="maximum size of a request (default: enough for the longest prompt, at most 4 MiB)",
         ),
         flag(
             "max_prompt_bytes",
             to=SERVERS,
             type=int,
-            help="of a text prompt (default: 64 per token of the sequence length)",
+            help="maximum size of a text prompt (default: 64 per token of the sequence length)",
         ),
         flag(
             "max_sessions_per_identity",
             to=("target", "draft_worker"),
             type=int,
-            help="open sessions of one caller (default: no limit)",
+            help="maximum open sessions of one caller (default: no limit)",
         ),
         flag(
             "max_requests_per_identity",
             to=SERVERS,
             type=int,
-            help="Generate calls of one caller at once (default: no limit)",
+            help="maximum concurrent Generate calls of one caller (default: no limit)",
         ),
-        switch("log_prompts", to=SERVERS, help="log what is asked and answered; nothing of it is otherwise"),
+        switch("log_prompts", to=SERVERS, help="log prompts and answers; otherwise they are never logged"),
     ),
 )
 
 _CALLERS = (*ASKING, "target", "draft_worker")
 _CALLING = Group(
-    "security of calls: of clients, and of servers that ask another",
+    "security of outgoing calls, from clients and from servers that call another server",
     (
         flag(
             "tls_ca",
             to=_CALLERS,
             metavar="FILE",
-            help="call with TLS; the server's certificate is signed by one of these",
+            help="call with TLS; one of these CAs signed the server's certificate",
         ),
         flag(
             "tls_client_cert", to=_CALLERS, metavar="FILE", help="the caller's own certificate, for a server with mTLS"
@@ -168,16 +177,18 @@ _CALLING = Group(
             "tls_server_name",
             to=_CALLERS,
             metavar="NAME",
-            help="the name in the server's certificate, where not its host",
+            help="the name in the server's certificate, if it is not its host",
         ),
-        flag("token_file", to=_CALLERS, metavar="FILE", help="a file with the token that accompanies every call"),
-        flag("token_env", to=_CALLERS, metavar="NAME", help="or the environment variable that holds it"),
+        flag("token_file", to=_CALLERS, metavar="FILE", help="a file with the token to send with every call"),
+        flag(
+            "token_env", to=_CALLERS, metavar="NAME", help="the environment variable with that token, instead of a file"
+        ),
     ),
 )
 
 _GENERATING = (*PROMPTED, "accept", *SERVERS)
 _REQUESTS = Group(
-    "requests (on a server: what holds for requests that do not say)",
+    "requests (on a server: the defaults for requests that leave them out)",
     (
         flag("prompt", to=(*PROMPTED, "accept"), action="append", help="a prompt; may be repeated"),
         flag("prompt_text", "prompt_file", to=(*PROMPTED, "accept"), help="a file with one prompt per line"),
@@ -186,15 +197,20 @@ _REQUESTS = Group(
             "max_new_tokens",
             to=_GENERATING,
             type=int,
-            help="most tokens to produce (default: a server's, else up to the sequence length)",
+            help="maximum tokens to generate (default: a server's, else up to the sequence length)",
         ),
         flag("temperature", to=_GENERATING, type=float, help="0 is greedy (default: a server's, else 0)"),
-        flag("top_k", to=_GENERATING, type=int, help="keep the k most likely tokens; 0 keeps all (default: likewise)"),
+        flag(
+            "top_k",
+            to=_GENERATING,
+            type=int,
+            help="keep the k most likely tokens; 0 keeps all (default: a server's, else 0)",
+        ),
         flag(
             "top_p",
             to=_GENERATING,
             type=float,
-            help="keep the likeliest tokens up to this probability (default: a server's, else 1)",
+            help="keep the likeliest tokens up to this total probability (default: a server's, else 1)",
         ),
         flag(
             "min_p",
@@ -215,25 +231,25 @@ _REQUESTS = Group(
 )
 
 _SEEING = Group(
-    "seeing what goes on (docs/observability.md)",
+    "observability (docs/observability.md)",
     (
         flag(
             "metrics_port",
             to=SERVERS,
             type=int,
-            help="servers: Prometheus metrics here; 0: a free port (default: none)",
+            help="servers: port for Prometheus metrics; 0: any free port (default: none)",
         ),
-        flag("metrics_host", to=SERVERS, default="127.0.0.1", help="servers: address of that port (default 127.0.0.1)"),
+        flag("metrics_host", to=SERVERS, default="127.0.0.1", help="servers: address for metrics (default 127.0.0.1)"),
         flag(
             "otlp_endpoint",
             to=(*SERVERS, *PROMPTED),
-            help="http://HOST:PORT of the OTLP/gRPC collector that traces go to (default: none)",
+            help="http://HOST:PORT of the OTLP/gRPC collector to send traces to (default: none)",
         ),
-        flag("log_format", to=EVERY, default="text", help="text (default) or json, one object a line"),
+        flag("log_format", to=EVERY, default="text", help="text (default), or json: one object per line"),
         switch(
             "profile",
             to=(*SERVERS, *PROMPTED),
-            help="write performance_*.csv and .json: a row for every request, on a target for every session too",
+            help="write performance_*.csv and .json: a row for each request, and on a target for each session",
         ),
         switch("debug", to=EVERY, help="log more, and show tracebacks"),
     ),

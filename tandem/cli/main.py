@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
     """Runs a role. Exit codes: 0 done, 1 failed, 2 cannot start (one line on stderr says why)."""
     debug = False
     arguments = with_role(sys.argv[1:] if argv is None else argv)
+    if arguments[:2] == ["--role", COMPARE]:
+        return _compare(arguments[2:], program)
     try:
-        if arguments[:2] == ["--role", COMPARE]:
-            return _compare(arguments[2:], program)
         args = parser(program).parse_args(arguments)
         debug = args.debug
         if not debug:
@@ -68,7 +68,13 @@ def with_role(argv: Sequence[str]) -> list[str]:
 def _compare(argv: list[str], program: str) -> int:
     from tandem.cli.compare import main as compare
 
-    return compare(argv, "compare_architectures.py" if program == "main.py" else f"{program} compare")
+    command = "compare_architectures.py" if program == "main.py" else f"{program} {COMPARE}"
+    try:
+        return compare(argv, command)
+    except ModuleNotFoundError as error:
+        if (missing := _missing(error)) is None:
+            raise
+        return _refuse(missing, error, 2, False, command)
 
 
 def _missing(error: ModuleNotFoundError) -> str | None:

@@ -1,4 +1,4 @@
-"""Rows of tandem/cli/flags.py: the models, what is measured and advised, and the plan."""
+"""The flags of models, measurement, advice and planning: rows of the table in tandem/cli/flags.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tandem.cli.flag_row import (
     switch,
 )
 
-DRAFT_HELP = "hybrid (prompt lookup, else the draft model), model, or ngram (lookup alone); auto: hybrid if it can"
+DRAFT_HELP = "hybrid (prompt lookup, else the draft model), model, or ngram (lookup alone); auto: hybrid if possible"
 
 MODELS = Group(
     "models (default: the embedded SmolLM2-135M-Instruct)",
@@ -26,7 +26,7 @@ MODELS = Group(
         flag(
             "target_model",
             to=("target", "verify_target", *DRAFTING, "plan"),
-            help="the target, where a role has two models; draft, draft_worker: whose tokenizer lookup speaks",
+            help="the target, for roles with two models; draft, draft_worker: the tokenizer that n-gram lookup uses",
         ),
         flag("draft_model", to=(*DRAFTING, "verify_draft", "plan"), help="the draft model"),
         flag("draft", to=DRAFTING, default="auto", help=DRAFT_HELP),
@@ -37,7 +37,7 @@ MODELS = Group(
             help="torch, nxdi (NxD Inference, on Neuron), or toy (for tests)",
         ),
         flag(
-            "device", to=LOADING, backends=TORCH, default="auto", help="auto, cpu, cuda or neuron (Trn2, Trn3); torch's"
+            "device", to=LOADING, backends=TORCH, default="auto", help="torch: auto, cpu, cuda or neuron (Trn2, Trn3)"
         ),
         flag("dtype", to=(*LOADING, "plan"), backends=REAL, default="auto", help="auto, float32, bfloat16 or float16"),
         flag(
@@ -45,26 +45,26 @@ MODELS = Group(
             to=LOADING,
             backends=TORCH,
             type=int,
-            help="CPU threads of a model (default: torch's choice, or a rank's share of the CPUs)",
+            help="CPU threads per model (default: torch's choice, or a rank's share of the CPUs)",
         ),
         flag(
             "compile",
             to=LOADING,
             backends=TORCH,
             default="auto",
-            help="steps: native (C++), inductor or neuron (graphs), off (module code), auto",
+            help="how steps run: native (C++), inductor or neuron (graphs), off (module code), auto",
         ),
         switch(
             "exact",
             to=("target", "fused_target", *ALONE, "accept"),
             backends=REAL,
-            help="use only step shapes that give the same bits (default)",
+            help="use only step shapes whose results agree bit for bit (default)",
         ),
         switch(
             "fast",
             to=("target", "fused_target", *ALONE, "accept"),
             backends=REAL,
-            help="use all step shapes, also where their last bits differ",
+            help="use all step shapes, even if their results differ in the last bits",
         ),
         flag(
             "sequence_length",
@@ -72,19 +72,25 @@ MODELS = Group(
             type=int,
             help="tokens per sequence, prompt included (servers: 512)",
         ),
-        flag("batch", to=(*LOADING, "plan"), type=int, default=4, help="KV slots: sequences held at once (default 4)"),
+        flag(
+            "batch",
+            to=(*LOADING, "plan"),
+            type=int,
+            default=4,
+            help="KV slots: sequences in memory at once (default 4)",
+        ),
         flag(
             "speculation_length",
             "gamma",
             to=(*SERVERS, *ASKING, "accept", "compile", "plan"),
             metavar="auto|K",
-            help="draft tokens per round; auto (default): as many as pay, by measurement. Clients: as the server says",
+            help="draft tokens per round; auto (default): the fastest by measurement. Clients: the server's choice",
         ),
         flag(
             "max_speculation_length",
             to=(*LOADING, "plan"),
             type=int,
-            help="a server's most (default: its speculation_length, auto: 5)",
+            help="the maximum on a server (default: its speculation_length; for auto, 5)",
         ),
         flag(
             "tp_degree",
@@ -93,7 +99,7 @@ MODELS = Group(
             only={"torch": (*SHARED, "plan")},
             type=int,
             default=1,
-            help="cores that share a target (torch: a process each, which are started here, or by torchrun)",
+            help="cores that share a target (torch: one process per core, started here or by torchrun)",
         ),
         flag(
             "cores",
@@ -105,45 +111,45 @@ MODELS = Group(
             "compiled_dir",
             to=LOADING,
             backends=REAL,
-            help="folder of compiled models; may be shared (default: in ~/.cache/tandem)",
+            help="folder for compiled models, which servers may share (default: in ~/.cache/tandem)",
         ),
         flag(
             "compile_for",
             to=("compile",),
-            help="compile: target, draft and fused, those that are wanted (default: all)",
+            help="compile: which of target, draft and fused to compile (default: all)",
         ),
         flag(
             "batch_buckets",
             to=(*LOADING, "plan"),
             backends=TORCH,
-            help="rows to make graphs of steps for, such as 1,4 (default: what suits the device)",
+            help="batch sizes to compile graphs for, such as 1,4 (default: depends on the device)",
         ),
         flag(
             "draft_buckets",
             to=(*LOADING, "plan"),
             backends=TORCH,
-            help="draft tokens to make graphs of steps for, such as 2,5 (default: as batch_buckets)",
+            help="draft lengths to compile graphs for, such as 2,5 (default: depends on the device)",
         ),
         flag(
             "prefill_chunk",
             to=(*LOADING, "plan"),
             backends=TORCH,
             type=int,
-            help="tokens of a prompt per step (default 64)",
+            help="prompt tokens per step (default 64)",
         ),
         flag(
             "neuron_config",
             to=LOADING,
             backends=NXDI,
             metavar="JSON",
-            help="nxdi: NeuronConfig's fields, as JSON or a file of it",
+            help="nxdi: fields of NeuronConfig, as JSON or a JSON file",
         ),
         flag(
             "draft_neuron_config",
             to=("fused_target",),
             backends=NXDI,
             metavar="JSON",
-            help="nxdi, fused_target: fields that differ for the draft",
+            help="nxdi, fused_target: the NeuronConfig fields that differ for the draft",
         ),
         switch(
             "eagle",
@@ -157,22 +163,28 @@ MODELS = Group(
 FIGURES = Group(
     "measuring and advice (roles accept and advise)",
     (
-        flag("output", to=("accept",), help="accept: write the figures here as JSON"),
-        flag("report", to=("advise",), help="advise: the comparison.json whose measurements to use"),
+        flag("output", to=("accept",), help="accept: file to write the figures to, as JSON"),
+        flag("report", to=("advise",), help="advise: the comparison.json with the measurements to use"),
         flag(
             "rtt_ms",
             to=("advise",),
             type=float,
             help="advise: round trip between client and target (default: as measured)",
         ),
-        flag("clients", to=("advise",), type=int, default=1, help="advise: clients at once on one target (default 1)"),
+        flag(
+            "clients", to=("advise",), type=int, default=1, help="advise: concurrent clients of one target (default 1)"
+        ),
     ),
 )
 
 PLANNING = Group(
     "planning (roles plan and doctor; plan also takes the models' flags)",
     (
-        flag("instance", to=("plan",), help="plan: trn2.48xlarge and the like, or FAMILY:CHIPS such as trn3:4"),
+        flag(
+            "instance",
+            to=("plan",),
+            help="plan: an instance type such as trn2.48xlarge, or FAMILY:CHIPS such as trn3:4",
+        ),
         flag(
             "lnc",
             to=("plan",),
@@ -183,7 +195,7 @@ PLANNING = Group(
             "core_count",
             to=("plan",),
             type=int,
-            help="plan: cores of either placement (default: tp_degree, or as few as do)",
+            help="plan: cores for each placement (default: tp_degree, or as few as suffice)",
         ),
         flag(
             "context_buckets",
@@ -201,14 +213,14 @@ PLANNING = Group(
             "quantization",
             to=("plan",),
             default="auto",
-            help="plan: of the target; none, int8, f8e4m3, f8e5m2; auto: config.json",
+            help="plan: quantization of the target: none, int8, f8e4m3, f8e5m2, or auto (as config.json says)",
         ),
         flag(
             "modules_to_not_convert",
             to=("plan",),
             default="lm_head",
             metavar="LIST",
-            help="plan: what a quantization leaves out (lm_head)",
+            help="plan: modules to leave unquantized (default lm_head)",
         ),
         switch("json", to=("plan", "doctor"), help="plan, doctor: print JSON"),
     ),

@@ -152,9 +152,9 @@ def test_the_light_install_runs_the_toy_roles_and_names_the_extra_that_others_ne
     assert "token" in output(light, user, "tandem", *alone)
     shown = output(light, user, "tandem", "--help")
     assert "fused_target" in shown and "compare" in shown and "main.py" not in shown
-    for role in ("target", "fused_target", "verify_target"):
-        flags = ("--prompt", "x") if role == "verify_target" else ("--port", "0")
-        refused = run(light, user, "tandem", role, *flags)
+    model = output(light, user, "-c", "from tandem.checkpoints.locate import embedded_draft as e; print(e())")
+    for role in (("target", "--port", "0"), ("verify_target", "--prompt", "x")):
+        refused = run(light, user, "tandem", *role, "--model", model)
         (line,) = refused.stderr.splitlines()
         assert refused.returncode == 2 and line.startswith("tandem: ") and "tandem-speculative[torch]" in line
     refused = run(light, user, "tandem", "compare", "--backend", "toy", "--prompt", "x")
