@@ -27,12 +27,12 @@ class LinkChoice:
         return 0.0 if self.bandwidth_mbps is None else payload_bytes * 8 / (self.bandwidth_mbps * 1e6)
 
     def round_trip(self, payload_bytes: float) -> float:
-        """Returns the seconds that a call and its reply take on the link; `payload` is the size of both."""
+        """Returns the seconds that a call and its reply, `payload_bytes` together, take on the link."""
         return self.seconds + self.transfer(payload_bytes)
 
     @property
     def settings(self) -> LinkSettings | None:
-        """The settings of the emulated link. Raises a ValueError that names the flag."""
+        """The settings of the emulated link, if there is one. Raises a ValueError that names the flag."""
         return None if self.rtt_ms is None else LinkSettings(self.rtt_ms, self.bandwidth_mbps)
 
     def __str__(self) -> str:

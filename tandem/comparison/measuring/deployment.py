@@ -72,7 +72,7 @@ def server_command(
     speculation_length: int | None = None,
     host: str = "127.0.0.1",
 ) -> list[str]:
-    """Returns the flags of a server. Its maximum speculation length also covers calibration requests."""
+    """Returns the command of a server. Its maximum speculation length also covers calibration requests."""
     length = speculation_length
     if length is None:
         length = max(config.speculation_length or 0, min(LEAST_LENGTH, config.sequence_length - 1))
@@ -95,7 +95,7 @@ def target_command(
 
 
 def drafting_command(config: ComparisonConfig, role: str, *extra: str, host: str = "127.0.0.1") -> list[str]:
-    """Returns the flags of a role that drafts. A draft worker also needs the target, for its tokenizer."""
+    """Returns the command of a role that drafts. A draft worker also needs the target, for its tokenizer."""
     models = ["--target_model", config.model] if config.model else []
     models += ["--draft_model", config.draft_model] if config.draft_model else []
     return server_command(config, role, *models, "--draft", config.draft, *extra, host=host)
@@ -132,13 +132,13 @@ class _Deployment:
         return Endpoint(architecture, address, await self.describe(address, architecture.service))
 
     async def _started(self, architecture: Architecture, command: list[str]) -> Endpoint:
-        """Starts a server on the client side."""
+        """Starts a server on this side and returns its endpoint."""
         server = await self.starter.start(architecture.name, command)
         model = await self.describe(server.address, architecture.service)
         return Endpoint(architecture, server.address, model, server.log)
 
     async def _started_across(self, architecture: Architecture, command: list[str]) -> Endpoint:
-        """Starts a server on the target side."""
+        """Starts a server on the target side and returns its endpoint."""
         endpoint = await self._started(architecture, [*self.site.command_prefix, *command])
         return replace(endpoint, across=await self.site.across(endpoint.address))
 
@@ -202,15 +202,15 @@ class _Deployment:
         return [await self._started_across(REMOTE_DRAFT, command)]
 
     def _shown_to(self, endpoint: Endpoint) -> list[str]:
-        """Returns the credential flags of a server started here; only connected servers require them."""
+        """Returns the credential flags for calls to an endpoint; only connected servers require them."""
         return self.config.credentials.flags() if endpoint.log is None else []
 
     def _worker_command(self, *extra: str) -> list[str]:
-        """Starts a draft worker on the client side, reachable from the target side."""
+        """Returns the command of a draft worker on the client side, reachable from the target side."""
         return drafting_command(self.config, "draft_worker", *extra, host=self.site.near_host)
 
     async def _proposing(self) -> str:
-        """Returns the address of a draft worker without a target."""
+        """Starts a draft worker without a target and returns its address."""
         return (await self.starter.start("draft_worker", self._worker_command("--propose_only"))).address
 
 

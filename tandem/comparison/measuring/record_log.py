@@ -136,7 +136,7 @@ def read_records(path: Path, flag: str = "from-records") -> Measured:
 
 @dataclass(frozen=True)
 class _Run:
-    """Restores the measurement from the first line."""
+    """The first line, without its settings."""
 
     kind: str
     format: int

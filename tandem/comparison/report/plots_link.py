@@ -92,7 +92,7 @@ def _measured(condition: JSON, name: str) -> tuple[float, float, float, float] |
 
 
 def _ticks(axes: Axes, rtts: list[float], right: float) -> None:
-    """Returns tick positions at the measured round trips that are far enough apart."""
+    """Puts ticks at the measured round trips that are far enough apart."""
     kept: list[float] = []
     for rtt in sorted(set(rtts)):
         if not kept or rtt - kept[-1] >= 0.07 * right:
