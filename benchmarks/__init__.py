@@ -1,1 +1,1 @@
-"""Measurements that say how fast Tandem is beside something else. Run from the repository root, see README.md."""
+"""Benchmarks that compare Tandem with other software. Run them from the repository root; see README.md."""

@@ -1,7 +1,7 @@
-"""Speculation length that adapts beside fixed ones and plain decoding, on the embedded pair.
+"""Compares adaptive speculation lengths with fixed ones and plain decoding, on the embedded pair.
 
-`python -m benchmarks.adaptive_length --architectures fused`. Real servers; every prompt is answered in turn by plain
-decoding, at every fixed length and with auto, the first place rotating. Prints the time per token by workload, auto
+`python -m benchmarks.adaptive_length --architectures fused`. Uses real servers; every prompt is answered in turn by
+plain decoding, at every fixed length and with auto; the order rotates. Prints the time per token by workload, auto
 over the best fixed length of that workload (allowed: 1.05) and auto over plain decoding (allowed: 1.03).
 """
 
@@ -41,7 +41,7 @@ SPECULATING = (FUSED.name, DISTRIBUTED.name, REMOTE_DRAFT.name)
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One answer. `length`: auto, plain, or a fixed number."""
+    """One answered request. `length`: auto, plain, or a fixed number."""
 
     architecture: str
     length: str
@@ -55,7 +55,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One architecture on one workload: seconds per token by length, means over prompts of medians over runs."""
+    """One architecture on one workload: seconds per token by length, averaged over prompts (medians over runs)."""
 
     architecture: str
     workload: str
@@ -80,7 +80,7 @@ class Row:
 
 
 def rows(samples: Sequence[Sample]) -> list[Row]:
-    """One for each architecture and workload, in the order measured."""
+    """Returns one result for each architecture and workload, in the order measured."""
     found: list[Row] = []
     for architecture in dict.fromkeys(s.architecture for s in samples if s.length != PLAIN):
         for workload in dict.fromkeys(s.workload for s in samples):
@@ -99,7 +99,7 @@ def _tpot(samples: Sequence[Sample]) -> float:
 
 
 async def run(args: argparse.Namespace, say: Callable[[str], None], samples: list[Sample]) -> None:
-    """Each answer is in `samples` as soon as it is there."""
+    """Appends each answer to `samples` at once."""
     async with contextlib.AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="adaptive_length")))
         fleet = await stack.enter_async_context(Fleet(logs, concurrency=1))
@@ -112,7 +112,7 @@ async def run(args: argparse.Namespace, say: Callable[[str], None], samples: lis
             if endpoint.architecture.name in SPECULATING:
                 contender = await _contender(stack, endpoint)
                 turns += [(contender.name, k, contender) for k in (*map(str, args.lengths), ADAPTIVE)]
-        for turn in turns:  # and what adapts learns what steps cost
+        for turn in turns:  # and the adaptive length learns the cost of steps
             await _ask(args, *turn, args.prompts[0], 0)
         for i, (run_number, prompt) in enumerate((r, p) for r in range(args.runs) for p in args.prompts):
             at = i % len(turns)
@@ -198,7 +198,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def document(samples: Sequence[Sample]) -> dict[str, Any]:
-    """What --output holds."""
+    """Returns the document that --output writes."""
     return {
         "machine": asdict(this_machine()),
         "versions": asdict(these_versions()),

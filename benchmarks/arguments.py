@@ -1,4 +1,4 @@
-"""Flags in hyphen and underscore spelling; an error is one line."""
+"""Parses the flags of benchmarks, in hyphen and underscore spelling."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser of a benchmark."""
+    """The argument parser of a benchmark; an error is one line."""
 
     def flag(self, name: str, **settings: Any) -> None:
         self.add_argument(*dict.fromkeys((name, "--" + name[2:].replace("-", "_"))), **settings)
@@ -17,7 +17,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parses an integer of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")

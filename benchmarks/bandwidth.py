@@ -1,4 +1,4 @@
-"""What this machine's memory delivers to a reader, and the time per token that follows from it.
+"""Measures this machine's memory bandwidth and derives the least time per token from it.
 
 Decoding one sequence reads every weight and every key and value once per step; no step is faster than that read.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 MEGABYTES = (256, 512, 1024)
-"""Buffers to read: each far above any last-level cache of a machine this is for."""
+"""Sizes of the buffers to read, all far larger than any last-level cache."""
 SECONDS = 0.4
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 EMBEDDING = "model.embed_tokens.weight"
@@ -24,7 +24,7 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to read one buffer: `best` and `median` of its passes, bytes per second."""
+    """The bandwidth of reading one buffer in one way: `best` and `median` of its passes, bytes per second."""
 
     kernel: str
     megabytes: int
@@ -35,19 +35,19 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What batch 1 cannot beat. `weight_bytes` are read per step, and `kv_bytes_per_token` for each token before it."""
+    """The limit at batch 1: a step reads `weight_bytes`, and `kv_bytes_per_token` for each earlier token."""
 
     bandwidth: float
     weight_bytes: int
     kv_bytes_per_token: int
 
     def seconds(self, context: float) -> float:
-        """Of one step that attends to `context` tokens."""
+        """Returns the least seconds of a step that attends to `context` tokens."""
         return (self.weight_bytes + self.kv_bytes_per_token * context) / self.bandwidth
 
 
 def bandwidth_of(readings: list[Reading], threads: int) -> float:
-    """The best pass with so many threads. Raises ValueError where there is none."""
+    """Returns the bandwidth of the best pass with this number of threads. Raises ValueError if there is none."""
     found = [reading.best for reading in readings if reading.threads == threads]
     if not found:
         raise ValueError(f"threads: nothing was read with {threads}")
@@ -55,7 +55,7 @@ def bandwidth_of(readings: list[Reading], threads: int) -> float:
 
 
 def limit_of(folder: Path, dtype: str, bandwidth: float) -> Limit:
-    """From the checkpoint in `folder`, run in `dtype`. Raises ValueError where it is not one of safetensors."""
+    """Computes the limit for the checkpoint in `folder` in `dtype`. Raises ValueError without safetensors."""
     config = json.loads((folder / "config.json").read_text())
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
@@ -68,7 +68,7 @@ def limit_of(folder: Path, dtype: str, bandwidth: float) -> Limit:
 
 
 def parameters(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights, from the headers of the safetensors files in `folder`."""
+    """Reads names and shapes of the weights from the headers of the safetensors files in `folder`."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as opened:
@@ -80,7 +80,7 @@ def parameters(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def step_parameters(shapes: dict[str, tuple[int, ...]]) -> int:
-    """Parameters that a step reads: all, but of the embedding one row, unless it is the head as well."""
+    """Counts the parameters that a step reads: all, but only one row of an embedding that is not the head too."""
     total = sum(math.prod(shape) for shape in shapes.values())
     if EMBEDDING in shapes and HEAD in shapes:
         rows, columns = shapes[EMBEDDING]
@@ -89,7 +89,7 @@ def step_parameters(shapes: dict[str, tuple[int, ...]]) -> int:
 
 
 def measure(threads: int, megabytes: tuple[int, ...] = MEGABYTES, seconds: float = SECONDS) -> list[Reading]:
-    """Reads buffers of several sizes, in several ways, with `threads` threads and with one."""
+    """Measures buffers of several sizes, read in several ways, with `threads` threads and with one."""
     import torch
 
     before = torch.get_num_threads()
@@ -108,7 +108,7 @@ def measure(threads: int, megabytes: tuple[int, ...] = MEGABYTES, seconds: float
 
 
 def _kernels(buffer: Any) -> dict[str, Callable[[], Any]]:
-    """Which is fastest depends on the machine and on torch."""
+    """Returns the ways to read a buffer; the fastest depends on the machine and on torch."""
     import torch
 
     floats = buffer.view(torch.float32)

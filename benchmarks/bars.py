@@ -1,4 +1,4 @@
-"""The bars: what the figures of one run must reach. Pure."""
+"""Defines the bars: the bounds that the figures of a run must meet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY = 8
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`value` is to be at least `bound`, or at most. None: not measured in this run. `also`: the same, end to end."""
+    """A figure that must be at least (or at most) `bound`. None: not measured. `also`: the same, end to end."""
 
     title: str
     value: float | None
@@ -35,7 +35,7 @@ class Bar:
 
 
 def single_bars(samples: Sequence[Sample], of_limit: float | None) -> list[Bar]:
-    """Bars of requests that run alone, on time per output token; `of_limit`: autoregressive's share of the limit."""
+    """Returns the bars on time per token of single requests; `of_limit`: autoregressive's share of the limit."""
 
     def bar(title: str, bound: float, ours: str, theirs: str, kinds: tuple[str, ...] | None = None) -> Bar:
         pairing = Pairing(title, ours, theirs, kinds)
@@ -55,7 +55,7 @@ def single_bars(samples: Sequence[Sample], of_limit: float | None) -> list[Bar]:
 
 
 def best_peer(samples: Sequence[Sample], kinds: tuple[str, ...]) -> str | None:
-    """vLLM with our draft; where it can't take it, the faster of n-gram and plain on these kinds."""
+    """Returns vLLM with our draft; if it does not support that, the faster of n-gram and plain on these kinds."""
 
     def median(name: str) -> float | None:
         times = [ms for s in samples if s.contender == name and s.kind in kinds and (ms := decoding(s)) is not None]
@@ -71,13 +71,13 @@ def _speedup(samples: Sequence[Sample], pairing: Pairing, figure: Figure) -> flo
 
 
 def round_bars(ratio: float | None) -> list[Bar]:
-    """`ratio`: measured TPOT over what the components say, median."""
+    """Returns the bar on rounds. `ratio`: the median of measured TPOT over the sum of its components."""
     apart = None if ratio is None else abs(ratio - 1)
     return [Bar("fused round, TPOT apart from (k t_d + t_v) / mean acceptance length", apart, 0.10, at_most=True)]
 
 
 def load_bars(loads: Sequence[Load]) -> list[Bar]:
-    """Bars of many requests at once."""
+    """Returns the bars on concurrent requests."""
     rates = {(load.contender, load.concurrency): load.rate for load in loads}
 
     def over(name: str, other: tuple[str, int]) -> float | None:
@@ -94,5 +94,5 @@ def load_bars(loads: Sequence[Load]) -> list[Bar]:
 
 
 def gap_bars(chunks: float | None) -> list[Bar]:
-    """`chunks`: what newcomers add to the p99 gap of a running request, in prefill chunks."""
+    """Returns the bar on gaps. `chunks`: the increase of a request's p99 gap by new requests, in prefill chunks."""
     return [Bar("what newcomers add to a running request's p99 gap, in prefill chunks", chunks, 1.0, at_most=True)]

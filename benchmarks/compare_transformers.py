@@ -1,7 +1,7 @@
-"""Tandem beside transformers, in turn, in one run: `python -m benchmarks.compare_transformers`.
+"""Compares Tandem with transformers in one run: `python -m benchmarks.compare_transformers`.
 
-The same target, prompts, dtype, threads and number of tokens on both sides; ours over gRPC with real server processes,
-transformers in this process. Prompt by prompt every contender answers once, alone; who goes first rotates.
+Both use the same target, prompts, dtype, threads and number of tokens; Tandem runs in server processes over gRPC,
+transformers in this process. For every prompt, each contender answers once, alone; the order rotates.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PAIRINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything that one run found out."""
+    """The measurements of one run."""
 
     samples: tuple[Sample, ...]
     servers: dict[str, ModelInfo]
@@ -103,7 +103,7 @@ def _config(args: argparse.Namespace) -> ComparisonConfig:
     )
 
 
-# --- our side ---
+# --- Tandem ---
 
 
 async def _our_endpoints(args: argparse.Namespace, starter: Starting) -> dict[str, Endpoint]:
@@ -123,11 +123,11 @@ async def _our_endpoints(args: argparse.Namespace, starter: Starting) -> dict[st
     return ours
 
 
-# --- transformers' side ---
+# --- transformers ---
 
 
 def _stock(args: argparse.Namespace, dtype: str) -> tuple[list[StockContender], StockModel]:
-    """Imported late: --help needs no torch."""
+    """Loads the models. Imports torch only here, since --help does not need it."""
     from benchmarks.stock import StockContender, StockModel
     from tandem.checkpoints.gguf_cache import unpacked
     from tandem.checkpoints.locate import find
@@ -148,7 +148,7 @@ def _stock(args: argparse.Namespace, dtype: str) -> tuple[list[StockContender], 
 
 
 async def measure(args: argparse.Namespace, say: Callable[[str], None], samples: list[Sample]) -> Outcome:
-    """Each answer is in `samples` as soon as it is there."""
+    """Appends each answer to `samples` at once."""
     began = time.perf_counter()
     async with contextlib.AsyncExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compare_transformers")))
@@ -192,7 +192,7 @@ def _agreements(samples: Sequence[Sample]) -> dict[str, Agreement]:
 
 
 def document(args: argparse.Namespace, outcome: Outcome) -> dict[str, Any]:
-    """What --output holds."""
+    """Returns the document that --output writes."""
     settings = (
         "max_new_tokens",
         "speculation_length",

@@ -1,4 +1,4 @@
-"""Milliseconds per step, as module code and as graphs: modes take turns in one process.
+"""Measures milliseconds per step as module code and as graphs; modes take turns in one process.
 
     .venv/bin/python -m benchmarks.compiled_steps --modes off,inductor,native
 
@@ -37,7 +37,7 @@ PREFIX = 96  # tokens in the cache
 
 @dataclass
 class Mode:
-    """One way to run the steps, loaded."""
+    """One loaded way to run the steps."""
 
     name: str
     target: TorchRunner | NativeRunner
@@ -51,7 +51,7 @@ class Mode:
 
 
 def load_mode(name: str, args: argparse.Namespace) -> Mode:
-    """The pair in this mode, warmed up, with a prefix in every slot."""
+    """Loads the pair in this mode, warms it up and fills every slot with a prefix."""
     startup = Startup()
     execution = Execution(args.device, args.dtype, args.threads, name)
     shape = Shape(args.batch, 512, args.speculation_length)
@@ -88,7 +88,7 @@ def fused_rows(rows: int, k: int) -> list[FusedRow]:
 
 
 def steps_of(args: argparse.Namespace) -> dict[str, Callable[[Mode], object]]:
-    """What is timed, by name."""
+    """Returns the timed functions by name."""
     steps: dict[str, Callable[[Mode], object]] = {}
     for rows in sorted({1, args.batch}):
         for width in args.widths:
@@ -103,7 +103,7 @@ def steps_of(args: argparse.Namespace) -> dict[str, Callable[[Mode], object]]:
 
 
 def measure(modes: Sequence[Mode], steps: dict[str, Callable[[Mode], object]], runs: int) -> None:
-    """Turn by turn, the first place rotating."""
+    """Times all modes in turn; the order rotates."""
     for name, step in steps.items():
         for mode in modes:
             step(mode)
@@ -120,7 +120,7 @@ def same_bits(one: Mode, other: Mode, rows: int, width: int) -> bool:
 
 
 def _logits(mode: Mode, wanted: Sequence[VerifyRow], width: int) -> Logits:
-    """[rows, width, vocabulary]; other rows and tokens of a graph are padding."""
+    """Returns logits float32 [rows, width, vocabulary] without a graph's padding rows and tokens."""
     logits = mode.target.verify_logits(wanted)
     if isinstance(logits, torch.Tensor):
         return logits[: len(wanted), :width].float().numpy()

@@ -1,4 +1,4 @@
-"""Whoever answers prompts in a benchmark, and answers in turn: one at a time, the others idle."""
+"""Runs the contenders of a benchmark in turn: one answers while the others are idle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Answered:
 
 
 class Contender(Protocol):
-    """Somebody who answers prompts, greedily, past any end of sequence."""
+    """Answers a prompt greedily, ignoring ends of sequence."""
 
     @property
     def name(self) -> str: ...
@@ -44,7 +44,7 @@ class Contender(Protocol):
 
 
 class Crowd(Contender, Protocol):
-    """Somebody who answers many prompts at once."""
+    """Answers many prompts at once."""
 
     async def answer_all(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answered]: ...
 
@@ -54,7 +54,7 @@ Anybody = TypeVar("Anybody", bound=Contender)
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """A server of ours, over gRPC."""
+    """A Tandem server, called over gRPC."""
 
     name: str
     client: GenerationClient
@@ -87,7 +87,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Starting:
-    """A fleet that says what it starts."""
+    """A fleet that prints what it starts."""
 
     fleet: Fleet
     say: Callable[[str], None]
@@ -99,7 +99,7 @@ class Starting:
 
 
 async def describe(address: str, service: str) -> ModelInfo:
-    """What runs there."""
+    """Returns the model served at an address."""
     async with GenerationClient.connect(address, service) as client:
         return await client.model_info()
 
@@ -107,7 +107,7 @@ async def describe(address: str, service: str) -> ModelInfo:
 async def connect(
     stack: contextlib.AsyncExitStack, endpoints: Mapping[str, Endpoint], speculation_length: int | None
 ) -> list[Ours]:
-    """A contender for every named endpoint; `stack` closes them."""
+    """Opens a contender for every named endpoint; `stack` closes them."""
     return [
         Ours(
             name,
@@ -119,7 +119,7 @@ async def connect(
 
 
 def encode(prompts: Sequence[Prompt], model: str | None = None) -> dict[str, list[int]]:
-    """Every side is given ids, so that none pays for tokenization and all see the same prompt."""
+    """Tokenizes the prompts, so that all contenders get the same ids and none pays for tokenization."""
     from tandem.checkpoints.locate import find
     from tandem.engine.loading import load_tokenizer
 
@@ -136,9 +136,9 @@ async def answer_in_turn(
     say: Callable[[str], None],
     samples: list[Sample],
 ) -> None:
-    """Prompt by prompt every contender answers once, alone; who goes first rotates. Warms all of them up before.
+    """Warms up all contenders, then lets each answer every prompt once, alone; the order rotates.
 
-    Each answer is in `samples` before the next is asked for.
+    Appends each answer to `samples` before the next request.
     """
     for contender in contenders:
         await contender.answer(encoded[prompts[0].name], min(WARM_UP_TOKENS, max_new_tokens))
@@ -166,6 +166,6 @@ async def answer_in_turn(
 
 
 def rotated(contenders: Sequence[Anybody], turn: int) -> list[Anybody]:
-    """The contenders in the order of this turn."""
+    """Returns the contenders in the order of this turn."""
     first = turn % len(contenders)
     return [*contenders[first:], *contenders[:first]]

@@ -1,7 +1,7 @@
-"""How near the memory-bandwidth limit, and beside vLLM's CPU build, in one run: `python -m benchmarks.fast`.
+"""Compares Tandem with the memory-bandwidth limit and with vLLM's CPU build: `python -m benchmarks.fast`.
 
-Every figure beside the limit that this machine's memory sets in the same run. Contenders take turns: nobody computes
-while another is measured. See benchmarks/README.md.
+The limit of this machine's memory is measured in the same run. Contenders take turns: none computes while another is
+measured. See benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run measures. `threads` of every model and of the bandwidth's readers."""
+    """The settings of one run. `threads`: of every model and of the bandwidth measurement."""
 
     parts: tuple[str, ...]
     prompts: tuple[Prompt, ...]
@@ -73,7 +73,7 @@ class Settings:
             raise ValueError(f"sequence-length: {self.sequence_length} is not above twice the new tokens of a request")
 
     def servers(self, batch: int | None = None) -> ComparisonConfig:
-        """Our servers, as a comparison starts them."""
+        """Returns the configuration with which a comparison starts Tandem's servers."""
         return ComparisonConfig(
             prompts=self.prompts,
             output_dir=self.output.parent,
@@ -136,7 +136,7 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 async def measure(settings: Settings, outcome: Outcome, say: Say) -> None:
-    """Every part that was asked for, in the outcome as it comes."""
+    """Measures the requested parts and adds each to the outcome at once."""
     began = time.perf_counter()
     wanted = set(settings.parts)
     if "bandwidth" in wanted:
@@ -164,7 +164,7 @@ def _limit(outcome: Outcome, threads: int) -> Limit:
 async def _peers(
     settings: Settings, logs: Path, stack: contextlib.AsyncExitStack, outcome: Outcome, say: Say
 ) -> list[vllm_peer.Peer]:
-    """vLLM plain, with n-grams, and with our draft; what does not start is said and left out."""
+    """Measures vLLM plain, with n-grams and with our draft; reports and skips what does not start."""
     from tandem.checkpoints.gguf_cache import unpacked
     from tandem.checkpoints.locate import embedded_draft, find
 
@@ -242,7 +242,7 @@ async def _crowded(settings: Settings, logs: Path, peers: Sequence[vllm_peer.Pee
 
 
 def _note_others(outcome: Outcome, part: str, say: Say) -> None:
-    """Everything of ours is idle now, so what is busy is somebody else, or a contender that spins."""
+    """Measures the load of the idle machine: other programs, or a contender that spins."""
     share = watch()
     if share is not None:
         outcome.busy[part] = share

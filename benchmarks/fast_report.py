@@ -1,4 +1,4 @@
-"""What one run of benchmarks/fast.py found, as tables and as JSON."""
+"""Reports a run of benchmarks/fast.py as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tandem.speculation.types import ModelInfo
 
 @dataclass
 class Outcome:
-    """Filled part by part. `contexts`: prompt -> mean tokens attended to; `busy`: part -> share of the idle machine."""
+    """The results of a run. `contexts`: prompt -> mean tokens attended to; `busy`: part -> load of the idle machine."""
 
     threads: int
     max_new_tokens: int
@@ -55,7 +55,7 @@ class Outcome:
         ]
 
     def share_of_limit(self, contender: str, kind: str | None = None) -> float | None:
-        """The limit's time over the contender's, per token after the first; above 1 only where drafts are accepted."""
+        """Returns the limit's time over the contender's, per token after the first; drafts can bring it above 1."""
         if self.limit is None:
             return None
         shares = [
@@ -67,7 +67,7 @@ class Outcome:
 
 
 def document(settings: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
-    """What --output holds."""
+    """Returns the document that --output writes."""
     kinds = dict.fromkeys(sample.kind for sample in outcome.samples)
     names = dict.fromkeys(sample.contender for sample in outcome.samples)
     return {
@@ -83,7 +83,7 @@ def document(settings: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
 
 
 def report(outcome: Outcome, console: Console) -> None:
-    """Everything that was measured, the bars last."""
+    """Prints all results, the bars last."""
     console.print(f"machine: {this_machine()}; {outcome.threads} threads everywhere", highlight=False)
     for name, info in outcome.servers.items():
         console.print(f"{name}: {info.model_name}, {info.dtype}, plain at width {info.plain_width}", highlight=False)
@@ -99,7 +99,7 @@ def report(outcome: Outcome, console: Console) -> None:
 
 
 def tables(outcome: Outcome) -> list[Table]:
-    """Those of the parts that were measured."""
+    """Returns the bars of the parts that were measured."""
     found: list[Table] = []
     if outcome.readings:
         found.append(_bandwidth_table(outcome))
@@ -115,7 +115,7 @@ def tables(outcome: Outcome) -> list[Table]:
 
 
 def bar_table(bars: list[Bar]) -> Table:
-    """Value against bound, and the verdict."""
+    """Formats the value, the bound and the verdict."""
     table = _table("The bars, on time per token after the first", "bar", "value", "to be", "verdict", "end to end")
     colors = {"met": "green", "missed": "bold red", "not measured": "dim"}
     for bar in bars:

@@ -1,4 +1,4 @@
-"""Samples to medians, and medians to ratios. Pure."""
+"""Computes medians and ratios from samples."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Sample:
 
     @property
     def ms_per_token(self) -> float:
-        """End to end, prompt processing included: the part that no side can leave out."""
+        """The end-to-end time per token, including prompt processing."""
         return 1000 * self.seconds / len(self.token_ids)
 
     @property
     def ms_per_later_token(self) -> float | None:
-        """Decoding alone: from the first tokens to the end."""
+        """The time per token from the first tokens to the end."""
         later = len(self.token_ids) - self.first_tokens
         return 1000 * (self.seconds - self.first_seconds) / later if later else None
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """What is to be compared. `kinds` None is every kind of prompt. `ours` should be the faster."""
+    """Two contenders to compare. `kinds` None: all kinds of prompts. `ours` is expected to be faster."""
 
     title: str
     ours: str
@@ -66,7 +66,7 @@ class Ratio:
 
 
 Figure = Callable[[Sample], float | None]
-"""A time per token in ms, of the samples that have one."""
+"""Returns the times per token in ms of the samples that have one."""
 
 
 def end_to_end(sample: Sample) -> float:
@@ -80,7 +80,7 @@ def decoding(sample: Sample) -> float | None:
 
 
 def ratios(samples: Iterable[Sample], pairings: Iterable[Pairing], figure: Figure = end_to_end) -> list[Ratio]:
-    """A ratio for every pairing of which both sides answered something; medians over the requests they share."""
+    """Returns a ratio for every pairing with shared requests, as medians over those."""
     by_contender: dict[str, dict[tuple[str, int], Sample]] = {}
     for sample in samples:
         by_contender.setdefault(sample.contender, {})[sample.prompt, sample.run] = sample
@@ -117,7 +117,7 @@ def _ratio(
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Of `total` requests that both answered, `count` have the same tokens; `parted` names the others."""
+    """How many (`count`) of the `total` shared requests have the same tokens; `parted` names the others."""
 
     count: int
     total: int
@@ -125,7 +125,7 @@ class Agreement:
 
 
 def agreement(samples: Iterable[Sample], contender: str, reference: str) -> Agreement:
-    """Whether a contender's tokens are the reference's."""
+    """Compares a contender's tokens with the reference's."""
     samples = list(samples)
     expected = {(s.prompt, s.run): s.token_ids for s in samples if s.contender == reference}
     compared = [s for s in samples if s.contender == contender and (s.prompt, s.run) in expected]
@@ -143,7 +143,7 @@ def _parting(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def quantile(values: Iterable[float], q: float) -> float:
-    """Linear between neighbours, as numpy's default. Raises ValueError where there is no value."""
+    """Returns a linearly interpolated percentile. Raises ValueError without values."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values")

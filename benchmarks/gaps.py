@@ -1,4 +1,4 @@
-"""How long a running request waits between chunks while newcomers' prompts are processed."""
+"""Measures the gaps between a request's chunks while new requests' prompts are processed."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Stall:
 
     @property
     def chunks(self) -> float:
-        """What newcomers add to the p99 gap, in prefill chunks."""
+        """The increase of the p99 gap by new requests, in prefill chunks."""
         return (self.beside.p99 - self.without.p99) / self.chunk
 
 
 def gaps(answers: Iterable[Answered]) -> Gaps:
-    """Of all chunks after each request's first."""
+    """Returns the gaps before all chunks after each request's first."""
     found = [1000 * (b - a) for answered in answers for a, b in itertools.pairwise(answered.came)]
     return Gaps(len(found), quantile(found, 0.5), quantile(found, 0.99), max(found))
 
@@ -57,7 +57,7 @@ async def measure_stall(
     runs: int,
     chunk_tokens: int,
 ) -> Stall:
-    """`at_once` newcomers at any time, each replaced by the next once it has its one token."""
+    """Keeps `at_once` new requests running, each replaced by the next once it has its one token."""
     whole = (len(newcomer) - 1) // chunk_tokens
     prefill = await _prefill(server, newcomer, whole * chunk_tokens)
     without = [await server.answer(running, max_new_tokens) for _ in range(runs)]
@@ -83,13 +83,13 @@ async def measure_stall(
 
 
 async def _prefill(server: Ours, newcomer: Sequence[int], tokens: int) -> float:
-    """Milliseconds of a prompt's processing, alone; the first of six counts for nothing."""
+    """Returns the milliseconds to process a prompt alone; ignores the first of six."""
     answers = [await server.answer(newcomer[: tokens + 1], 1) for _ in range(6)]
     return 1000 * statistics.median(answered.stats.prefill_seconds for answered in answers[1:] if answered.stats)
 
 
 async def _keep_coming(server: Ours, newcomer: Sequence[int]) -> int:
-    """How many had their token when this was cancelled."""
+    """Returns how many had their token when this was cancelled."""
     count = 0
     with contextlib.suppress(asyncio.CancelledError):
         while True:

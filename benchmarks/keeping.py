@@ -1,4 +1,4 @@
-"""What a benchmark measured is in its file, whatever comes after: an error, Ctrl-C, a figure that cannot be made."""
+"""Saves what a benchmark measured, even after an error or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tandem.comparison.report.write import write_atomically
 
 @contextmanager
 def kept(path: Path, document: Callable[[], Mapping[str, Any]], raw: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
-    """Writes `document` on leaving, and that it is partial where that was by an error or a signal.
+    """Writes `document` on exit, marked as partial after an error or a signal.
 
-    Where the document cannot be made, `raw` is written beside why: the measurements, with nothing made of them.
+    If the document cannot be built, writes the error and `raw`, the raw measurements.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     cut_short: str | None = None

@@ -1,4 +1,4 @@
-"""Whether the emulated link is a link: it and the kernel's own TCP over a delay, side by side.
+"""Compares the emulated link with the kernel's TCP over a delay.
 
 `python -m benchmarks.link_agreement`. Small messages, unary gRPC calls to a server of the toy runner, and transfers
 over a link with a bandwidth: on a connection that has been in use, where the two should agree, and on a new one, where
@@ -48,7 +48,7 @@ MESSAGES, CALLS, WARM, COLD = "64 B messages", "gRPC GetModelInfo", "transfer", 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What was measured over one link. Seconds; `expected_s` is what the settings alone say, without direct cost."""
+    """Measurements over one link, in seconds. `expected_s` follows from the settings alone, without direct cost."""
 
     link: str
     rtt_ms: float
@@ -59,7 +59,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """A figure of the emulated link against the kernel's; `of_kernel` is the difference as a share of the latter."""
+    """A figure of the emulated link and the kernel's; `of_kernel` is the difference as a share of the latter."""
 
     rtt_ms: float
     what: str
@@ -72,7 +72,7 @@ class Disagreement:
 
 
 def disagreements(figures: Sequence[Figure]) -> list[Disagreement]:
-    """For everything that was measured over the emulated link and over one other."""
+    """Compares everything measured over the emulated link and over one other."""
     kernel = {(f.rtt_ms, f.what): f.p50_s for f in figures if f.link != EMULATED}
     emulated = (f for f in figures if f.link == EMULATED and (f.rtt_ms, f.what) in kernel)
     return [Disagreement(f.rtt_ms, f.what, f.p50_s, kernel[f.rtt_ms, f.what]) for f in emulated]
@@ -80,7 +80,7 @@ def disagreements(figures: Sequence[Figure]) -> list[Disagreement]:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A link with a gRPC server and an echo at its far end, both reached across it."""
+    """A link with a gRPC server and an echo process at its far end."""
 
     name: str
     link: Link
@@ -100,7 +100,7 @@ async def open_side(stack: AsyncExitStack, name: str, link: Link) -> Side:
 
 
 class Transfers:
-    """Transfers over one new connection, each answered by 64 bytes. Blocks; the connection is made before the first."""
+    """Times transfers over one new connection, each answered by 64 bytes. Blocks."""
 
     def __init__(self, address: str, size: int) -> None:
         host, _, port = address.rpartition(":")
@@ -119,7 +119,7 @@ class Transfers:
 
 
 def transfer_seconds(addresses: Sequence[str], size: int) -> list[list[float]]:
-    """To every address in turn. Blocks."""
+    """Times transfers to every address in turn. Blocks."""
     with ExitStack() as stack:
         connections = [Transfers(address, size) for address in addresses]
         for connection in connections:
@@ -129,7 +129,7 @@ def transfer_seconds(addresses: Sequence[str], size: int) -> list[list[float]]:
 
 
 async def call_seconds(clients: Sequence[GenerationClient], count: int) -> list[list[float]]:
-    """To every client's server in turn."""
+    """Times calls to every client's server in turn."""
     timed: list[list[float]] = [[] for _ in clients]
     for _ in range(count + WARM_UP_CALLS):
         for client, seconds in zip(clients, timed, strict=True):
@@ -140,7 +140,7 @@ async def call_seconds(clients: Sequence[GenerationClient], count: int) -> list[
 
 
 async def measure(sides: Sequence[Side], rtt_ms: float, args: argparse.Namespace) -> list[Figure]:
-    """Everything at one round-trip time, over the links in turn: what slows the machine slows them alike."""
+    """Measures everything at one round-trip time, with the links in turn, so that drift affects them alike."""
     settings, limited = LinkSettings(rtt_ms), LinkSettings(rtt_ms, args.bandwidth_mbps)
     echoes = [side.echo for side in sides]
     for side in sides:
@@ -164,7 +164,7 @@ async def measure(sides: Sequence[Side], rtt_ms: float, args: argparse.Namespace
 
 
 async def kernel_link(stack: AsyncExitStack, refused: list[str]) -> tuple[str, Link] | None:
-    """The first that this machine can have; `refused` gets why not of the others."""
+    """Opens the first link that this machine supports; `refused` gets the reasons for the others."""
     for name, kind in ((NETNS, NetnsLink), (PACKETS, PacketLink)):
         try:
             return name, await stack.enter_async_context(kind())
@@ -176,7 +176,7 @@ async def kernel_link(stack: AsyncExitStack, refused: list[str]) -> tuple[str, L
 async def measure_all(
     args: argparse.Namespace, say: Callable[[str], None], figures: list[Figure], refused: list[str]
 ) -> None:
-    """Adds the figures as they come, and why other links could not be had."""
+    """Adds figures as they are measured, and the reasons why other links were refused."""
     async with AsyncExitStack() as stack:
         links: list[tuple[str, Link]] = [(EMULATED, await stack.enter_async_context(DelayLink()))]
         if kernel := await kernel_link(stack, refused):
@@ -236,7 +236,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def rtts(text: str) -> list[float]:
-    """Milliseconds, comma-separated, above 0."""
+    """Parses comma-separated milliseconds above 0."""
     found = [float(part) for part in text.split(",")]
     if min(found) <= 0:
         raise argparse.ArgumentTypeError(f"{min(found):g} is not above 0: nothing is to be measured")
@@ -244,7 +244,7 @@ def rtts(text: str) -> list[float]:
 
 
 def document(args: argparse.Namespace, figures: Sequence[Figure], refused: Sequence[str]) -> dict[str, Any]:
-    """What --output holds."""
+    """Returns the document that --output writes."""
     return {
         "schema_version": 1,
         "machine": asdict(this_machine()),

@@ -1,7 +1,7 @@
-"""Checkpoints of llama2.c (github.com/karpathy/llama2.c, its first format) as Hugging Face folders.
+"""Converts checkpoints of llama2.c (github.com/karpathy/llama2.c, its first format) to Hugging Face folders.
 
 A file is seven int32 (dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, seq_len), then float32 weights. A
-negative vocab_size says that the head has weights of its own.
+negative vocab_size means that the head has separate weights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Llama2cShape:
         return self.dim // self.heads
 
     def arrays(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of the weights in the file's order; linear layers are [layers, out, in]."""
+        """Returns names and shapes of the weights in the file's order; linear layers are [layers, out, in]."""
         layers, dim, hidden, kv = self.layers, self.dim, self.hidden_dim, self.kv_heads * self.head_size
         yield "embedding", (self.vocab_size, dim)
         yield "attention_norm", (layers, dim)
@@ -68,7 +68,7 @@ class Llama2cShape:
 
 
 def read_llama2c(content: bytes) -> tuple[Llama2cShape, Weights, bytes]:
-    """Shape, weights, and what stands behind the weights. Raises ValueError where the file is not what it says."""
+    """Reads the shape, the weights (float32) and the trailing bytes. Raises ValueError for an invalid file."""
     if len(content) < _HEADER:
         raise ValueError(f"not a llama2.c checkpoint: {len(content)} bytes are less than its header")
     dim, hidden, layers, heads, kv_heads, vocab, positions = np.frombuffer(content[:_HEADER], "<i4").tolist()
@@ -88,7 +88,7 @@ def read_llama2c(content: bytes) -> tuple[Llama2cShape, Weights, bytes]:
 
 
 def read_pieces(content: bytes, vocab_size: int) -> list[str]:
-    """The pieces of a llama2.c tokenizer.bin in the order of their ids.
+    """Reads the pieces of a llama2.c tokenizer.bin in the order of their ids.
 
     Each is a score (float32), a length (int32) and so many bytes; later versions begin with the longest length.
     """
@@ -163,6 +163,6 @@ def _renamed(shape: Llama2cShape, weights: Weights) -> Weights:
 
 
 def halves(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of a query or key layer [out, in] reordered: llama2.c rotates neighbours, transformers a head's halves."""
+    """Reorders the rows of a query or key layer [out, in]: llama2.c rotates neighbors, transformers a head's halves."""
     out, size = weight.shape
     return weight.reshape(heads, out // heads // 2, 2, size).swapaxes(1, 2).reshape(out, size)

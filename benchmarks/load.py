@@ -1,4 +1,4 @@
-"""Tokens per second of contenders that answer many requests at once."""
+"""Measures the tokens per second of contenders that answer many requests at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one contender did at one concurrency. `as_alone`: requests whose tokens are those of the lowest level."""
+    """One contender at one concurrency. `as_alone`: requests with the same tokens as at the lowest level."""
 
     contender: str
     concurrency: int
@@ -28,7 +28,7 @@ class Load:
 
     @property
     def rate(self) -> float:
-        """Tokens per second, prompt processing included."""
+        """Tokens per second, including prompt processing."""
         return self.tokens / self.seconds
 
 
@@ -40,9 +40,9 @@ async def measure_load(
     say: Callable[[str], None],
     loads: list[Load],
 ) -> None:
-    """Every level answers each of `prompts` equally often where it divides, in waves of so many requests at once.
+    """Measures every level in waves of concurrent requests; each prompt is answered about equally often.
 
-    Each level of each contender is in `loads` before the next.
+    Appends each level of each contender to `loads` before the next.
     """
     for contender in contenders:
         for level in levels:
@@ -75,5 +75,5 @@ async def _load(
 
 
 def _first(values: Sequence[T], count: int) -> list[T]:
-    """The first `count`, beginning anew after the last."""
+    """Returns `count` prompts, starting again after the last."""
     return list(itertools.islice(itertools.cycle(values), count))

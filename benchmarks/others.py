@@ -1,4 +1,4 @@
-"""Who else uses the machine: with every contender idle, its processors should be."""
+"""Measures the load of other programs while all contenders are idle."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _IDLE = (3, 4)  # idle, iowait: the fields of /proc/stat's first line after its 
 
 
 def busy_share(before: Sequence[int], after: Sequence[int]) -> float:
-    """Of all processors, between two readings of their times."""
+    """Returns the busy share of all processors between two readings of their times."""
     passed = [b - a for a, b in zip(before, after, strict=True)]
     return 1 - sum(passed[i] for i in _IDLE) / sum(passed) if sum(passed) else 0.0
 
 
 def watch(seconds: float = 1.0) -> float | None:
-    """The share that is busy while this process sleeps; None where the system does not say (no Linux)."""
+    """Returns the busy share while this process sleeps; None on systems other than Linux."""
     stat = Path("/proc/stat")
     if not stat.exists():
         return None

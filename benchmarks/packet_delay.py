@@ -1,9 +1,8 @@
-"""Two TUN devices and the delay between them: `python -m benchmarks.packet_delay NEAR FAR`. Standard library alone.
+"""Delays packets between two TUN devices: `python -m benchmarks.packet_delay NEAR FAR`. Standard library only.
 
-The kernel's TCP does everything but the waiting: each IP packet is written to the other device half a round-trip time
-after it was read from the first, and after its turn on the link where that has a bandwidth. Says `ready` when the
-devices are there; `set RTT_MS MBPS` as `tandem.comparison.links.delay_proxy` has it; ends when stdin does, and the
-devices with it.
+The kernel's TCP does the rest: each IP packet is written to the other device half a round-trip time after it was read
+and, with a bandwidth limit, after its turn on the link. Prints `ready` when the devices exist and accepts
+`set RTT_MS MBPS` like `tandem.comparison.links.delay_proxy`. Closing stdin ends it and removes the devices.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ PACKET_BYTES = 65_536
 
 
 def open_tun(name: str) -> int:
-    """The file descriptor of a new device."""
+    """Creates a device and returns its file descriptor."""
     fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(fd, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TUN | IFF_NO_PI))
     return fd
 
 
 class Direction:
-    """Packets from one device to the other."""
+    """Forwards packets from one device to the other."""
 
     def __init__(self, loop: Loop, source: int, sink: int) -> None:
         self._loop, self._source, self._sink = loop, source, sink
@@ -49,7 +48,7 @@ class Direction:
                 self._loop.at(self._last_due, partial(self._write, packet))
 
     def _write(self, packet: bytes) -> None:
-        with contextlib.suppress(OSError):  # lost, as packets may be
+        with contextlib.suppress(OSError):  # packets may be lost
             os.write(self._sink, packet)
 
 

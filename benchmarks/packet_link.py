@@ -1,4 +1,4 @@
-"""A stand-in for netem where the kernel has none: packets wait in user space, between two TUN devices."""
+"""Replaces netem on kernels without it: delays packets in user space, between two TUN devices."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class PacketLink(NetnsLink):
         self._stack.push_async_callback(self._delay.stop)
         await self._delay.start()
         await self._delay.read()
-        for device in (self._near, self._far):  # a burst of a whole congestion window has room
+        for device in (self._near, self._far):  # room for a burst of a whole congestion window
             await must("ip", "link", "set", device, "txqueuelen", "10000")
         await must("ip", "link", "set", self._far, "netns", self._namespace)
 
     async def set(self, settings: LinkSettings) -> None:
-        """From now on; packets that are under way keep their time and their place."""
+        """Changes the settings; packets in flight keep their due time and their order."""
         bandwidth = "none" if settings.bandwidth_mbps is None else f"{settings.bandwidth_mbps!r}"
         await self._delay.ask(f"set {settings.rtt_ms!r} {bandwidth}")
         self.settings = settings

@@ -1,7 +1,7 @@
-"""The pipelined loop beside stop-and-wait and beside theory, on the embedded pair over an emulated link.
+"""Compares the pipelined loop with stop-and-wait and with theory, on the embedded pair over an emulated link.
 
-`python -m benchmarks.pipelined`. One target, and draft workers that differ in `--pipeline` alone; the same prompts to
-each in turn, at every round trip and speculation length. Theory is t_d + (1 - a)(RTT + t_v) and, for stop-and-wait,
+`python -m benchmarks.pipelined`. Draft workers that differ only in `--pipeline` share one target and get the same
+prompts in turn, at every round trip and speculation length. Theory is t_d + (1 - a)(RTT + t_v) and, for stop-and-wait,
 (g t_d + RTT + t_v) / E, with the acceptance and the component times of the stop-and-wait requests of the same cell.
 """
 
@@ -69,7 +69,7 @@ class Cell:
 
 
 def cell(rtt_ms: float, length: int, found: dict[str, list[Measurement]]) -> Cell:
-    """From the requests of each mode, in the same order."""
+    """Computes a cell from the requests of each mode, in the same order."""
     off = found["off"]
     rounds, drafted = sum(m.rounds for m in off), sum(m.drafted for m in off)
     outputs = {mode: [m.output_token_ids for m in ms] for mode, ms in found.items()}
@@ -98,7 +98,7 @@ def _mean_in_flight(measurements: Sequence[Measurement]) -> float:
 
 
 async def run(arguments: argparse.Namespace, cells: list[Cell]) -> None:
-    """Each cell is in `cells` as soon as it is measured."""
+    """Appends each cell to `cells` as soon as it is measured."""
     prompts = built_in_prompts(per_workload=arguments.prompts_per_workload)
     async with contextlib.AsyncExitStack() as stack:
         logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="pipelined"))
@@ -169,7 +169,7 @@ def table(cells: Sequence[Cell]) -> Table:
 
 
 def verdict(cells: Sequence[Cell]) -> str:
-    """Against the bar, at the best length of each round trip."""
+    """Compares with the bar, at the best length of each round trip."""
     lines = []
     for rtt in dict.fromkeys(c.rtt_ms for c in cells):
         here = [c for c in cells if c.rtt_ms == rtt]

@@ -1,7 +1,7 @@
-"""What a round of the distributed loop costs beyond drafting and verifying: `python -m benchmarks.round_overhead`.
+"""Measures the cost of a distributed round beyond drafting and verifying: `python -m benchmarks.round_overhead`.
 
-Three looks: rounds against a real server process of the toy runner, whose step takes next to nothing; the parts of such
-a round, each run alone in this process; and rounds against the real target, where server and device share the cores.
+Three measurements: rounds against a server process with the toy runner, whose step takes almost no time; the parts of
+such a round, each run alone in this process; and rounds against the real target, where server and device share cores.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 AIM_MS = 1.0
 PROMPT_TOKENS = 64
 SESSION_ROUNDS = 50
-"""Rounds before a session is closed and another opened, so that contexts stay short."""
+"""Rounds per session, so that contexts stay short."""
 WARM_UP_ROUNDS = 20
 SEQUENCE_LENGTH = 512
 SESSION_ID = "0123456789abcdef0123456789abcdef"
@@ -73,12 +73,12 @@ def direct(part: str, seconds: Sequence[float], what: str = "") -> Row:
 
 
 def difference(part: str, seconds: Sequence[float], what: str = "") -> Row:
-    """`seconds` are differences, each taken within one round."""
+    """Returns a row of differences, each taken within one round."""
     return Row(part, 1000 * quantile(seconds, 0.5), 1000 * quantile(seconds, 0.99), DIFFERENCE, what)
 
 
 def of_medians(part: str, milliseconds: float, what: str = "") -> Row:
-    """A difference of medians that were measured apart: it has no percentiles."""
+    """Returns a row for a difference of separately measured medians, which has no percentiles."""
     return Row(part, milliseconds, None, DIFFERENCE, what)
 
 
@@ -97,7 +97,7 @@ class Round:
 
 
 class _Recording:
-    """The verifier's stub, noting every Verify."""
+    """Wraps the verifier's stub and records every Verify."""
 
     def __init__(self, stub: Any) -> None:
         self._stub, self.call, self.reply = stub, 0.0, pb.VerifyResponse()
@@ -113,7 +113,7 @@ class _Recording:
 
 
 async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list[Round]:
-    """`count` rounds of RemoteVerifier with random drafts, after a warm-up. Most are refused at their first token."""
+    """Runs `count` rounds of RemoteVerifier with random drafts, mostly rejected at once, after a warm-up."""
     client = VerifierClient(address, info.tokenizer_sha256)
     client.endpoint.stub = stub = _Recording(client.endpoint.stub)
     noise = random.Random(0)
@@ -138,7 +138,7 @@ async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list
 
 
 async def empty_calls(address: str, count: int) -> list[float]:
-    """GetModelInfo: a call in which nothing is done."""
+    """Times GetModelInfo, a call that does no work."""
     async with GenerationClient.connect(address, "TargetVerifier") as client:
         timed = [await _timed(client.model_info) for _ in range(count + WARM_UP_ROUNDS)]
     return timed[WARM_UP_ROUNDS:]
@@ -151,7 +151,7 @@ async def _timed(work: Callable[[], Awaitable[Any]]) -> float:
 
 
 def round_rows(rounds: Sequence[Round]) -> list[Row]:
-    """One round from the outside in; the four parts add up to the whole, round by round."""
+    """Splits a round into four parts that add up to the whole in every round."""
     return [
         direct("whole round", [r.wall for r in rounds], "RemoteVerifier.verify, from call to Verdict"),
         difference(
@@ -176,7 +176,7 @@ def round_rows(rounds: Sequence[Round]) -> list[Row]:
 
 
 def _repeat(work: Callable[[], Any], count: int, inner: int = 20) -> list[float]:
-    """Seconds of one `work`, each timed over `inner` of them."""
+    """Returns the seconds of one call of `work`, each timed over `inner` calls."""
     timed = []
     for _ in range(count):
         began = time.perf_counter()
@@ -192,7 +192,7 @@ async def _repeat_async(work: Callable[[], Awaitable[Any]], count: int) -> list[
 
 
 def _messages(k: int) -> tuple[pb.VerifyRequest, pb.VerifyResponse]:
-    """A typical round of a real vocabulary, fully accepted: the largest that goes over the wire."""
+    """Builds a round of a real vocabulary, fully accepted: the largest messages."""
     draft = [12_345 + i for i in range(k)]
     request = pb.VerifyRequest(session_id=SESSION_ID, base_length=300, last_token=12_344, draft_tokens=draft)
     reply = pb.VerifyResponse(
@@ -233,7 +233,7 @@ def serialisation_rows(k: int, count: int) -> list[Row]:
 
 
 class IdleRunner(ToyRunner):
-    """Verifies without any work: refuses every draft."""
+    """Verifies without any work: rejects every draft."""
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[Any]:
         return [None] * len(rows)
@@ -247,7 +247,7 @@ def _limits(k: int) -> Limits:
 
 
 async def server_rows(k: int, count: int) -> list[Row]:
-    """The server's side without a server: the service called in this process, then what it consists of."""
+    """Times the service called in this process, without a server, and then its parts."""
     batcher = Batcher("benchmark")
     loop = asyncio.get_running_loop()
 
@@ -296,7 +296,7 @@ async def _handler_seconds(batcher: Batcher, k: int, count: int) -> list[float]:
     context: Any = None
     timed: list[float] = []
     while len(timed) < count + WARM_UP_ROUNDS:
-        prefix, session_id = [65] * PROMPT_TOKENS, uuid.uuid4().hex  # a closed session's id is used up
+        prefix, session_id = [65] * PROMPT_TOKENS, uuid.uuid4().hex  # the id of a closed session cannot be used again
         await service.OpenSession(
             pb.OpenSessionRequest(session_id=session_id, prefix=prefix, prompt_length=PROMPT_TOKENS), context
         )
@@ -312,7 +312,7 @@ async def _handler_seconds(batcher: Batcher, k: int, count: int) -> list[float]:
 
 
 def toy_step_seconds(k: int, count: int) -> list[float]:
-    """The toy runner's own step, on rows like those of the loop: the only compute in its rounds."""
+    """Times the toy runner's step, the only computation in its rounds."""
     runner, noise = ToyRunner(_limits(k)), random.Random(0)
     timed: list[float] = []
     while len(timed) < count:
@@ -329,7 +329,7 @@ def toy_step_seconds(k: int, count: int) -> list[float]:
 
 
 class _Nothing:
-    """Rounds of which nothing is to be done."""
+    """Drafts and verifies without any work."""
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None: ...
 
@@ -340,7 +340,7 @@ class _Nothing:
 
 
 async def loop_row(k: int, count: int, stream: Any, what: str) -> Row:
-    """speculation's loop over rounds that do nothing: its own bookkeeping, and the text of the new tokens."""
+    """Times the speculation loop over rounds that do nothing: bookkeeping and detokenization."""
     stopping = Stopping(StopRules(count + WARM_UP_ROUNDS, frozenset({1}), frozenset(), ()), stream)
     timed: list[float] = []
     last = time.perf_counter()
@@ -356,7 +356,7 @@ async def loop_row(k: int, count: int, stream: Any, what: str) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Titles and rows of the tables, in order, and the overheads that are to be below the aim."""
+    """Returns the tables' titles and rows, and the overheads that must be below the aim."""
 
     tables: dict[str, list[Row]]
     overheads: dict[str, float]
@@ -453,7 +453,7 @@ def table_of(title: str, rows: Sequence[Row]) -> Table:
 
 
 def document(args: argparse.Namespace, report: Report) -> dict[str, Any]:
-    """What --output holds."""
+    """Returns the document that --output writes."""
     return {
         "schema_version": 1,
         "machine": asdict(this_machine()),

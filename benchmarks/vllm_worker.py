@@ -1,7 +1,7 @@
-"""vLLM as a process that is asked by lines. Run by the Python of its own environment; imports nothing of Tandem.
+"""Runs vLLM as a process that answers lines, in its own Python environment and without importing Tandem.
 
-The first line on stdin is the settings, answered once the model is warm; each later one a batch of prompts, sent at
-once. One JSON object a line, both ways. Times are taken here, around the engine: no server and no wire is in them.
+The first line on stdin has the settings and is answered once the model is warm; each later line is a batch of prompts
+to send at once. Lines are JSON objects both ways. Times are measured around the engine, without a server or a network.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 def main() -> None:
     _end_with_parent()
-    # Whatever a library prints must not get between the answers.
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None
@@ -37,13 +37,13 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """An end of stdin is seen between answers only; a start takes minutes. Linux alone can do better."""
+    """Asks Linux to end this process with its parent: closed stdin is noticed only between answers."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def start(settings: dict[str, Any]) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, Any]]:
-    """The engine of vllm.LLM with `settings`, and what it says of itself."""
+    """Creates the engine of vllm.LLM with `settings` and returns it with its description."""
     import torch
     import vllm
 
@@ -60,7 +60,7 @@ def start(settings: dict[str, Any]) -> tuple[Callable[[dict[str, Any]], dict[str
 
 
 def run(engine: Any, prompts: list[list[int]], max_new_tokens: int) -> dict[str, Any]:
-    """All prompts at once, greedy, past any end of sequence; when each was sent, began to answer and was done."""
+    """Answers all prompts at once, greedily, ignoring ends of sequence; records when each was sent, began and ended."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -1,9 +1,9 @@
-"""Ray Serve: a server role as an application of autoscaled replicas behind Serve's gRPC proxy.
+"""Deploys a server role on Ray Serve, as autoscaled replicas behind Serve's gRPC proxy.
 
     python -m tandem.ray_serve.application --neuron_cores 32 --max_replicas 4 -- --role target --model DIR --batch 8
 
-What follows `--` is main.py's. Run once for each role; all share one cluster and one port. Needs the extra `ray`, and
-this repository importable on every node.
+The flags after `--` are main.py's. Run it once for each role; all roles share one cluster and one port. Needs the extra
+`ray`, and this repository importable on every node.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tandem.cli.configuration import role_config
 from tandem.ray_serve.ingress import SERVICER_FUNCTIONS
 from tandem.ray_serve.replica import REPLICAS
 
-# Calls of one session stay on one replica, by hashing its id. Falling back to another one when the first is busy would
-# only find that the session is not there: a full replica says so itself, and clients wait (RESOURCE_EXHAUSTED).
+# Hashing the session's id keeps its calls on one replica. There is no fallback if it is busy, since no other replica
+# has the session: a full replica answers RESOURCE_EXHAUSTED, and clients wait.
 _ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 _ROUTER_OPTIONS = {"num_fallback_replicas": 0}
-_CALLS_PER_SLOT = 16  # a bound that is never reached before slots run out
+_CALLS_PER_SLOT = 16  # high enough that the slots run out first
 
 
 @dataclass(frozen=True, slots=True)
 class RayConfig:
-    """One application. `neuron_cores` and `cpus` are what Ray reserves for each replica.
+    """The configuration of one application. Ray reserves `neuron_cores` and `cpus` for each replica.
 
-    `busy_slots`: replicas are added while calls under way per replica exceed this share of its KV slots.
+    `busy_slots`: replicas are added while the calls in progress per replica exceed this share of its KV slots.
     """
 
     neuron_cores: int = 0
@@ -51,7 +51,7 @@ class RayConfig:
 
 
 def start(port: int, http_port: int = 8000, everywhere: bool = True) -> None:
-    """Serve's proxies, on every node or the head alone, if they are not there yet. Tandem uses `port`, gRPC's."""
+    """Starts Serve's proxies, on every node or only the head, unless they run. Tandem uses the gRPC `port`."""
     from ray import serve
     from ray.serve.config import gRPCOptions
 
@@ -61,7 +61,7 @@ def start(port: int, http_port: int = 8000, everywhere: bool = True) -> None:
 
 
 def application(config: RayConfig, flags: Sequence[str]) -> Any:
-    """A role as an application, unsent; main.py's flags are checked. Raises ValueError."""
+    """Checks main.py's flags and builds the application of a role, without deploying it. Raises ValueError."""
     args = launcher.parser().parse_args(flags)
     if args.role not in REPLICAS:
         raise ValueError(f"role: {args.role} is not one of {', '.join(REPLICAS)}")
@@ -81,13 +81,13 @@ def application(config: RayConfig, flags: Sequence[str]) -> Any:
         ),
         request_router_config=RequestRouterConfig(request_router_class=_ROUTER, request_router_kwargs=_ROUTER_OPTIONS),
         graceful_shutdown_timeout_s=args.drain_seconds + 5,
-        health_check_period_s=1,  # a replica that died is replaced, and its sessions go elsewhere, within seconds
+        health_check_period_s=1,  # a dead replica is replaced, and its sessions move, within seconds
     )(replica)
     return deployment.bind(tuple(flags))
 
 
 def _resources(config: RayConfig) -> dict[str, float]:
-    """Ray knows NeuronCores by this name, and tells each replica which are its own (NEURON_RT_VISIBLE_CORES)."""
+    """Returns Ray's resource request. Ray assigns NeuronCores to replicas with NEURON_RT_VISIBLE_CORES."""
     return {"neuron_cores": config.neuron_cores} if config.neuron_cores else {}
 
 
@@ -101,21 +101,21 @@ def run(config: RayConfig, flags: Sequence[str]) -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The flags before `--`."""
-    p = argparse.ArgumentParser(prog="tandem.ray_serve.application", description="A server role on Ray Serve.")
-    p.add_argument("--address", default="auto", help="the Ray cluster (default: the one this machine is in)")
+    """Builds the parser of the flags before `--`."""
+    p = argparse.ArgumentParser(prog="tandem.ray_serve.application", description="Deploy a server role on Ray Serve.")
+    p.add_argument("--address", default="auto", help="the Ray cluster (default: that of this machine)")
     p.add_argument("--grpc_port", type=int, default=9000, help="Serve's gRPC port (default 9000)")
-    p.add_argument("--neuron_cores", type=int, default=0, help="NeuronCores of a replica; logical ones on Trn2")
-    p.add_argument("--cpus", type=float, default=1.0, help="CPUs of a replica (default 1)")
-    p.add_argument("--min_replicas", type=int, default=1, help="replicas that always run (default 1)")
-    p.add_argument("--max_replicas", type=int, default=1, help="replicas under load (default 1)")
-    p.add_argument("--busy_slots", type=float, default=0.75, help="share of KV slots in use that adds replicas")
+    p.add_argument("--neuron_cores", type=int, default=0, help="NeuronCores for each replica; logical cores on Trn2")
+    p.add_argument("--cpus", type=float, default=1.0, help="CPUs for each replica (default 1)")
+    p.add_argument("--min_replicas", type=int, default=1, help="minimum number of replicas (default 1)")
+    p.add_argument("--max_replicas", type=int, default=1, help="maximum number of replicas (default 1)")
+    p.add_argument("--busy_slots", type=float, default=0.75, help="share of busy KV slots that adds replicas")
     p.add_argument("flags", nargs="+", metavar="-- --role ROLE ...", help="main.py's flags")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 deployed, 2 cannot start (one line on stderr says why)."""
+    """Deploys a role. Returns 0, or 2 if it cannot start, with the reason in one line on stderr."""
     parser = build_parser()
     args = parser.parse_args(argv)
     try:

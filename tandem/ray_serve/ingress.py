@@ -1,8 +1,8 @@
-"""Tandem's methods on Ray Serve's gRPC proxy: clients of ours call it as they call a server of ours.
+"""Registers Tandem's methods on Ray Serve's gRPC proxy, so that Tandem clients can call it like a Tandem server.
 
-Serve routes a call by its metadata: `application` names an application, `session_id` keeps calls with one value on one
-replica. Our clients send neither; the proxy reads both from the call itself here, where Serve registers methods
-(`gRPCOptions.grpc_servicer_functions`). No client changes, and nobody has to know that Ray is there.
+Serve routes calls by metadata: `application` names the application, and calls with the same `session_id` go to the same
+replica. Tandem clients send neither. The handlers registered here (`gRPCOptions.grpc_servicer_functions`) derive both
+from the service and the request, so clients need no change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServ
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
 
 STATUS_DETAILS = "grpc-status-details-bin"
-SECONDS_LEFT = "tandem-seconds-left"  # until a call's deadline, which Serve tells no replica
+SECONDS_LEFT = "tandem-seconds-left"  # until a call's deadline, which Serve does not pass to replicas
 SERVICER_FUNCTIONS = tuple(f"{__name__}.add_{name}" for name in ("target", "fused", "draft_worker"))
 
 
@@ -39,7 +39,7 @@ def add_draft_worker(servicer: Any, server: Any) -> None:
 
 
 def _add(add: Callable[[Any, Any], None], application: str, servicer: Any, server: Any) -> None:
-    """Registers a service; the handlers that the proxy makes for it meanwhile are routed by ours."""
+    """Registers a service and wraps the handlers that the proxy creates for it."""
     make = server.service_handler_factory
     server.service_handler_factory = partial(_routed, make, application)
     try:
@@ -49,7 +49,7 @@ def _add(add: Callable[[Any, Any], None], application: str, servicer: Any, serve
 
 
 def _routed(make: Callable[..., Any], application: str, service_method: str, streaming_type: Any) -> Callable[..., Any]:
-    """The proxy's handler of one method, told where its calls belong."""
+    """Creates the proxy's handler of one method and adds the routing metadata to its calls."""
     handler = make(service_method=service_method, streaming_type=streaming_type)
 
     async def unary(request: Any, context: Any) -> Any:
@@ -61,7 +61,7 @@ def _routed(make: Callable[..., Any], application: str, service_method: str, str
     async def stream(request: Any, context: Any) -> AsyncGenerator[Any, None]:
         routed = RoutedContext(context, application, _session_of(request))
         async for reply in handler(request, routed):
-            if reply or not routed.code():  # a failure comes with a reply that has nothing in it
+            if reply or not routed.code():  # a failure comes with an empty reply
                 yield reply
         routed.settle()
 
@@ -89,7 +89,7 @@ async def _from_first(first: Any, requests: AsyncIterator[Any]) -> AsyncGenerato
 
 
 class RoutedContext:
-    """A call's context whose metadata says where it belongs; all else is the call's own."""
+    """Wraps a call's context and adds the routing metadata."""
 
     def __init__(self, context: Any, application: str, session_id: str) -> None:
         self._context = context
@@ -104,9 +104,9 @@ class RoutedContext:
         return (*(self._context.invocation_metadata() or ()), *self._added)
 
     def settle(self) -> None:
-        """What Ray itself calls INTERNAL is a replica that died: UNAVAILABLE to clients, who then resume.
+        """Turns Ray's INTERNAL, which means that a replica died, into UNAVAILABLE, on which clients resume.
 
-        A failure of our own, INTERNAL too perhaps, is told by the details that replicas always send with one.
+        Tandem's own failures, which may be INTERNAL too, always carry status details.
         """
         told = any(key == STATUS_DETAILS for key, _ in self._context.trailing_metadata() or ())
         if self._context.code() is grpc.StatusCode.INTERNAL and not told:

@@ -1,4 +1,4 @@
-"""A server role as a replica of Ray Serve: the same servicers, without a port of their own."""
+"""Runs a server role as a Ray Serve replica: the same servicers, without a port."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tandem.services.server import Hosted, ServeConfig
 
 log = logging.getLogger("tandem.ray")
 
-_NOTHING = empty_pb2.Empty()  # goes with a failure; nobody reads it
+_NOTHING = empty_pb2.Empty()  # the reply that accompanies a failure
 
 
 class Replica:
-    """One replica of a role, made from main.py's flags. Its methods are those of its service."""
+    """One replica of a role, configured by main.py's flags. Its methods are those of its service."""
 
     async def __init__(self, flags: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
         args = main.parser().parse_args(flags)
@@ -44,13 +44,13 @@ class Replica:
         await self.check_health()
 
     async def check_health(self) -> None:
-        """Called by Serve every few seconds, too. Raises what ended the role; Serve then starts another replica."""
+        """Raises the reason if the role has ended. Serve calls it every few seconds and replaces the replica then."""
         if self._running.done():
             lost = self._running.result()
             raise RuntimeError("the model's device is lost" if lost else "the role has ended")
 
     async def handler(self, method: str, context: ReplicaContext) -> grpc.RpcMethodHandler:
-        """A method of the service behind the interceptors that a server of ours has."""
+        """Returns a method of the service, wrapped by the interceptors that a Tandem server has."""
 
         async def found(details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
             return self._handlers[method]
@@ -62,7 +62,7 @@ class Replica:
         return await intercepted(_Details(f"/{service}/{method}", context.invocation_metadata()))
 
     async def __del__(self) -> None:
-        """Called by Serve once no request runs: sessions without one get the drain's time, then models are freed."""
+        """Drains idle sessions and frees the models. Serve calls it once no request is running."""
         self._stopping.set()
         await asyncio.gather(self._running, return_exceptions=True)
 
@@ -74,7 +74,7 @@ class Replica:
         build: Callable[[], Awaitable[Hosted]],
         outermost: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> int:
-        """In place of tandem.services.server.serve: no port, no signals."""
+        """Replaces tandem.services.server.serve, without a port and without signals."""
         hosted = await build()
         tasks = hosted.start()
         hosted.register(_Methods(self._handlers))
@@ -94,7 +94,7 @@ class Replica:
 
 
 class ReplicaContext:
-    """A call's context as services know it, over the one that Serve carries from its proxy to a replica and back."""
+    """Adapts the context that Serve passes between proxy and replica to the interface that services use."""
 
     def __init__(self, carried: Any) -> None:
         self._carried, self._began = carried, time.monotonic()
@@ -103,18 +103,18 @@ class ReplicaContext:
         return getattr(self._carried, name)
 
     async def abort_with_status(self, status: Any) -> None:
-        """Serve would drop the details of an exception, so the call returns, with a message that has nothing in it."""
+        """Sets the status and ends the call with an empty reply, since Serve drops the details of exceptions."""
         self._carried.set_code(status.code)
         self._carried.set_details(status.details)
         self.set_trailing_metadata(status.trailing_metadata)
         raise grpc.aio.AbortError()
 
     def set_trailing_metadata(self, metadata: Sequence[tuple[str, Any]]) -> None:
-        """Serve's takes a list only."""
+        """Passes the metadata as a list, which Serve requires."""
         self._carried.set_trailing_metadata(list(metadata))
 
     def time_remaining(self) -> float | None:
-        """Seconds until the call's deadline, less those it took to get here."""
+        """Returns the seconds until the call's deadline; None without a deadline."""
         for key, value in self._carried.invocation_metadata():
             if key == SECONDS_LEFT:
                 return max(0.0, float(value) - (time.monotonic() - self._began))
@@ -122,20 +122,20 @@ class ReplicaContext:
 
 
 class _Details(NamedTuple):
-    """What an interceptor is told of a call (grpc.HandlerCallDetails)."""
+    """The details of a call for interceptors (grpc.HandlerCallDetails)."""
 
     method: str
     invocation_metadata: Any
 
 
 class _Methods:
-    """A server, as far as a service that registers itself can tell. Collects its handlers by method name."""
+    """Stands in for a server while a service registers, and collects its handlers by method name."""
 
     def __init__(self, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
         self._handlers = handlers
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        """The same handlers as below, for servers that know only these."""
+        """Ignores the same handlers in the form for older servers."""
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
         self._handlers.update(handlers)
@@ -162,7 +162,7 @@ def _unary(method: str) -> Callable[..., Awaitable[Any]]:
 
 
 def _stream(method: str) -> Callable[..., AsyncGenerator[Any, None]]:
-    """`request` is a message, or the stream of them (Serve's gRPCInputStream)."""
+    """Builds a streaming method. `request` is a message or a stream of messages (Serve's gRPCInputStream)."""
 
     async def call(self: Replica, request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
         context = ReplicaContext(grpc_context)

@@ -1,1 +1,1 @@
-"""Turns records into metrics, predictions and decisions. Pure."""
+"""Turns records into metrics, predictions and decisions, without side effects."""

@@ -1,8 +1,8 @@
-"""`--role advise`: from a comparison.json's measured costs to what to deploy on a link, for so many clients. Pure.
+"""Recommends what to deploy on a link for a number of clients, from the costs in a comparison.json (`--role advise`).
 
-Under N clients the target's device is the queue's single server: no client can have a token more often than the device
-has finished one for each of them, so the time per token is at least N times the device's seconds per token. Requests
-that share steps do better; the comparison did not measure that, and the advice says so.
+The target's device is modelled as a queue with a single server: with N clients, the time per token is at least N times
+the device's seconds per token. Requests that share steps do better; the comparison does not measure that, and the
+advice says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAR_MS = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class AdviceConfig:
-    """Whose measurements, which link (None: the base's), and how many clients at once."""
+    """The report to use, the round trip (None: that of the base) and the number of concurrent clients."""
 
     report: Path
     rtt_ms: float | None = None
@@ -41,7 +41,7 @@ class AdviceConfig:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One architecture at its best predicted length. `alone_s`: TPOT of a single client; `busy_s`: of the target."""
+    """An architecture at its best length. `alone_s`: TPOT of a single client; `busy_s`: target seconds per token."""
 
     architecture: str
     length: int
@@ -55,14 +55,14 @@ class Option:
 
     @property
     def capacity(self) -> int | None:
-        """Clients before they wait for each other; None where the target is busy for no time that was measured."""
+        """The number of clients that do not wait for each other; None if no busy time of the target was measured."""
         clients = ratio(self.alone_s, self.busy_s)
         return None if clients is None else max(1, math.floor(clients))
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The options, best first, and the model that they come from."""
+    """The options, best first, and the model that predicted them."""
 
     link: LinkChoice
     clients: int
@@ -75,7 +75,7 @@ class Advice:
 
 
 def advise(comparison: Mapping[str, Any], rtt_ms: float | None = None, clients: int = 1) -> Advice:
-    """Raises ValueError where the comparison has no costs to advise from."""
+    """Ranks the measured architectures. Raises ValueError if the comparison has no costs."""
     if comparison["theory"] is None:
         raise ValueError(
             "report: it has no costs; compare plain decoding and at least one architecture that drafts in one run"
@@ -87,13 +87,13 @@ def advise(comparison: Mapping[str, Any], rtt_ms: float | None = None, clients: 
 
 
 def _options(model: Model, link: LinkChoice, clients: int) -> tuple[Option, ...]:
-    """Every architecture that was measured, best first."""
+    """Returns every measured architecture, best first."""
     options = [_option(model, name, link, clients) for name in (AUTOREGRESSIVE.name, *model.drafts)]
     return tuple(sorted(options, key=lambda option: option.tpot_s))
 
 
 def _option(model: Model, name: str, link: LinkChoice, clients: int) -> Option:
-    """At the length that is best for so many clients: a shorter draft keeps a busy target less busy."""
+    """Returns the option at the best length for this number of clients: shorter drafts load the target less."""
     if name == AUTOREGRESSIVE.name:
         return Option(name, 0, model.plain_tpot, model.plain_s, clients)
     options = (
@@ -104,7 +104,7 @@ def _option(model: Model, name: str, link: LinkChoice, clients: int) -> Option:
 
 
 def advice_lines(advice: Advice) -> Iterator[str]:
-    """What to deploy, what to expect, and what would change it."""
+    """Describes what to deploy, what to expect, and what would change the advice."""
     best, many = advice.best, advice.clients > 1
     rtt = f"{1000 * advice.link.seconds:g} ms round trip"
     who = f"{advice.clients} clients" if many else "one client"
@@ -156,7 +156,7 @@ def _changes(advice: Advice) -> Iterator[str]:
 
 
 def _other_links(advice: Advice) -> Iterator[str]:
-    """Round trips at which another architecture becomes the best for as many clients."""
+    """Describes the round trips at which another architecture becomes the best."""
     model, clients, limit = advice.model, advice.clients, advice.link.bandwidth_mbps
     before = advice.best.architecture
     for rtt in (*range(0, 300, 1), *range(300, 2001, 50)):
@@ -174,7 +174,7 @@ def _other_links(advice: Advice) -> Iterator[str]:
 
 
 def _other_loads(advice: Advice) -> Iterator[str]:
-    """The number of clients at which another architecture becomes the best on this link."""
+    """Describes the number of clients at which another architecture becomes the best."""
     for clients in range(advice.clients + 1, 201):
         found = _options(advice.model, advice.link, clients)[0].architecture
         if found != advice.best.architecture:
@@ -183,7 +183,7 @@ def _other_loads(advice: Advice) -> Iterator[str]:
 
 
 def run_advice(config: AdviceConfig) -> int:
-    """Prints the advice; the exit code."""
+    """Prints the advice and returns the exit code."""
     for line in advice_lines(advise(read_comparison(config.report), config.rtt_ms, config.clients)):
         print(line)
     return 0

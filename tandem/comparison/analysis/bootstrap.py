@@ -1,4 +1,4 @@
-"""How sure a figure is: bootstrap over prompts (Efron 1979). Pure; the same input gives the same interval."""
+"""Computes bootstrap confidence intervals over prompts (Efron 1979). Deterministic: the seed is fixed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 
 RESAMPLES = 2000
 LEAST_UNITS = 3
-"""Below this many prompts a resample says nothing."""
+"""The minimum number of prompts for an interval."""
 
 Interval = tuple[float, float]
 Floats = NDArray[np.float64]
 
 
 def resampled(units: int, seed: int = 0) -> NDArray[np.int64]:
-    """Indices [RESAMPLES, units] of prompts drawn with replacement."""
+    """Draws prompts with replacement. Returns int64 indices [RESAMPLES, units]."""
     return np.random.default_rng(seed).integers(0, units, (RESAMPLES, units))
 
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> Interval | None:
-    """95 % interval of sum(numerators) / sum(denominators), one pair a prompt; None for too few prompts."""
+    """Returns the 95 % interval of sum(numerators) / sum(denominators), one pair per prompt; None for too few."""
     if len(numerators) < LEAST_UNITS:
         return None
     chosen = resampled(len(numerators))
@@ -31,7 +31,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -
 
 
 def percentiles(values: Floats) -> Interval | None:
-    """The middle 95 % of what is finite; None if less than half is."""
+    """Returns the middle 95 % of the finite values [n] float64; None if less than half are finite."""
     finite = values[np.isfinite(values)]
     if 2 * len(finite) < len(values) or not len(finite):
         return None

@@ -1,4 +1,4 @@
-"""Component times from calibrating requests: what a step costs, and what a round costs beyond its steps. Pure."""
+"""Computes component times from calibration requests: the cost of steps, and of a round beyond its steps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tandem.comparison.measuring.records import Measurement
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureCosts:
-    """Seconds for one architecture.
+    """The component times of one architecture, in seconds.
 
-    draft_fixed + g * draft_slope: a round of g draft tokens (copied ones cost next to nothing). verify_fixed + n *
-    verify_slope: a verification of n positions. Both are non-negative least squares over the lengths asked for; `fits`
-    ("draft", "verify") say how sure they are and what was held at 0; `..._by_...` are the measured means.
-    round_overhead: of a round, what neither steps nor network explain, waiting for the device included.
-    rpc: of a round trip to the other side at no added delay. message_bytes: a round's payload, both ways.
+    draft_fixed + g * draft_slope: drafting g tokens in a round (copied tokens cost almost nothing).
+    verify_fixed + n * verify_slope: verifying n positions. Both are non-negative least squares fits over the requested
+    lengths; `fits` ("draft", "verify") have their intervals and what was held at 0. `..._by_...`: the measured means.
+    round_overhead: the time of a round that neither steps nor network explain, including waiting for the device.
+    rpc: the round trip to the other side without added delay. message_bytes: a round's payload, both ways.
     """
 
     draft_fixed_s: float
@@ -35,16 +35,16 @@ class ArchitectureCosts:
     fits: Mapping[str, LineFit] = field(default_factory=dict)
 
     def draft(self, length: int) -> float:
-        """Of a round of `length` draft tokens."""
+        """Returns the seconds to draft `length` tokens in a round."""
         return self.draft_fixed_s + self.draft_slope_s * length if length else 0.0
 
     def verify(self, length: int) -> float:
-        """Of a round of `length` draft tokens, and the token before them."""
+        """Returns the seconds to verify `length` draft tokens and the token before them."""
         return self.verify_fixed_s + self.verify_slope_s * (length + 1)
 
 
 def costs_by_architecture(found: Sequence[Calibration], link: LinkChoice | None = None) -> dict[str, ArchitectureCosts]:
-    """`link`: what lay between while calibrating; what it is set to is taken out of the round trips."""
+    """Computes costs by architecture. The configured delay of `link` is subtracted from round trips."""
     grouped: defaultdict[str, list[Calibration]] = defaultdict(list)
     for one in found:
         if one.measurement.rounds:
@@ -85,17 +85,17 @@ def _costs(group: Sequence[Calibration], link: LinkChoice) -> ArchitectureCosts:
 
 
 def _verified(m: Measurement) -> Point:
-    """Sizes are positions: the draft tokens and the one before them."""
+    """Returns a verification point; its size is in positions: the draft tokens and the one before them."""
     return Point(m.seconds_by_cause.verify, m.rounds + m.drafted, m.rounds)
 
 
 def _drafted(m: Measurement, length: int) -> Point:
-    """Sizes are draft tokens asked for."""
+    """Returns a drafting point; its size is in requested draft tokens."""
     return Point(m.seconds_by_cause.draft, m.rounds * length, m.rounds)
 
 
 def _overhead(measurement: Measurement, added_rtt: float) -> float:
-    """The request itself crosses the link once; that is no part of a round."""
+    """Returns the overhead of the rounds, without the request's own trip across the link."""
     causes = measurement.seconds_by_cause
     return causes.queue + max(0.0, causes.other - added_rtt)
 

@@ -1,4 +1,4 @@
-"""The sentences that decide: which architecture, which length, how sure, and what would change it. Pure."""
+"""Decides which architecture and length to use, with what certainty, and what would change the decision."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.report.words import joined, spoken
 
 WORTH = 0.03
-"""A length must be predicted to save this share of the time per token before another than the measured is proposed."""
+"""The least predicted saving in time per token for which a length other than the measured one is proposed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`speedup` is measured, over plain decoding; a `speculation_length` of None is adaptive.
+    """A decision. `speedup` is measured over plain decoding; `speculation_length` None is adaptive.
 
-    See comparison.schema.json.
+    comparison.schema.json describes the fields.
     """
 
     headline: str
@@ -36,7 +36,10 @@ class Decision:
 def decide(
     base: Condition, summaries: Sequence[Summary], theory: Theory | None, adaptive: bool = False
 ) -> Decision | None:
-    """From the base's figures. None where nothing was measured that could be chosen. `adaptive`: lengths were."""
+    """Decides from the base's figures; None if fewer than two architectures were measured.
+
+    `adaptive`: whether speculation lengths were chosen adaptively.
+    """
     tpots = {
         s.architecture: mean
         for s in summaries
@@ -88,7 +91,7 @@ def _faster(best_s: float, other_s: float) -> str:
 
 
 def _length(best: str, theory: Theory | None) -> tuple[int, list[str]]:
-    """The length that the measured speedup belongs to, and what is predicted of others."""
+    """Returns the measured length and sentences on the predicted best length."""
     found = [b for b in theory.best_lengths if b.architecture == best] if theory else []
     if not found or theory is None:
         return (0 if best == AUTOREGRESSIVE.name or theory is None else theory.model.length), []
@@ -129,7 +132,7 @@ def _against(tpots: Mapping[str, float], theory: Theory | None) -> list[str]:
     if theory is None:
         return []
     sentences: list[str] = []
-    bounds = (PIPELINED.name,)  # not a prediction
+    bounds = (PIPELINED.name,)  # a lower bound, not a prediction
     errors = [abs(p.error) for p in theory.predictions if p.error is not None and p.architecture not in bounds]
     if errors:
         sentences.append(

@@ -1,4 +1,4 @@
-"""From summaries and calibrations to theory beside measurement: the `theory` of comparison.json."""
+"""Compares predictions with measurements: the `theory` of comparison.json."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tandem.comparison.measuring.records import Measurement, Record
 
 NOUNS = {"draft": "drafting", "verify": "verification"}
 LEAST_CURVE_MS = 60.0
-"""The round trips that are drawn, where the measured ones end earlier."""
+"""The least round trip up to which predictions are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Theory:
-    """Predictions and what they were made from. Seconds."""
+    """Predictions and the model behind them, in seconds."""
 
     model: Model
     predictions: tuple[Prediction, ...]
@@ -53,7 +53,7 @@ def theory_of(
     found: Sequence[Calibration],
     length: int,
 ) -> Theory | None:
-    """None unless plain decoding and an architecture that drafts were both measured and costed."""
+    """Predicts every link; None unless plain decoding and a drafting architecture were measured and calibrated."""
     model = _model(conditions[0], records, found, length)
     if model is None or not model.drafts:
         return None
@@ -117,9 +117,9 @@ def _difference(tpots: Mapping[str, float], name: str, other: str) -> float | No
 
 
 def held_at_0(theory: Theory) -> list[str]:
-    """One sentence of the parts of costs that least squares alone would have put below 0; nothing where there is none.
+    """Returns one sentence that lists cost parts held at 0 because plain least squares made them negative.
 
-    In milliseconds: where it would have put it, and the 95 % interval of what stands in its place.
+    Gives the unconstrained value and the 95 % interval of the value used, in milliseconds.
     """
     parts: list[str] = []
     for name, costs in theory.model.costs.items():
@@ -148,7 +148,7 @@ def theory_as_json(theory: Theory) -> dict[str, Any]:
             "architectures": {
                 name: _costs_as_json(model, name)
                 for name in (AUTOREGRESSIVE.name, *model.drafts)
-                if name in model.costs  # plain decoding may have been costed at width 1 alone
+                if name in model.costs  # plain decoding may have been calibrated at width 1 only
             },
         },
         "acceptance": {
@@ -180,7 +180,7 @@ def _costs_as_json(model: Model, name: str) -> dict[str, Any]:
 
 
 def model_from_json(theory: Mapping[str, Any]) -> Model:
-    """The model again, from the `theory` of a comparison.json."""
+    """Restores the model from the `theory` of a comparison.json."""
     costs = {
         name: ArchitectureCosts(**{key: _sizes(value) for key, value in of.items() if key != "fits"})
         for name, of in theory["costs"]["architectures"].items()
@@ -192,10 +192,10 @@ def model_from_json(theory: Mapping[str, Any]) -> Model:
 
 
 def _sizes(value: Any) -> Any:
-    """JSON's keys are text."""
+    """Converts JSON's string keys to numbers."""
     return {float(size): seconds for size, seconds in value.items()} if isinstance(value, dict) else value
 
 
 def link_of(link: Mapping[str, Any]) -> LinkChoice:
-    """A condition's link again, from comparison.json."""
+    """Restores a condition's link from comparison.json."""
     return LinkChoice(None if link["kind"] == "direct" else link["rtt_ms"], link["bandwidth_mbps"])

@@ -1,4 +1,4 @@
-"""Whether an architecture's tokens are those of plain decoding, and how close the call was where they are not."""
+"""Compares an architecture's tokens with those of plain decoding, and reports logit gaps where they differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.comparison.measuring.records import Record
 
 @dataclass(frozen=True, slots=True)
 class MarginTrace:
-    """A request repeated on the autoregressive server: its tokens, and each one's margin in logits."""
+    """The tokens of a request repeated on the autoregressive server, with their logit margins."""
 
     token_ids: tuple[int, ...]
     margins: tuple[float, ...]
@@ -18,9 +18,9 @@ class MarginTrace:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first output position at which two token sequences part; a token is None where one of them had ended.
+    """The first position at which two outputs differ; a token is None if that output had ended.
 
-    logit_gap: the margin of the autoregressive token there, 0 being a tie; None where it could not be had.
+    logit_gap: the margin of the autoregressive token there (0: a tie); None if unknown.
     """
 
     prompt: str
@@ -33,7 +33,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`count` of the `total` requests that both completed have the same tokens."""
+    """How many (`count`) of the requests completed by both (`total`) have the same tokens."""
 
     count: int
     total: int
@@ -50,7 +50,7 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 def identity(
     records: Sequence[Record], reference: Sequence[Record], traces: Mapping[str, MarginTrace] | None = None
 ) -> Identity:
-    """Compares with the reference's records of the same prompt and run. `traces` are by prompt name."""
+    """Compares records with the reference's of the same prompt and run. `traces` are by prompt name."""
     expected = {(r.prompt, r.run): r.measurement.output_token_ids for r in reference if r.measurement}
     total = 0
     divergences: list[Divergence] = []
@@ -71,7 +71,7 @@ def identity(
 
 
 def parted(records: Sequence[Record], reference: Sequence[Record]) -> set[str]:
-    """The prompts on which any of `records` has other tokens than the reference's record of the same run."""
+    """Returns the prompts on which a record's tokens differ from the reference's of the same run."""
     return {divergence.prompt for divergence in identity(records, reference).divergences}
 
 
@@ -80,7 +80,7 @@ def _at(tokens: Sequence[int], position: int) -> int | None:
 
 
 def _gap(trace: MarginTrace | None, plain: tuple[int, ...], position: int) -> float | None:
-    # A trace that left the timed output before this position measured another context.
+    # A trace that differs from the timed output before this position has another context.
     end = position + 1
     if trace is None or position >= len(plain) or trace.token_ids[:end] != plain[:end] or len(trace.margins) < end:
         return None

@@ -1,8 +1,8 @@
-"""A step's seconds as fixed + slope * size, neither below 0: non-negative least squares of a line, and how sure. Pure.
+"""Fits a step's seconds as fixed + slope * size by non-negative least squares, with confidence intervals.
 
-Plain least squares puts a part below 0 where a busy machine bends the points. A step cannot cost that, so the nearest
-line that it can cost is taken (Lawson and Hanson 1974; with two columns the active set has a closed form), and the fit
-says which part the constraint held at 0 and what it would have been.
+On a busy machine, plain least squares may make a part negative, which no step can cost. The fit is the best line with
+no negative part (Lawson and Hanson 1974; with two columns the active set has a closed form), and it reports which part
+was held at 0 and its unconstrained value.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tandem.comparison.analysis.bootstrap import LEAST_UNITS, RESAMPLES, Interva
 
 FIXED, SLOPE = "fixed", "slope"
 ROUNDING = 1e-9
-"""Of the mean time: what least squares puts this little below 0 is rounding, not the constraint."""
+"""A share of the mean time: a part less negative than this is a rounding error, not held at 0."""
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class LineFit:
-    """Seconds, and seconds for each unit of size; with 95 % intervals (bootstrap over requests), None for too few.
+    """A fitted line in seconds, with 95 % intervals (bootstrap over requests; None for too few).
 
-    held: the part that is 0 because least squares alone would have put it below, at `unheld_s`; None where neither.
+    held: the part held at 0, whose unconstrained value is `unheld_s`; None if neither is.
     """
 
     fixed_s: float
@@ -40,7 +40,7 @@ class LineFit:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One request: what its steps took and how large they were, each as a sum over `steps` of them."""
+    """One request: the seconds and the sizes of its `steps` steps, summed."""
 
     seconds: float
     size: float
@@ -48,10 +48,10 @@ class Point:
 
 
 def non_negative_line(sizes: Floats, seconds: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """(fixed, slope, fixed and slope of plain least squares) along the last axis of arrays of the same shape.
+    """Fits lines along the last axis of `sizes` and `seconds`, float64 [..., n].
 
-    Exact: where least squares is negative in one part, the optimum lies on that part's axis, since seconds and sizes
-    are not negative. Where all sizes are one the slope is 0.
+    Returns (fixed, slope, unconstrained fixed, unconstrained slope), each float64 [...]. The solution is exact: if one
+    part is negative, the optimum lies on its axis, since seconds and sizes are not. If all sizes are equal, slope is 0.
     """
     middle, mean = sizes.mean(-1), seconds.mean(-1)
     apart = sizes - middle[..., None]
@@ -67,7 +67,7 @@ def non_negative_line(sizes: Floats, seconds: Floats) -> tuple[Floats, Floats, F
 
 
 def fit_line(groups: Sequence[Sequence[Point]]) -> LineFit:
-    """Through one mean for each group of requests. Raises ValueError where nothing was measured."""
+    """Fits a line through the mean of each group of requests. Raises ValueError if nothing was measured."""
     groups = [group for group in groups if sum(point.steps for point in group)]
     if not groups:
         raise ValueError("step times: none were measured")
@@ -81,13 +81,13 @@ def fit_line(groups: Sequence[Sequence[Point]]) -> LineFit:
 
 
 def _mean(group: Sequence[Point]) -> tuple[float, float]:
-    """(size, seconds) of a step."""
+    """Returns the mean (size, seconds) of a step."""
     steps = sum(point.steps for point in group)
     return sum(point.size for point in group) / steps, sum(point.seconds for point in group) / steps
 
 
 def _intervals(groups: Sequence[Sequence[Point]]) -> tuple[Interval | None, Interval | None]:
-    """Of (fixed, slope), requests drawn again within their groups; None where most groups are one request."""
+    """Returns intervals of (fixed, slope), resampling requests within groups; None if most groups have one."""
     requests = sum(map(len, groups))
     if requests < max(LEAST_UNITS, 2 * len(groups)):
         return None, None
@@ -101,13 +101,13 @@ def _intervals(groups: Sequence[Sequence[Point]]) -> tuple[Interval | None, Inte
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             sizes[:, i], seconds[:, i] = size / steps, second / steps
-    whole = np.isfinite(sizes).all(1)  # a resample may hold nothing but requests without a step
+    whole = np.isfinite(sizes).all(1)  # a resample may contain only requests without a step
     fixed, slope, _, _ = non_negative_line(sizes[whole], seconds[whole])
     return percentiles(fixed), percentiles(slope) if len(groups) > 1 else None
 
 
 def fit_as_json(fit: LineFit) -> Mapping[str, Any]:
-    """See comparison.schema.json."""
+    """Returns a fit as comparison.schema.json describes it."""
     return {
         "held_at_0": fit.held,
         "unheld_s": fit.unheld_s,

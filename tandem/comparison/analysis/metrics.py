@@ -1,11 +1,11 @@
-"""What records mean: distributions, acceptance, cost by cause, speedup. Pure.
+"""Computes metrics from records: distributions, acceptance, cost by cause, speedup.
 
-Definitions. Percentiles interpolate linearly and stddev is the sample's, as LLMPerf's (pandas) are.
+Definitions. Percentiles interpolate linearly and stddev is that of a sample, as in LLMPerf (pandas).
 Acceptance rate = accepted / drafted. Mean acceptance length = committed tokens / rounds, the target's own token
 included. Mean draft length = drafted tokens / rounds. Speedup = mean TPOT of the baseline / mean TPOT of the
 architecture, over the (prompt, run) pairs that both completed with at least two tokens; 2 means half the time per
-token. TPOT = (E2E - TTFT) / (n - 1) leaves the prompt
-out, and with it a first chunk of several tokens; `end_to_end_speedup`, the same ratio of E2E / n, leaves nothing out.
+token. TPOT = (E2E - TTFT) / (n - 1) excludes prompt processing and all of a first chunk's time;
+`end_to_end_speedup`, the same ratio of E2E / n, excludes nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PERCENTS = (25, 50, 75, 90, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A metric over requests; every value is None where nothing was measured."""
+    """The distribution of a metric over requests; every value is None if nothing was measured."""
 
     p25: float | None
     p50: float | None
@@ -59,7 +59,7 @@ def distribution(values: Iterable[float | None]) -> Distribution:
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
-    """None where it is not a number: nothing was counted, or a time was 0 or next to it."""
+    """Returns the quotient, or None if it is not finite: nothing was counted, or a time was almost 0."""
     value = numerator / denominator if denominator else math.inf
     return value if math.isfinite(value) else None
 
@@ -70,7 +70,7 @@ def completed(records: Iterable[Record]) -> list[Measurement]:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What drafting brought. Positions count from the first draft token of a round; `..._by` name the proposer."""
+    """Acceptance of drafts. Positions start at the first draft token of a round; `..._by` is by proposer."""
 
     rounds: int
     drafted: int
@@ -108,7 +108,7 @@ def acceptance(measurements: Sequence[Measurement]) -> Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class SentAhead:
-    """What rounds ahead of verdicts brought; see comparison.schema.json."""
+    """Results of sending rounds ahead of verdicts; comparison.schema.json describes the fields."""
 
     guessed_rounds: int
     stale_rounds: int
@@ -118,7 +118,7 @@ class SentAhead:
 
 
 def sent_ahead(measurements: Sequence[Measurement]) -> SentAhead | None:
-    """None where no loop ran that could have several rounds in flight."""
+    """Summarizes rounds sent ahead; None if no architecture could have several rounds in flight."""
     by_depth = sum_positions(m.sent_by_depth for m in measurements)
     if not by_depth:
         return None
@@ -132,7 +132,7 @@ def sent_ahead(measurements: Sequence[Measurement]) -> SentAhead | None:
 
 
 def sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Counts by name, added up."""
+    """Adds up counts by name."""
     totals: Counter[str] = Counter()
     for counts in per_request:
         totals.update(counts)
@@ -140,7 +140,7 @@ def sum_counts(per_request: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
-    """Counts by position, added up; a request that never got that far adds nothing."""
+    """Adds up counts by position; shorter sequences count as 0 beyond their end."""
     totals: list[int] = []
     for counts in per_request:
         totals += [0] * (len(counts) - len(totals))
@@ -150,17 +150,17 @@ def sum_positions(per_request: Iterable[Sequence[int]]) -> list[int]:
 
 
 def _conditional(accepted: Sequence[int], drafted: Sequence[int]) -> tuple[float | None, ...]:
-    """P(draft token i accepted | those before it were).
+    """Returns P(draft token i accepted | all before it accepted) for each position i.
 
-    A round counts at position i when it had a token there and all before were accepted. Both counts bound that
-    number from above and the smaller is taken: exact while all drafts are equally long, else a lower bound on the rate.
+    The denominator, the rounds with a token at i and all before it accepted, is bounded above by both counts; the
+    smaller one is used. This is exact for drafts of equal length, otherwise a lower bound of the rate.
     """
     reached = [min(pair) for pair in zip([*drafted[:1], *accepted], drafted, strict=False)]
     return tuple(ratio(a, r) for a, r in zip(accepted, reached, strict=True))
 
 
 def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, float | None]:
-    """Each cause's share of the end-to-end milliseconds per output token."""
+    """Returns the end-to-end milliseconds per output token, by cause."""
     tokens = sum(m.output_tokens for m in measurements)
     totals = {cause: sum(getattr(m.seconds_by_cause, cause) for m in measurements) for cause in CAUSES}
     return {cause: ratio(1000 * seconds, tokens) for cause, seconds in totals.items()}
@@ -168,7 +168,7 @@ def milliseconds_per_token(measurements: Sequence[Measurement]) -> dict[str, flo
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """Against the baseline, over `pairs` of requests; see the top of this module. `interval`: 95 %, over prompts."""
+    """Speedup over the baseline from `pairs` of requests, as defined above. `interval`: 95 %, over prompts."""
 
     speedup: float | None
     end_to_end_speedup: float | None
@@ -199,7 +199,7 @@ def speedup(records: Iterable[Record], baseline: Iterable[Record]) -> Speedup:
 
 
 def acceptance_interval(records: Iterable[Record]) -> Interval | None:
-    """95 % interval of the acceptance rate, over prompts: another text would have been easier or harder to guess."""
+    """Returns the 95 % interval of the acceptance rate, over prompts."""
     by_prompt: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for record in records:
         if record.measurement:
@@ -209,7 +209,7 @@ def acceptance_interval(records: Iterable[Record]) -> Interval | None:
 
 
 def tpot_interval(records: Iterable[Record]) -> Interval | None:
-    """95 % interval of the mean TPOT, over prompts."""
+    """Returns the 95 % interval of the mean TPOT, over prompts."""
     by_prompt: defaultdict[str, list[float]] = defaultdict(list)
     for record in records:
         if record.measurement and record.measurement.tpot_s is not None:

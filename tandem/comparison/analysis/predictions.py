@@ -1,9 +1,9 @@
-"""Theory beside measurement: what each architecture should cost, from the run's own component times. Pure.
+"""Predicts each architecture's time per token from the component times of the run.
 
-Component times come from calibrating requests at the base's link (tandem/comparison/analysis/costs.py), acceptance from
-the base's measured requests; TPOT under every other link is then a prediction in the full sense. TPOT = (E2E - TTFT) /
-(n - 1) leaves the first chunk's time out but not all of its tokens: a request of n tokens in rounds of E has n / E - 1
-rounds after the first, and predictions count as the definition does.
+Component times come from calibration requests on the base's link (tandem/comparison/analysis/costs.py), acceptance from
+the base's measured requests; TPOT on every other link is a true prediction. TPOT = (E2E - TTFT) / (n - 1) excludes the
+time of the first chunk but not all of its tokens: a request of n tokens in rounds of E tokens has n / E - 1 rounds
+after the first, and predictions follow that definition.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What an architecture's drafts brought in the base: per-round rates, so that rounds without a draft count.
+    """The acceptance of an architecture's drafts in the base, over all rounds, also those without a draft.
 
-    rates[i]: draft token i accepted, given that those before were (the first: of all rounds). `by_prompt`: rounds and
-    accepted tokens of every prompt. `tokens`: mean output length.
+    rates[i]: P(draft token i accepted | all before it accepted). by_prompt: rounds and accepted tokens of every prompt.
+    tokens: mean output length.
     """
 
     rates: tuple[float, ...]
@@ -62,7 +62,7 @@ def drafted(by_prompt: Mapping[str, Sequence[Measurement]]) -> Drafted:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Everything a prediction needs. `plain_s`: a plain target step; `length`: the speculation length that ran."""
+    """The inputs of predictions. `plain_s`: seconds of a plain target step; `length`: the measured length."""
 
     plain_s: float
     costs: Mapping[str, ArchitectureCosts]
@@ -74,7 +74,7 @@ class Model:
         return StepCosts(of.draft(length) / max(1, length), self.plain_s, of.verify_fixed_s, of.verify_slope_s)
 
     def lengths(self, name: str) -> range:
-        """Speculation lengths from 0 up to the longest that was costed or run: no prediction goes beyond."""
+        """Returns the speculation lengths from 0 to the longest that was calibrated or measured."""
         return range(int(max(self.length, *self.costs[name].draft_s_by_length)) + 1)
 
     @property
@@ -83,7 +83,7 @@ class Model:
         return self.plain_s + (of.round_overhead_s if of else 0.0)
 
     def tpot(self, name: str, link: LinkChoice, length: int | None = None) -> float:
-        """Predicted seconds per output token."""
+        """Returns the predicted seconds per output token."""
         g = self.length if length is None else length
         if name == AUTOREGRESSIVE.name or g == 0:
             return self.plain_tpot
@@ -103,7 +103,7 @@ class Model:
         return value * _as_defined(drafts.tokens, tokens)
 
     def closed_form(self, name: str, link: LinkChoice) -> float | None:
-        """The continuous best length under one rate for all positions; None where it does not exist."""
+        """Returns the continuous optimum for one rate at all positions; None if there is none."""
         of, drafts = self.costs[name], self.drafts[name]
         rate = theory.rate_for(drafts.per_round, len(drafts.rates))
         once = of.verify_fixed_s + of.verify_slope_s
@@ -118,9 +118,9 @@ class Model:
         return best if math.isfinite(best) else None
 
     def break_even_rtt(self, link: LinkChoice, name: str = DISTRIBUTED.name) -> tuple[float, Interval | None]:
-        """Round trip below which `name` beats plain decoding at the link's bandwidth.
+        """Returns the round trip below which `name` beats plain decoding at the link's bandwidth.
 
-        And its 95 % interval over prompts, costs held.
+        The second value is its 95 % interval over prompts, at fixed costs.
         """
         of, drafts = self.costs[name], self.drafts[name]
         g = len(drafts.rates)
@@ -134,20 +134,20 @@ class Model:
         return value, (rest + (1 + spread[0]) * self.plain_tpot, rest + (1 + spread[1]) * self.plain_tpot)
 
     def capacity_gain(self) -> float | None:
-        """Of drafts elsewhere over drafts beside the target, where both were costed and a verification takes time."""
+        """Returns the capacity of a target with remote drafts over one with local drafts; None if not calibrated."""
         if FUSED.name not in self.costs or self.costs[FUSED.name].verify(self.length) <= 0:
             return None
         return theory.capacity_gain(self.steps(FUSED.name, self.length), self.length)
 
     def least_tokens_per_round(self, name: str, tpot_s: float) -> float | None:
-        """Mean acceptance length at which what takes `tpot_s` with the measured one takes as long as plain decoding.
+        """Returns the mean acceptance length below which `name`, now at `tpot_s`, is slower than plain decoding.
 
-        None where plain decoding takes no time.
+        None if plain decoding takes no time.
         """
         return ratio(self.drafts[name].per_round * tpot_s, self.plain_tpot)
 
     def target_seconds(self, name: str, length: int | None = None) -> float:
-        """Seconds per token that the target's device is busy, draft included where it shares the device."""
+        """Returns the busy seconds per token of the target's device, including a draft on the same device."""
         g = self.length if length is None else length
         if name == AUTOREGRESSIVE.name or g == 0:
             return self.plain_s
@@ -157,13 +157,13 @@ class Model:
 
 
 def _as_defined(tokens: float, per_round: float) -> float:
-    """From seconds per token to what TPOT's definition gives for requests of so many tokens."""
+    """Converts seconds per token to TPOT as defined, for requests of this many tokens."""
     return (tokens - per_round) / (tokens - 1) if tokens > per_round else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`error`: predicted / measured - 1."""
+    """A predicted and a measured TPOT. `error`: predicted / measured - 1."""
 
     architecture: str
     condition: str
@@ -179,7 +179,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class BestLength:
-    """Entry g of `tpot_s_by_length` is the prediction at speculation length g; `length` is where it is least."""
+    """`tpot_s_by_length[g]` is the prediction at speculation length g; `length` is the best one."""
 
     architecture: str
     rtt_ms: float
@@ -203,7 +203,7 @@ def best_length(model: Model, name: str, link: LinkChoice) -> BestLength:
 def curve(
     model: Model, names: Sequence[str], link: LinkChoice, up_to_ms: float
 ) -> list[tuple[float, dict[str, float]]]:
-    """Predicted TPOT at 41 round trips from 0, at the link's bandwidth."""
+    """Yields the predicted TPOT at 41 round trips from 0, at the link's bandwidth."""
     points: list[tuple[float, dict[str, float]]] = []
     for i in range(41):
         at = LinkChoice(up_to_ms * i / 40, link.bandwidth_mbps)
@@ -212,7 +212,7 @@ def curve(
 
 
 def crossing(rtts_ms: Sequence[float], differences: Sequence[float]) -> float | None:
-    """Milliseconds at which a difference that grows with the round trip passes 0, between two measured links."""
+    """Returns the round trip (ms) at which a growing difference crosses 0 between two measured links."""
     points = sorted(zip(rtts_ms, differences, strict=True))
     for (left, below), (right, above) in itertools.pairwise(points):
         if below < 0 <= above:

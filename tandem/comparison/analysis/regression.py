@@ -1,8 +1,8 @@
-"""Two comparisons beside each other: what changed by more than its noise. Pure.
+"""Compares two comparisons and finds changes beyond noise.
 
-Intervals are bootstrapped over the prompts that both measured. A machine's speed drifts between two runs, and no
-bootstrap over prompts sees that: so an architecture is judged by its speedup, in which the speed cancels, and time per
-token decides for plain decoding alone.
+Intervals are bootstrapped over the prompts that both measured. That does not cover drift in the machine's speed between
+the runs, so an architecture is judged by its speedup, in which the machine's speed cancels; only plain decoding is
+judged by its time per token.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tandem.comparison.analysis.bootstrap import LEAST_UNITS, Interval, percenti
 from tandem.comparison.analysis.metrics import ratio
 
 REGRESSED = 3
-"""The exit code."""
+"""The exit code for a regression."""
 LESS_IS_BETTER = {"tpot": True, "ttft": True, "speedup": False, "acceptance rate": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure then and now. `ratio` is now / then, with its 95 % interval; None where there are too few prompts.
+    """One figure before and after. `ratio` is after / before; `interval` is 95 %, None for too few prompts.
 
-    `judged`: it decides; other figures are shown for the record.
+    `judged`: whether it can count as a regression; other figures are informational.
     """
 
     condition: str
@@ -52,7 +52,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Against:
-    """The whole: figures, outputs that are other tokens than before, and what was only in one of the two."""
+    """The result: changed figures, requests with other tokens than before, and remarks."""
 
     changes: tuple[Change, ...]
     other_tokens: tuple[str, ...]
@@ -68,7 +68,7 @@ Records = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def against(before: Mapping[str, Any], after: Mapping[str, Any]) -> Against:
-    """Of two comparison.json of schema version 2, the older first."""
+    """Compares two parsed comparison.json of schema version 2, the older first."""
     old, new = _grouped(before), _grouped(after)
     changes: list[Change] = []
     for key in (key for key in new if key in old):
@@ -78,7 +78,7 @@ def against(before: Mapping[str, Any], after: Mapping[str, Any]) -> Against:
 
 
 def _grouped(comparison: Mapping[str, Any]) -> dict[Key, dict[str, list[Mapping[str, Any]]]]:
-    """Completed records by (condition, architecture) and prompt."""
+    """Groups completed records by (condition, architecture) and prompt."""
     groups: defaultdict[Key, defaultdict[str, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for record in comparison["records"]:
         if record["error"] is None and record["tpot_s"] is not None:
@@ -109,13 +109,13 @@ Side = tuple[Sequence[float], Sequence[float]]
 
 
 def _sums(records: Records, prompts: Sequence[str], name: str) -> Side:
-    """A figure's sum for each prompt, and how many requests it is of."""
+    """Returns the sum of a figure for each prompt, and its number of requests."""
     return [sum(r[name] for r in records[p]) for p in prompts], [float(len(records[p])) for p in prompts]
 
 
 def _change(key: Key, figure: str, sides: Sequence[Side], judged: bool) -> Iterator[Change]:
     before, after = (ratio(sum(above), sum(below)) for above, below in sides)
-    if not before or not after or ratio(after, before) is None:  # too little, then or now, to set beside each other
+    if not before or not after or ratio(after, before) is None:  # too little data to compare
         return
     yield Change(*key, figure, before, after, _interval(sides), judged)
 
@@ -131,7 +131,7 @@ def _interval(sides: Sequence[Side]) -> Interval | None:
 
 
 def _other_tokens(old: Mapping[Key, Records], new: Mapping[Key, Records]) -> Iterator[str]:
-    """Requests of both whose tokens differ: another model or other arithmetic, or a fault."""
+    """Yields requests whose tokens differ between the two: another model, other arithmetic or a bug."""
     for key, group in new.items():
         for prompt, records in group.items():
             before = {tuple(r["output_token_ids"]) for r in old.get(key, {}).get(prompt, ())}
@@ -149,7 +149,7 @@ def _other_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
 
 
 def against_lines(found: Against) -> Iterator[str]:
-    """The comparison of two comparisons, for a terminal."""
+    """Yields the lines to print."""
     for change in found.changes:
         if change.judged or change.beyond_noise:
             yield _line(change)
@@ -177,7 +177,7 @@ def _percent_range(interval: Interval) -> str:
 
 
 def judge(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """Prints the two beside each other; the exit code: 0, or REGRESSED."""
+    """Prints the changes and returns the exit code: 0 or REGRESSED."""
     found = against(before, after)
     print(f"\nagainst the run of {before['started_at']}:")
     for line in against_lines(found):

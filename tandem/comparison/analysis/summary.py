@@ -1,4 +1,4 @@
-"""From records to what the report says about each architecture and workload. Pure."""
+"""Summarizes the records of each architecture and workload."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ DISTRIBUTIONS: tuple[str, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What the others are measured against; None where it did not run.
+    """The architectures that others are compared with; None if it did not run.
 
-    `baseline`: plain decoding at its fastest, for speedups. `autoregressive`: for the identity of outputs.
+    `baseline`: the fastest plain decoding, for speedups. `autoregressive`: for identical outputs.
     """
 
     baseline: str | None
@@ -49,7 +49,7 @@ class References:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSummary:
-    """One architecture on one kind of prompt."""
+    """The summary of one architecture on one kind of prompt."""
 
     tpot_s: Distribution
     acceptance: Acceptance
@@ -59,7 +59,7 @@ class WorkloadSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One architecture over all its requests."""
+    """The summary of one architecture over all its requests."""
 
     architecture: str
     requests: int
@@ -87,10 +87,7 @@ def summarize(
     traces: Mapping[str, MarginTrace] | None = None,
     names: Sequence[str] | None = None,
 ) -> list[Summary]:
-    """One summary for each of the architectures `names`, or of all in the order of first appearance.
-
-    `records` are of one condition.
-    """
+    """Summarizes the records of one condition for the architectures `names` (None: all, in order of appearance)."""
     if names is None:
         names = list(dict.fromkeys(record.architecture for record in records))
     return [_summarize_one(name, records, references, traces or {}) for name in names]
@@ -152,7 +149,7 @@ def _by_workload(
 
 
 def summary_as_json(summary: Summary) -> dict[str, Any]:
-    """Flat, under LLMPerf's names. `speedup_vs_autoregressive` is None where no plain decoding ran."""
+    """Returns a flat object with LLMPerf's names. `speedup_vs_autoregressive` is None without plain decoding."""
     return {
         "requests": summary.requests,
         "failed": summary.failed,

@@ -1,4 +1,4 @@
-"""From what was measured to what is said of it: summaries, theory, decision. What cannot be made becomes a remark."""
+"""Analyses a finished run: summaries, theory, decision. A part that fails becomes a remark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tandem.speculation.types import Rule
 
 
 def analyse(measured: Measured) -> Comparison:
-    """Never raises for what was measured. Raises ValueError where nothing was."""
+    """Analyses a run, complete or not. Raises ValueError if no request was measured."""
     if not measured.records:
         raise ValueError("records: no request was measured")
     config, attempts = measured.config, Attempts()
@@ -64,7 +64,7 @@ def _summaries(
     plain = any(e.architecture == AUTOREGRESSIVE for e in measured.endpoints)
     references = References(
         baseline.architecture.name if baseline else None,
-        # The rejection rule keeps the law, not the tokens.
+        # The rejection rule preserves the distribution, not the tokens.
         AUTOREGRESSIVE.name if plain and condition.rule is Rule.AGREEMENT else None,
     )
     traces = {prompt: trace for (name, prompt), trace in measured.margins.items() if name == condition.name}
@@ -84,7 +84,7 @@ def _theory(measured: Measured, conditions: Sequence[Condition], results: Sequen
 
 
 def _not_adaptive(measured: Measured) -> list[str]:
-    """Who takes a length of its own where auto was asked for."""
+    """Names the servers that use a fixed length although auto was requested."""
     fixed = [e for e in measured.endpoints if e.model.draft_name and not e.model.adaptive_speculation_length]
     if measured.config.speculation_length is not None or not fixed:
         return []

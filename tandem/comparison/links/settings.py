@@ -19,7 +19,7 @@ SMALL_BYTES = 64
 
 
 def wire_bits(size: int) -> int:
-    """Returns the bytes on the wire of `size` payload bytes."""
+    """Returns the bits on the wire of `size` payload bytes."""
     return 8 * (size + HEADER_BYTES * -(-size // SEGMENT_BYTES))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`service` answers its Generate. `split`: draft and target are apart, so the bytes that count run between them."""
+    """`service` answers its Generate; `split`: draft and target run apart, and bytes are counted between them."""
 
     name: str
     service: str

@@ -1,7 +1,7 @@
-"""Short requests at every speculation length, between the measured ones: what a draft and a verification cost.
+"""Measures the cost of drafting and verifying with short requests at every speculation length.
 
-They are requests of their own, so a prediction made from them says something about the measurements beside it; and they
-are spread over the whole run, so a machine that slows down slows both.
+They are separate from the measured requests, so that predictions from them can be tested against those, and are spread
+over the whole run, so that a machine that slows down affects both alike.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tandem.comparison.measuring.run import Contender, RequestSettings, measure
 from tandem.comparison.measuring.workloads import Prompt
 
 TOKENS = 24
-"""Of a calibrating request: some twenty steps, so that a mean is worth something."""
+"""Tokens of a calibration request: about twenty steps, enough for a mean."""
 SAMPLES = 2
-"""Requests for each length and architecture, at the least."""
+"""The minimum number of requests for each length and architecture."""
 PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
 NOT_COSTED = (*PLAIN, PIPELINED.name)
-"""Whose rounds overlap has no costs of its own: its bound is made from those of stop-and-wait."""
+"""Not calibrated because its rounds overlap: its bound follows from the costs of stop-and-wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """One short request: `length` draft tokens were asked for a round."""
+    """One calibration request that asked for `length` draft tokens per round."""
 
     architecture: str
     length: int
@@ -35,7 +35,7 @@ class Calibration:
 
 
 class Calibrator:
-    """Makes the requests, a few after every measured prompt. A request that fails is left out."""
+    """Sends calibration requests, a few after every measured prompt, and ignores those that fail."""
 
     def __init__(
         self,
@@ -54,9 +54,9 @@ class Calibrator:
         self._on_found = on_found
 
     async def after_prompt(self, prompt: Prompt) -> None:
-        """One plain request, and one of each speculating architecture at each of the lengths whose turn it is.
+        """Sends one plain request, and one to each speculating architecture at each length that is due.
 
-        Nothing where plain decoding or drafts are missing: no prediction could be made from the rest.
+        Does nothing without plain decoding or without drafts, since no prediction is possible then.
         """
         if not self._predicts:
             return
@@ -70,6 +70,6 @@ class Calibrator:
         settings = replace(self._settings, speculation_length=length)
         try:
             measurement = await measure(contender, settings.request(prompt), settings.timeout_s)
-        except Exception:  # the same server's measured requests say what is wrong with it
+        except Exception:  # the measured requests to the same server report what is wrong
             return
         self._on_found(Calibration(contender.name, length, measurement))

@@ -1,4 +1,4 @@
-"""What a comparison varies: the link between client and servers, and how tokens are drawn and verified."""
+"""Defines the conditions of a comparison: the link between client and servers, the sampling, the verification rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BASE, LINK, SAMPLING = "base", "link", "sampling"
 
 @dataclass(frozen=True, slots=True)
 class LinkChoice:
-    """A link between the client's side and the target's. None as `rtt_ms`: nothing is put between."""
+    """A link between the client side and the target side. `rtt_ms` None: no emulated link."""
 
     rtt_ms: float | None = None
     bandwidth_mbps: float | None = None
@@ -23,16 +23,16 @@ class LinkChoice:
         return (self.rtt_ms or 0.0) / 1000
 
     def transfer(self, payload_bytes: float) -> float:
-        """Seconds that a payload takes to be sent."""
+        """Returns the seconds for which a payload of this size occupies the link."""
         return 0.0 if self.bandwidth_mbps is None else payload_bytes * 8 / (self.bandwidth_mbps * 1e6)
 
     def round_trip(self, payload_bytes: float) -> float:
-        """Seconds that a call and its reply of so many bytes in all are under way."""
+        """Returns the seconds that a call and its reply, `payload_bytes` together, take on the link."""
         return self.seconds + self.transfer(payload_bytes)
 
     @property
     def settings(self) -> LinkSettings | None:
-        """What to set a link to. Raises ValueError that names the flag."""
+        """The settings of the emulated link, if there is one. Raises a ValueError that names the flag."""
         return None if self.rtt_ms is None else LinkSettings(self.rtt_ms, self.bandwidth_mbps)
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class LinkChoice:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One setting that every architecture is measured under. `name` is unique in a comparison."""
+    """One combination of link, sampling and rule. `name` is unique in a comparison."""
 
     name: str
     varies: str
@@ -57,10 +57,10 @@ def plan(
     temperatures: Sequence[float] = (),
     rules: Sequence[Rule] = (Rule.AGREEMENT,),
 ) -> tuple[Condition, ...]:
-    """The base first (`sampling`, the first link, the first rule), then every other link, then every other sampling.
+    """Returns the base (`sampling`, the first link, the first rule), every other link, and every other sampling.
 
-    A star, not a grid: links and sampling do not change each other's figures. Greedy tokens are the same under every
-    rule, so temperature 0 is measured under the first alone.
+    Links and samplings vary separately, since they do not affect each other's figures. Greedy tokens are the same
+    under every rule, so temperature 0 is measured under the first rule only.
     """
     emulated = bool(rtts_ms) or bandwidth_mbps is not None
     links = [LinkChoice(rtt, bandwidth_mbps) for rtt in (rtts_ms or (0.0,))] if emulated else [LinkChoice()]

@@ -1,4 +1,4 @@
-"""What one comparison is to do. Every error is one line that names the flag."""
+"""Defines and validates the configuration of a comparison. Every error is one line that names the flag."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ PIPELINES: tuple[str, ...] = ("off", "on", "auto")
 
 @dataclass(frozen=True)
 class ComparisonConfig:
-    """One comparison. None leaves the choice to the servers.
+    """The configuration of a comparison. None leaves the choice to the servers.
 
-    The base is measured with `sampling`, the first of `rtts_ms` and the first of `rules`; see
-    tandem/comparison/measuring/conditions.py. `baseline` is an earlier comparison.json. Without `rtts_ms` and
-    `bandwidth_mbps` nothing is put between client and servers. `credentials` are shown to connected servers. `pipeline`
-    is of the distributed architecture's draft worker; the pipelined one's is always on.
+    The base condition uses `sampling`, the first of `rtts_ms` and the first of `rules`; see
+    tandem/comparison/measuring/conditions.py. Without `rtts_ms` and `bandwidth_mbps` no link is emulated.
+    `speculation_length` None chooses the length adaptively. `connect` maps architectures to the HOST:PORT of running
+    servers, and `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed
+    architecture. `baseline` is an earlier comparison.json, parsed.
     """
 
     prompts: tuple[Prompt, ...]
@@ -114,12 +115,12 @@ class ComparisonConfig:
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """What every architecture is measured under, the base first."""
+        """The conditions, the base first."""
         return plan(self.sampling, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
 
 
 def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
-    """Everything that was asked for, as JSON; of the baseline when it was, and of credentials nothing."""
+    """Returns the configuration as JSON: without credentials, and of the baseline only its start time."""
     settings = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "credentials"}
     return {
         **settings,
@@ -143,7 +144,7 @@ def _check_names(flag: str, names: tuple[str, ...], known: Mapping[str, object],
 
 
 def parse_connect(values: Sequence[str]) -> dict[str, str]:
-    """ARCH=HOST:PORT, one per architecture."""
+    """Parses ARCH=HOST:PORT, one per architecture. Raises ValueError."""
     addresses: dict[str, str] = {}
     for value in values:
         name, _, address = value.partition("=")

@@ -1,4 +1,4 @@
-"""Which server processes a comparison needs, and how each is started."""
+"""Decides which server processes a comparison needs, and starts them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from tandem.rpc.credentials import on_this_machine
 from tandem.speculation.types import ModelInfo
 
 LEAST_LENGTH = 5
-"""Draft tokens that servers allow whatever is compared (requests say their own length): costs can be measured."""
+"""The least maximum speculation length of servers, so that costs can be measured at several lengths."""
 
 T = TypeVar("T")
 Describe = Callable[[str, str], Awaitable[ModelInfo]]
-"""(address, service) -> what runs there."""
+"""(address, service) -> the description of the model served there."""
 
 
 class StartedServer(Protocol):
-    """What a deployment knows of a server it started."""
+    """A server that a deployment started."""
 
     @property
     def address(self) -> str: ...
@@ -42,16 +42,16 @@ class StartedServer(Protocol):
 
 
 class Starter(Protocol):
-    """What starts servers: a Fleet."""
+    """Starts servers, as a Fleet does."""
 
     async def start(self, name: str, command: list[str]) -> StartedServer: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an architecture answers, and what runs there. `log` is None where the server is somebody else's.
+    """The address and the model of an architecture. `log` is None for servers that were not started here.
 
-    `across`: the address at which the client's side reaches it, where a link lies between.
+    `across`: the address at which the client side reaches it across a link, if there is one.
     """
 
     architecture: Architecture
@@ -72,7 +72,7 @@ def server_command(
     speculation_length: int | None = None,
     host: str = "127.0.0.1",
 ) -> list[str]:
-    """`speculation_length`: the server's maximum; requests say their own, and calibrating ones other lengths."""
+    """Returns the command of a server. Its maximum speculation length also covers calibration requests."""
     length = speculation_length
     if length is None:
         length = max(config.speculation_length or 0, min(LEAST_LENGTH, config.sequence_length - 1))
@@ -82,7 +82,7 @@ def server_command(
     dtype = None if config.dtype == "auto" else config.dtype
     for flag, value in (("--batch", config.batch), ("--threads", config.threads), ("--dtype", dtype)):
         command += [flag, str(value)] if value is not None else []
-    if not on_this_machine(host):  # in a network namespace, whose only other end is ours
+    if not on_this_machine(host):  # safe in a network namespace that only this machine reaches
         command.append("--insecure")
     return [*command, *extra]
 
@@ -95,7 +95,7 @@ def target_command(
 
 
 def drafting_command(config: ComparisonConfig, role: str, *extra: str, host: str = "127.0.0.1") -> list[str]:
-    """A role that drafts; the draft worker too names the target, whose tokenizer it must share."""
+    """Returns the command of a role that drafts. A draft worker also needs the target, for its tokenizer."""
     models = ["--target_model", config.model] if config.model else []
     models += ["--draft_model", config.draft_model] if config.draft_model else []
     return server_command(config, role, *models, "--draft", config.draft, *extra, host=host)
@@ -104,7 +104,7 @@ def drafting_command(config: ComparisonConfig, role: str, *extra: str, host: str
 async def deploy(
     config: ComparisonConfig, starter: Starter, describe: Describe, site: Site | None = None
 ) -> list[Endpoint]:
-    """Starts what is not connected; the endpoints in the order of the report. Without a site, no link."""
+    """Starts the servers that are not connected and returns the endpoints in report order."""
     deployment = _Deployment(config, starter, describe, site or Site())
     groups = await _together(deployment.plain_and_distributed(), deployment.fused())
     found = [endpoint for group in groups for endpoint in group]
@@ -132,13 +132,13 @@ class _Deployment:
         return Endpoint(architecture, address, await self.describe(address, architecture.service))
 
     async def _started(self, architecture: Architecture, command: list[str]) -> Endpoint:
-        """On the client's side."""
+        """Starts a server on this side and returns its endpoint."""
         server = await self.starter.start(architecture.name, command)
         model = await self.describe(server.address, architecture.service)
         return Endpoint(architecture, server.address, model, server.log)
 
     async def _started_across(self, architecture: Architecture, command: list[str]) -> Endpoint:
-        """On the target's side."""
+        """Starts a server on the target side and returns its endpoint."""
         endpoint = await self._started(architecture, [*self.site.command_prefix, *command])
         return replace(endpoint, across=await self.site.across(endpoint.address))
 
@@ -151,7 +151,7 @@ class _Deployment:
         return [await self._started_across(FUSED, command)]
 
     async def plain_and_distributed(self) -> list[Endpoint]:
-        """The draft worker needs to know where the target is, and the baseline whether the target is wide."""
+        """Starts what needs the target: the draft worker needs its address, the baseline its width."""
         target = await self._target()
         groups = await _together(
             self._plain(target),
@@ -174,7 +174,7 @@ class _Deployment:
             return []
         if WIDTH_1.name in self.config.connect:
             return [target, await self._connected(WIDTH_1)]
-        # Beside a connected target nothing is started: this machine's plain decoding would be no baseline for it.
+        # A connected target gets no baseline: plain decoding on this machine would not be comparable.
         if target.model.plain_width == 1 or target.log is None:
             return [target]
         command = target_command(self.config, speculation_length=0, host=self.site.host)
@@ -190,7 +190,7 @@ class _Deployment:
         return [await self._started(worker, self._worker_command(*where, *self._shown_to(target)))]
 
     async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
-        """The draft worker of `distributed`, if there is one among `found`, drafts here too: one model, one process."""
+        """Starts remote_draft; the draft worker of `distributed`, if there is one in `found`, drafts for it too."""
         if REMOTE_DRAFT.name not in self.config.architectures:
             return []
         if REMOTE_DRAFT.name in self.config.connect:
@@ -202,20 +202,20 @@ class _Deployment:
         return [await self._started_across(REMOTE_DRAFT, command)]
 
     def _shown_to(self, endpoint: Endpoint) -> list[str]:
-        """What a server that is started here shows when it calls another: only those of others ask for anything."""
+        """Returns the credential flags for calls to an endpoint; only connected servers require them."""
         return self.config.credentials.flags() if endpoint.log is None else []
 
     def _worker_command(self, *extra: str) -> list[str]:
-        """On the client's side, where targets of the other side reach it too."""
+        """Returns the command of a draft worker on the client side, reachable from the target side."""
         return drafting_command(self.config, "draft_worker", *extra, host=self.site.near_host)
 
     async def _proposing(self) -> str:
-        """The address of a draft worker that knows no target."""
+        """Starts a draft worker without a target and returns its address."""
         return (await self.starter.start("draft_worker", self._worker_command("--propose_only"))).address
 
 
 async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:
-    """All results, or the first error with nothing left running."""
+    """Awaits all and returns their results. On an error, cancels the rest and raises it."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -226,13 +226,13 @@ async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:
 
 
 def baseline_of(endpoints: list[Endpoint]) -> Endpoint | None:
-    """Plain decoding at its fastest: the width-1 server where there is one, else autoregressive itself."""
+    """Returns the fastest plain decoding: the width-1 server if there is one, else autoregressive."""
     by_name = {endpoint.architecture.name: endpoint for endpoint in endpoints}
     return by_name.get(WIDTH_1.name) or by_name.get(AUTOREGRESSIVE.name)
 
 
 def incomparable(endpoints: list[Endpoint]) -> list[str]:
-    """Why figures or outputs may not be comparable. Servers started here can only differ in the last."""
+    """Returns the reasons why figures or outputs may not be comparable."""
     remarks: list[str] = []
     for field in ("weights_revision", "tokenizer_sha256", "dtype", "device"):
         values = {e.architecture.name: getattr(e.model, field) for e in endpoints if getattr(e.model, field)}

@@ -1,4 +1,4 @@
-"""One comparison from start to finish: servers, clients, warm-up, measurements, files, table."""
+"""Runs one comparison from start to finish: servers, clients, warm-up, measurements, files, tables."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from tandem.speculation.types import ModelInfo
 
 
 class Client(Generator, Protocol):
-    """What is compared, and can say what it runs."""
+    """A generator that also describes its model."""
 
     async def model_info(self) -> ModelInfo: ...
 
 
 Connect = Callable[[str, str], AbstractAsyncContextManager[Client]]
-"""(address, service) -> a client; the only thing here that knows how servers are reached."""
+"""(address, service) -> a client."""
 
 
 class Unreachable(RuntimeError):
-    """An address does not answer as the service that it should be."""
+    """No server of the expected service answers at an address."""
 
 
 def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
-    """The exit code; tandem/comparison/report/publishing.py has all of them.
+    """Runs a comparison and returns the exit code (see tandem/comparison/report/publishing.py).
 
-    Whatever ends the measuring, what was measured by then is reported. A second signal ends the process at once.
+    If measuring ends early, the measurements so far are reported. A second signal ends the process at once.
     """
     with Interruption() as interruption:
         with RecordLog(started(config)) as log:
@@ -66,7 +66,7 @@ def started(config: ComparisonConfig) -> Measured:
 
 
 def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> int:
-    """Measures into the log; the exit code of whatever ended it early, OK for nothing."""
+    """Measures into the log and returns the exit code: OK, or that of the reason it ended early."""
     try:
         interruption.run(measure(log, connect, interruption, Progress()))
         return OK
@@ -86,20 +86,20 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> i
     except Exception as error:
         if not log.measured.records:
             raise
-        if log.measured.ended:  # the servers were being stopped
+        if log.measured.ended:  # while stopping the servers
             log.remark(f"After the last request: {told(error)}")
         return _ended(log, told(error), FAILED)
 
 
 def _ended(log: RecordLog, why: str, code: int) -> int:
-    """Unless all had been measured by then."""
+    """Records why the run ended early, unless it was complete."""
     if not log.measured.ended:
         log.end(why)
     return code
 
 
 def _refused(log: RecordLog, error: Exception, code: int) -> int:
-    """Before anything was measured."""
+    """Reports an error that occurred before anything was measured."""
     print(f"compare_architectures.py: error: {error}", file=sys.stderr)
     return _ended(log, f"{error}".splitlines()[0], code)
 
@@ -114,7 +114,7 @@ async def measure(log: RecordLog, connect: Connect, interruption: Interruption, 
         stack.enter_context(progress)
         site = await stack.enter_async_context(open_site(config))
         fleet = Fleet(config.output_dir / "logs", config.startup_timeout_s, on_wait=progress.waiting)
-        stack.enter_context(interruption.killing(fleet.kill))  # around the fleet: also while it stops its servers
+        stack.enter_context(interruption.killing(fleet.kill))  # also while the fleet stops its servers
         await stack.enter_async_context(fleet)
         endpoints = await deploy(config, _Announcing(fleet, progress), _describing(connect), site)
         log.servers(endpoints)
@@ -143,7 +143,7 @@ async def _connected(stack: contextlib.AsyncExitStack, connect: Connect, endpoin
 
 @dataclass(frozen=True)
 class _Announcing:
-    """A fleet whose servers are announced as they become ready."""
+    """Starts servers in a fleet and reports each one as it becomes ready."""
 
     fleet: Fleet
     progress: Progress

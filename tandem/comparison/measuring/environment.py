@@ -1,4 +1,4 @@
-"""On what machine, with which versions: a figure without them means nothing."""
+"""Describes the machine and the versions of software that figures belong to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES: tuple[str, ...] = ("torch", "transformers", "grpcio", "protobuf", "num
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where the driver ran; servers on --connect may be elsewhere."""
+    """The machine of the driver; connected servers may run elsewhere."""
 
     system: str
     architecture: str
@@ -30,7 +30,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What was running. A package that is not installed here is left out."""
+    """The versions of Python, this checkout and the installed packages."""
 
     python: str
     packages: dict[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_commit() -> str | None:
-    """The commit of this checkout; with "-dirty" where files differ from it."""
+    """Returns the commit of this checkout, with "-dirty" if files differ from it."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None

@@ -1,4 +1,4 @@
-"""Dataclasses again from what `dataclasses.asdict` and JSON made of them, by their type hints."""
+"""Restores dataclasses from the JSON of `dataclasses.asdict`, guided by their type hints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def decoded(kind: type[T], value: Any) -> T:
-    """`value` as a `kind`. Raises ValueError or TypeError for what is none; keys that `kind` lacks are an error."""
+    """Converts `value` to `kind`. Raises ValueError or TypeError if it does not fit, also for unknown keys."""
     return typing.cast(T, _decoded(kind, value))
 
 
@@ -36,5 +36,5 @@ def _decoded(kind: Any, value: Any) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {_decoded(inner[0], key): _decoded(inner[1], one) for key, one in value.items()}
     if isinstance(kind, type) and issubclass(kind, Enum | Path | int | float) and kind is not bool:
-        return kind(value)  # JSON's keys are text, and it may write 0.0 as 0
+        return kind(value)  # JSON keys are strings, and 0.0 may be written as 0
     return value

@@ -1,4 +1,4 @@
-"""The results folder's index: one line a run, appended, so that runs can be followed over time."""
+"""Appends runs to the index of the results folder, one line per run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INDEX = "runs.jsonl"
 
 
 def append_run(comparison: Comparison) -> Path:
-    """Adds the run to `runs.jsonl` beside its folder. One write, so that runs at once don't mix."""
+    """Adds the run to `runs.jsonl` beside its folder, in one write so that concurrent runs do not mix."""
     path = comparison.config.output_dir.resolve().parent / INDEX
     line = json.dumps(run_as_json(comparison), allow_nan=False, ensure_ascii=False) + "\n"
     with path.open("a", encoding="utf-8") as file:
@@ -21,7 +21,7 @@ def append_run(comparison: Comparison) -> Path:
 
 
 def run_as_json(comparison: Comparison) -> dict[str, Any]:
-    """The base's key figures, and where the rest is."""
+    """Returns the key figures of the base condition and the path of the rest."""
     config, base = comparison.config, comparison.base
     models = {e.model.model_name for e in comparison.endpoints}
     return {

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first ends the measuring and leaves a report, the second ends the process at once."""
+"""Handles Ctrl-C, SIGTERM and SIGHUP: the first ends measuring with a report, the second ends the process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Interruption:
-    """Handlers for as long as its context lasts. `signal`: the first that came.
+    """Installs signal handlers while its context lasts. `signal` is the first signal received.
 
-    Handlers are Python's own, not the event loop's: they are obeyed while a report is made, too.
+    The handlers are Python's, not the event loop's, so they also work while a report is written.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Interruption:
 
     @property
     def exit_code(self) -> int:
-        """As a shell counts: 130 for SIGINT, 143 for SIGTERM."""
+        """128 plus the signal's number: 130 for SIGINT, 143 for SIGTERM."""
         assert self.signal is not None, "there was a signal"
         return 128 + self.signal
 
@@ -41,9 +41,9 @@ class Interruption:
         return f"interrupted by {self.signal.name}"
 
     def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():  # nobody else is told of signals
+        if threading.current_thread() is threading.main_thread():  # only the main thread can handle signals
             for number in SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup asked for just that
+                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP on purpose
                     self._before[number] = signal.signal(number, self._came)
         return self
 
@@ -54,7 +54,7 @@ class Interruption:
             signal.signal(number, handler)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """In an event loop, cancelled by the first signal. Raises CancelledError then."""
+        """Runs a coroutine in a new event loop. The first signal cancels it and raises CancelledError."""
         return asyncio.run(self._cancellable(work))
 
     async def _cancellable(self, work: Coroutine[Any, Any, T]) -> T:
@@ -69,7 +69,7 @@ class Interruption:
 
     @contextmanager
     def killing(self, kill: Callable[[], None]) -> Iterator[None]:
-        """What a second signal does before it ends the process."""
+        """Sets what a second signal calls before it ends the process."""
         self._kill = kill
         try:
             yield
@@ -82,5 +82,5 @@ class Interruption:
             os.write(2, SHOW_CURSOR if os.isatty(2) else b"")
             os._exit(128 + number)
         self.signal = signal.Signals(number)
-        os.write(2, NOTICE)  # print may be what was interrupted
+        os.write(2, NOTICE)  # the signal may have interrupted print
         self._cancel()

@@ -1,4 +1,4 @@
-"""What one comparison measured, before anything is made of it. It grows while the comparison runs."""
+"""Holds the raw measurements of one comparison while it runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ UNENDED = "the run has not ended, or was killed"
 
 @dataclass
 class Measured:
-    """Everything that a report is made from, in the order it came.
+    """All raw measurements, in the order in which they were made.
 
-    margins: by condition and prompt. ended: whether the run came to an end that it could still tell; then `cut_short`
-    says why not all was measured, None where all was.
+    margins: by condition and prompt. ended: whether the run recorded its end. cut_short: why the run ended early; None
+    if everything was measured.
     """
 
     config: ComparisonConfig
@@ -40,11 +40,11 @@ class Measured:
 
     @property
     def planned(self) -> int:
-        """Requests that are to be measured."""
+        """The number of requests to measure."""
         config = self.config
         return len(config.conditions) * len(self.endpoints) * len(config.prompts) * config.num_runs
 
     @property
     def missing(self) -> str | None:
-        """Why this is a part; None for a whole."""
+        """Why measurements are missing; None if the run is complete."""
         return self.cut_short if self.ended else UNENDED

@@ -1,4 +1,4 @@
-"""Everything between servers that are ready and servers that may stop: warm-up, links, requests, margins."""
+"""Measures against running servers: warm-up, links, requests, margins."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tandem.comparison.report.attempt import told
 from tandem.speculation.types import Rule
 
 NOTICED_SECONDS = 1.0
-"""How long a server whose last request failed is given to be seen dead."""
+"""How long to wait, after failed requests, for a server's exit to be noticed."""
 
 
 class ServerDied(RuntimeError):
-    """A server that was ready ended while it was needed; the message says which, how, and where its log is."""
+    """A server exited while it was needed; the message names it, its exit code and its log."""
 
 
 async def while_all_live(work: Coroutine[Any, Any, None], fleet: Fleet, log: RecordLog) -> None:
-    """Does `work`, and ends it when a server does. Raises ServerDied."""
+    """Runs `work` and cancels it if a server exits. Raises ServerDied."""
     measuring, death = asyncio.ensure_future(work), asyncio.ensure_future(fleet.death())
     try:
         await asyncio.wait({measuring, death}, return_when=asyncio.FIRST_COMPLETED)
         if measuring.done() and any(record.error for record in log.measured.records):
-            await asyncio.wait({death}, timeout=NOTICED_SECONDS)  # a connection breaks before a process is reaped
+            await asyncio.wait({death}, timeout=NOTICED_SECONDS)  # a connection breaks before the process is reaped
         if death.done():
             raise ServerDied(death.result())
         measuring.result()
@@ -49,7 +49,7 @@ async def while_all_live(work: Coroutine[Any, Any, None], fleet: Fleet, log: Rec
 
 @dataclass(frozen=True)
 class Measuring:
-    """Measures every condition; whatever is found is in the log as soon as it is."""
+    """Measures every condition and logs each result at once."""
 
     config: ComparisonConfig
     endpoints: Sequence[Endpoint]
@@ -85,7 +85,7 @@ class Measuring:
         for condition, stage in zip(config.conditions, stages, strict=True):
             try:
                 await self._margins(condition, stage)
-            except Exception as error:  # no more than how close a call was
+            except Exception as error:  # margins are only extra detail
                 self.log.remark(f"Margins of outputs that parted were not traced under {condition.name}: {told(error)}")
 
     def _measured(self, record: Record) -> None:
@@ -100,12 +100,12 @@ class Measuring:
         return Stage(condition.name, settings, partial(self.site.set, condition.link))
 
     def _lengths(self) -> tuple[int, ...]:
-        """Speculation lengths to cost: all that every speculating server takes, and none where nothing speculates."""
+        """Returns the speculation lengths to calibrate: those that every speculating server supports."""
         most = [e.model.max_speculation_length for e in self.endpoints if e.model.draft_name]
         return tuple(range(1, min(most) + 1)) if most and self.config.speculation_length else ()
 
     async def _links(self) -> None:
-        """What each link adds to what it is set to; the base's is left set."""
+        """Measures the overhead of every link, the base's last so that it stays set."""
         for link in reversed(dict.fromkeys(condition.link for condition in self.config.conditions)):
             if link.settings is not None:
                 self.progress.say(f"measuring the link: {link}")
@@ -113,9 +113,9 @@ class Measuring:
                 self.log.link(link, await self.site.overhead())
 
     async def _margins(self, condition: Condition, stage: Stage) -> None:
-        """Where outputs parted, the autoregressive server is asked again how close its choice was."""
+        """Repeats prompts with differing outputs on the autoregressive server to get the logit margins."""
         plain = [contender for contender in self.contenders if contender.name == AUTOREGRESSIVE.name]
-        if not plain or condition.rule is not Rule.AGREEMENT:  # the rejection rule keeps the law, not the tokens
+        if not plain or condition.rule is not Rule.AGREEMENT:  # rejection keeps the distribution, not the tokens
             return
         own = [record for record in self.log.measured.records if record.condition == condition.name]
         names = parted(own, [record for record in own if record.architecture == AUTOREGRESSIVE.name])

@@ -1,4 +1,4 @@
-"""What is going on, on stderr: a bar on a terminal, lines in a log."""
+"""Shows progress on stderr: a bar on a terminal, lines in a log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 from tandem.comparison.measuring.records import Record
 
 QUIET_SECONDS = 15.0
-"""In a log, how long to say nothing about a server that is still starting."""
+"""The interval between lines in a log about servers that are still starting."""
 
 
 class Progress:
@@ -46,7 +46,7 @@ class Progress:
         self._bar.stop()
 
     def waiting(self, server: str, seconds: float) -> None:
-        """Called again and again while a server starts."""
+        """Updates the start-up time of a server; called repeatedly while it starts."""
         self._waiting[server] = seconds
         text = "starting " + ", ".join(f"{name} ({s:.0f} s)" for name, s in self._waiting.items())
         self._bar.update(self._task, description=text)
@@ -62,7 +62,7 @@ class Progress:
         self._line(text)
 
     def expect(self, total: int) -> None:
-        """Requests to come."""
+        """Sets the number of requests to come."""
         self._total = total
         self._bar.update(self._task, total=total, completed=0)
 

@@ -1,7 +1,7 @@
-"""`records.jsonl`: what was measured is a line on disk as soon as it is there, before anything is made of it.
+"""Writes every measurement to `records.jsonl` at once, and reads the file again.
 
-The first line says what was asked for and on which machine; then servers, links, requests, calibrating requests and
-margins follow as they come, and last whether the run came to its end. A report can be made from the file alone.
+The first line has the settings and the machine; servers, links, requests, calibration requests and margins follow as
+they are measured, and the last line tells whether the run is complete. The file alone suffices for a report.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from tandem.comparison.measuring.records import Failure, Record
 
 NAME = "records.jsonl"
 FORMAT = 1
-"""Grows when a line changes its meaning or goes away."""
+"""The version of the format; incremented when the meaning of a line changes or a line is removed."""
 
 
 class RecordLog:
-    """Keeps what is measured, in memory and line by line in a file."""
+    """Keeps measurements in memory and writes them to a file line by line."""
 
     def __init__(self, measured: Measured) -> None:
-        """Replaces a file of the same name. Raises OSError where none can be written."""
+        """Replaces an existing file. Raises OSError if it cannot be written."""
         self.measured = measured
         self.path = measured.config.output_dir / NAME
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,12 +87,12 @@ class RecordLog:
         self._write("remark", text=text)
 
     def end(self, cut_short: str | None = None) -> None:
-        """`cut_short`: why not all was measured."""
+        """Records the end of the run; `cut_short` is why it ended early."""
         self.measured.ended, self.measured.cut_short = True, cut_short
         self._write("end", cut_short=cut_short)
 
     def _write(self, kind: str, **values: Any) -> None:
-        """A line, in the file when this returns. A disk that is full costs the file, not the comparison."""
+        """Writes and flushes a line. If the disk is full, the file ends but the comparison goes on."""
         if self._file is None:
             return
         try:
@@ -114,14 +114,14 @@ def _plain(value: Any) -> Any:
 
 
 def read_records(path: Path, flag: str = "from-records") -> Measured:
-    """What an earlier run wrote; its output folder is the file's. Raises ValueError in one line."""
+    """Reads what an earlier run wrote; the output folder is the file's. Raises a one-line ValueError."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ValueError(f"{flag}: {path} does not exist") from None
     except (OSError, ValueError) as error:
         raise ValueError(f"{flag}: {path} cannot be read: {' '.join(str(error).split())}") from None
-    first, *rest = text.split("\n")[:-1] or [""]  # a last line without its end was being written when the run died
+    first, *rest = text.split("\n")[:-1] or [""]  # an incomplete last line was being written when the run died
     number = 1
     try:
         measured = _header(json.loads(first), path.parent)
@@ -136,7 +136,7 @@ def read_records(path: Path, flag: str = "from-records") -> Measured:
 
 @dataclass(frozen=True)
 class _Run:
-    """The first line, less its settings."""
+    """The first line, without its settings."""
 
     kind: str
     format: int

@@ -1,4 +1,4 @@
-"""One request as its client saw it. Metrics are computed from nothing else."""
+"""Defines the record of one request as measured at the client; all metrics derive from these records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.speculation.types import SpeculationStats
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Where the time of a request went. `other` is end to end less the rest: tokenization, RPC handling, streaming."""
+    """The time of a request by cause. `other` is the remainder: tokenization, RPC handling, streaming."""
 
     draft: float
     verify: float
@@ -24,7 +24,7 @@ CAUSES: tuple[str, ...] = tuple(f.name for f in fields(Seconds))
 
 
 def attribute_seconds(end_to_end_s: float, stats: SpeculationStats) -> tuple[Seconds, bool]:
-    """Seconds by cause, and whether the named causes overlapped so that `other` had to be clamped at 0."""
+    """Returns the seconds by cause, and whether `other` was clamped at 0 because the named causes overlapped."""
     named = (
         stats.draft_seconds,
         stats.verify_seconds,
@@ -41,9 +41,9 @@ class Measurement:
     """A request that completed.
 
     ttft_s: from sending to the first chunk that carries tokens. end_to_end_latency_s: to the completion.
-    tpot_s: (E2E - TTFT) / (n - 1), None where n < 2. inter_token_latency_s: LLMPerf's, the time to the last token / n.
-    chunk_gaps_s: between chunks; under speculation tokens arrive in bursts, one chunk per round.
-    bytes_up, bytes_down: protobuf payload, between draft and target where they are apart, else from client to server.
+    tpot_s: (E2E - TTFT) / (n - 1), None if n < 2. inter_token_latency_s: LLMPerf's, the time to the last token / n.
+    chunk_gaps_s: between chunks; with speculation, tokens arrive in bursts, one chunk per round.
+    bytes_up, bytes_down: protobuf payload, between draft and target if they run apart, else between client and server.
     """
 
     output_token_ids: tuple[int, ...]
@@ -84,14 +84,14 @@ class Failure:
 
 
 def failure_of(error: Exception) -> Failure:
-    """A client's error says its code and message apart; any other is told by its type."""
+    """Returns the code and message of a client's error; other errors are named by their type."""
     code = getattr(error, "code", type(error).__name__)
     return Failure(str(code), str(getattr(error, "message", error)))
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One architecture, prompt and run under one condition: a measurement or a failure."""
+    """The measurement or the failure of one architecture, prompt and run under one condition."""
 
     architecture: str
     prompt: str
@@ -103,7 +103,7 @@ class Record:
 
 
 def record_as_json(record: Record) -> dict[str, Any]:
-    """One flat object. A failed request has the same keys, null where nothing was measured."""
+    """Returns one flat object. A failed request has the same keys, with null for what was not measured."""
     head = {name: getattr(record, name) for name in ("condition", "architecture", "prompt", "workload", "run")}
     measured: dict[str, Any] = {f.name: None for f in fields(Measurement)}
     if record.measurement:

@@ -1,7 +1,4 @@
-"""The measuring loop: the same request to every architecture in turn, condition by condition, prompt by prompt.
-
-Timed at the client.
-"""
+"""Sends the same requests to every architecture in turn and times them at the client."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ WARM_UP_TOKENS = 8
 
 
 class Generator(Protocol):
-    """What is compared: anything that generates and counts its payload bytes."""
+    """Generates tokens and counts its payload bytes."""
 
     @property
     def bytes_up(self) -> int: ...
@@ -35,7 +32,7 @@ class Generator(Protocol):
 
 
 class Named(Protocol):
-    """What a record names."""
+    """An object with a name, such as an architecture or a prompt."""
 
     @property
     def name(self) -> str: ...
@@ -43,7 +40,7 @@ class Named(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """An architecture under test. `split`: draft and target are apart, and the traffic between them is what counts."""
+    """An architecture under test. `split`: draft and target run apart, and the traffic between them is counted."""
 
     name: str
     generator: Generator
@@ -52,7 +49,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class RequestSettings:
-    """What every request of a comparison has in common."""
+    """The settings shared by all requests of a condition."""
 
     max_new_tokens: int
     speculation_length: int | None
@@ -61,7 +58,7 @@ class RequestSettings:
     rule: Rule = Rule.AGREEMENT
 
     def request(self, prompt: Prompt, run: int = 0) -> GenerationRequest:
-        """Every run of a sampled prompt has a seed of its own, the same for all architectures."""
+        """Builds a request. Each run of a sampled prompt has its own seed, the same for all architectures."""
         seed = self.sampling.seed if self.sampling.greedy else (self.sampling.seed + run) % 2**64
         return GenerationRequest(
             text=prompt.text,
@@ -74,12 +71,12 @@ class RequestSettings:
 
 
 async def _as_it_is() -> None:
-    """Nothing to set."""
+    """Does nothing; the default of `Stage.enter`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A condition as the loop sees it: its requests, and what sets the link before them."""
+    """A condition in the measuring loop: its request settings, and `enter`, which sets its link."""
 
     name: str
     settings: RequestSettings
@@ -87,13 +84,13 @@ class Stage:
 
 
 class IncompleteStream(RuntimeError):
-    """The stream of chunks broke its contract, so its timing means nothing."""
+    """The stream of chunks was incomplete, so its timing is invalid."""
 
     code = "INCOMPLETE_STREAM"
 
 
 async def warm_up(contenders: Sequence[Contender], prompt: Prompt, settings: RequestSettings) -> dict[str, Failure]:
-    """One short request each, so that no figure contains a first use. Returns the failures by architecture."""
+    """Sends one short request to each, so that no measurement includes a first use. Returns the failures."""
     short = replace(settings, max_new_tokens=min(WARM_UP_TOKENS, settings.max_new_tokens))
     failures: dict[str, Failure] = {}
     for contender in contenders:
@@ -112,11 +109,10 @@ async def measure_all(
     on_record: Callable[[Record], None] = lambda record: None,
     after_prompt: Callable[[Prompt], Awaitable[None]] | None = None,
 ) -> list[Record]:
-    """The records in the order they came, each given to `on_record` before the next request.
+    """Measures all requests and returns their records; `on_record` gets each one before the next request.
 
-    Interleaved, so that a machine that slows down slows all; who goes first rotates, so that order favours none.
-
-    `after_prompt` is called with the first stage set, after every prompt of every run.
+    Architectures take turns, so that a machine that slows down affects all alike, and the first one rotates, so that
+    the order favors none. `after_prompt` is called in the first stage, after every prompt of every run.
     """
     records: list[Record] = []
     for turn, (run, prompt) in enumerate(itertools.product(range(num_runs), prompts)):
@@ -143,13 +139,13 @@ def in_order(
     architectures: Sequence[Named],
     prompts: Sequence[Named],
 ) -> list[Record]:
-    """As a report lists them: by condition, architecture, run and prompt."""
+    """Sorts records by condition, architecture, run and prompt, as a report lists them."""
     part, place, page = ({one.name: i for i, one in enumerate(found)} for found in (conditions, architectures, prompts))
     return sorted(records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
 
 
 async def _record(contender: Contender, prompt: Prompt, run: int, stage: Stage) -> Record:
-    """Whatever goes wrong is recorded: one failing architecture must not take the others' figures with it."""
+    """Measures one request. Any error becomes a record, so that one failing architecture does not stop the others."""
     record = Record(contender.name, prompt.name, prompt.kind, run, condition=stage.name)
     try:
         measurement = await measure(contender, stage.settings.request(prompt, run), stage.settings.timeout_s)
@@ -159,7 +155,7 @@ async def _record(contender: Contender, prompt: Prompt, run: int, stage: Stage) 
 
 
 async def measure(contender: Contender, request: GenerationRequest, timeout_s: float | None = None) -> Measurement:
-    """One request, from the moment before it is sent to its completion."""
+    """Times one request from just before it is sent to its completion."""
     generator = contender.generator
     up, down = generator.bytes_up, generator.bytes_down
     stream = await _timed(generator, request, timeout_s)
@@ -171,7 +167,7 @@ async def measure(contender: Contender, request: GenerationRequest, timeout_s: f
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """What arrived: chunks, the seconds after sending at which those with tokens did, and the end."""
+    """A received stream: the chunks, the arrival times in seconds of those with tokens, and the completion."""
 
     chunks: tuple[Chunk, ...]
     arrivals_s: tuple[float, ...]
@@ -243,9 +239,9 @@ def _measurement(stream: _Stream, bytes_up: int, bytes_down: int) -> Measurement
 async def trace_margins(
     autoregressive: Contender, prompts: Iterable[Prompt], settings: RequestSettings
 ) -> dict[str, MarginTrace]:
-    """Repeats prompts, untimed, to learn how close the target's choices were. What fails is left out.
+    """Repeats prompts, untimed, to get the logit margins of the target's choices; ignores requests that fail.
 
-    Margins cost the server time, so the timed requests go without; the draws are seeded, so the tokens come again.
+    Margins cost server time, so timed requests do not ask for them. Draws are seeded, so the tokens are the same.
     """
     traces: dict[str, MarginTrace] = {}
     for prompt in prompts:

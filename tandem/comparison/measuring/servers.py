@@ -1,4 +1,4 @@
-"""Real server processes: started, watched until ready, stopped whatever happens."""
+"""Starts server processes, waits until they are ready, and stops them in any case."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POLL_SECONDS = 0.05
 
 
 class ServerFailed(RuntimeError):
-    """A server process did not do its job; the message says which one, what happened and where its log is."""
+    """A server process failed; the message says which one, what happened and where its log is."""
 
     def __init__(self, name: str, what: str, log: Path, returncode: int | None) -> None:
         super().__init__(describe_failure(name, what, log))
@@ -60,9 +60,9 @@ class Server:
 
 
 class Fleet:
-    """The server processes of one comparison. Leaving the context stops them all.
+    """The server processes of one comparison; leaving the context stops them all.
 
-    Starting a server is heavy (weights, compilation), so only `concurrency` start at a time.
+    Starting a server is expensive (weights, compilation), so only `concurrency` start at a time.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Fleet:
         log_dir: Path,
         startup_timeout_s: float = 600.0,
         grace_s: float = 10.0,
-        concurrency: int = max(1, (os.cpu_count() or 1) // 4),  # two loading at once on 2 cores take 4 times as long
+        concurrency: int = max(1, (os.cpu_count() or 1) // 4),  # two at once on 2 cores take 4 times as long
         on_wait: Callable[[str, float], None] = lambda name, seconds: None,
     ) -> None:
         self._log_dir = log_dir
@@ -91,7 +91,7 @@ class Fleet:
         await self.stop()
 
     async def start(self, name: str, command: Sequence[str]) -> Server:
-        """Runs `command` with --ready_file appended, and returns when that file says that the server is ready."""
+        """Runs `command` with --ready_file appended and returns when the server has written that file."""
         async with self._starting:
             log = self._log_dir / f"{name}.log"
             ready_file = self._log_dir / f"{name}.ready.json"
@@ -103,7 +103,7 @@ class Fleet:
 
     async def _spawn(self, command: Sequence[str], log: Path) -> asyncio.subprocess.Process:
         with log.open("wb") as output:
-            # A session of its own: Ctrl-C on the terminal reaches the driver alone, which stops its servers in order.
+            # A new session: Ctrl-C on the terminal reaches only the driver, which stops its servers in order.
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -130,7 +130,7 @@ class Fleet:
             await asyncio.sleep(POLL_SECONDS)
 
     def deaths(self) -> list[str]:
-        """What became of servers that were ready and are not running any more."""
+        """Describes servers that were ready and have exited."""
         return [
             describe_failure(server.name, _ending(server.process.returncode), server.log)
             for server in self._ready
@@ -138,7 +138,7 @@ class Fleet:
         ]
 
     async def death(self) -> str:
-        """Waits until a server that was ready ends, and says which, how and where its log is."""
+        """Waits until a server that was ready exits, and returns a description with its name, exit code and log."""
         while not self.deaths():
             ends = [asyncio.ensure_future(server.process.wait()) for server in self._ready]
             try:
@@ -149,13 +149,13 @@ class Fleet:
         return self.deaths()[0]
 
     def kill(self) -> None:
-        """SIGKILL to all, without waiting."""
+        """Sends SIGKILL to all, without waiting."""
         for process in self._processes:
             if process.returncode is None:
                 _signal(process.kill)
 
     async def stop(self) -> None:
-        """SIGTERM to all, then SIGKILL to those that outlive the grace; also when the waiting itself is cancelled."""
+        """Sends SIGTERM to all, then SIGKILL to those still running after the grace period or if cancelled."""
         running = [process for process in self._processes if process.returncode is None]
         for process in running:
             _signal(process.terminate)
@@ -171,7 +171,7 @@ class Fleet:
 
 
 def _signal(send: Callable[[], None]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it ended by itself in between
+    with contextlib.suppress(ProcessLookupError):  # it exited in the meantime
         send()
 
 

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: the client's, where drafts may run, and the target's, across the link, if any."""
+"""Places servers on the two sides of a comparison: the client side, and the target side across the link."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tandem.comparison.measuring.config import ComparisonConfig
 
 
 class LinkUnavailable(RuntimeError):
-    """This machine cannot have the link; the message says why in one line."""
+    """The link cannot be emulated on this machine; the message says why in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where servers of the target's side are started, and how the other side reaches them. No link: one machine."""
+    """Where servers on the target side start, and how the client side reaches them. Without a link: one machine."""
 
     link: Link | None = None
 
     @property
     def command_prefix(self) -> Sequence[str]:
-        """Goes before the command of a server of the target's side."""
+        """The prefix of the command of a server on the target side."""
         return self.link.command_prefix if self.link else ()
 
     @property
@@ -35,11 +35,11 @@ class Site:
 
     @property
     def near_host(self) -> str:
-        """Where a server of the client's side listens, so that the target's side can reach it."""
+        """The host on which a server on the client side listens, so that the target side can reach it."""
         return self.link.near_host if self.link else "127.0.0.1"
 
     async def across(self, address: str) -> str:
-        """The address at which the other side reaches a server."""
+        """Returns the address at which the other side reaches a server."""
         return await self.link.listen(address) if self.link else address
 
     async def set(self, choice: LinkChoice) -> None:
@@ -54,7 +54,7 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def open_site(config: ComparisonConfig) -> AsyncGenerator[Site, None]:
-    """The site that a comparison's conditions need. Raises LinkUnavailable."""
+    """Opens the site that the conditions of a comparison need. Raises LinkUnavailable."""
     if all(condition.link.settings is None for condition in config.conditions):
         yield Site()
         return

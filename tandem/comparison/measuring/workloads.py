@@ -1,4 +1,4 @@
-"""What is asked of every architecture: the built-in workload set, or the user's own prompts."""
+"""Provides the prompts of a comparison: the built-in workloads or the user's own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Prompt:
 
 
 def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int | None = None) -> tuple[Prompt, ...]:
-    """The first `per_workload` prompts (all when None) of every kind, in the order of `kinds`."""
+    """Returns the first `per_workload` prompts (None: all) of every kind, in the order of `kinds`."""
     if unknown := [kind for kind in kinds if kind not in BUILT_IN]:
         raise ValueError(f"workloads: {unknown[0]!r} is not one of {', '.join(BUILT_IN)}")
     if repeated := [kind for kind in kinds if list(kinds).count(kind) > 1]:
@@ -44,12 +44,12 @@ def built_in_prompts(kinds: Sequence[str] = tuple(BUILT_IN), per_workload: int |
 
 
 def read_prompt_file(path: Path, chat: bool = False) -> tuple[Prompt, ...]:
-    """A file's prompts, named by its lines."""
+    """Reads one prompt per non-empty line, named by file and line."""
     return tuple(Prompt(f"{path.name}:{number}", "file", text, chat) for number, text in read_prompts(path))
 
 
 def given_prompts(texts: Sequence[str], chat: bool = False) -> tuple[Prompt, ...]:
-    """Prompts from the command line."""
+    """Builds prompts from texts. Raises ValueError for an empty one."""
     if any(not text.strip() for text in texts):
         raise ValueError("prompt: an empty prompt cannot be continued")
     return tuple(Prompt(f"prompt {number}", "prompt", text, chat) for number, text in enumerate(texts, 1))

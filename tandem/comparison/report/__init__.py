@@ -1,1 +1,1 @@
-"""From a comparison.json to a report that decides: HTML, Markdown, plots. Reads the parsed file and nothing else."""
+"""Turns a parsed comparison.json into a report: HTML, Markdown, plots, terminal."""

@@ -1,4 +1,4 @@
-"""Whatever raises while a report is made becomes a remark; the rest of the report is made all the same."""
+"""Turns errors while a report is made into remarks, so that the rest of the report is still made."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 @dataclass
 class Attempts:
-    """Calls that may fail, and a sentence for each that did."""
+    """Makes calls that may fail and keeps a sentence for each failure."""
 
     remarks: list[str] = field(default_factory=list)
 
     def of(self, what: str, make: Callable[[], T], otherwise: T) -> T:
-        """What `make` returns, or `otherwise`. `what` begins the sentence."""
+        """Returns the result of `make`, or `otherwise` if it raises. The sentence begins with `what`."""
         try:
             return make()
         except Exception as error:
@@ -27,7 +27,7 @@ class Attempts:
 
 
 def told(error: BaseException) -> str:
-    """'ValueError: its message (file.py:12)', on one line."""
+    """Formats an error on one line: 'ValueError: its message (file.py:12)'."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"

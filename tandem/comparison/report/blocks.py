@@ -1,4 +1,4 @@
-"""What a report consists of, before any format: sections of paragraphs, lists, tables, plots and details."""
+"""Defines the blocks of a report, independent of its format: paragraphs, lists, tables, plots, details."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The first cell of a row is its heading."""
+    """A table. The first cell of a row is its heading."""
 
     caption: str
     columns: tuple[Column, ...]
@@ -38,7 +38,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """`finding`: what it shows, in words. `drawn`: whether there is a picture; if not, `finding` says why."""
+    """A plot. `finding`: what it shows, in words. `drawn`: whether there is a picture; if not, `finding` says why."""
 
     name: str
     title: str
@@ -64,7 +64,7 @@ class Bullets:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A text as it is, line breaks and all, under its name."""
+    """A preformatted text with a name."""
 
     name: str
     text: str
@@ -73,7 +73,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Folded on a screen, open on paper."""
+    """Blocks that are folded on a screen and open on paper."""
 
     summary: str
     blocks: tuple[Table | Paragraph | Listing, ...]
@@ -92,7 +92,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The top of the report. `figures`: a value and what it is. Without a decision the headline says why."""
+    """The top of the report. `figures`: (value, label). Without a decision, the headline says why."""
 
     headline: str
     figures: tuple[tuple[str, str], ...] = ()
@@ -110,6 +110,6 @@ class Report:
 
 
 def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell | str]], note: str = "") -> Table:
-    """Rows of cells or plain text."""
+    """Builds a table from rows of cells or plain text."""
     cells = tuple(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows)
     return Table(caption, tuple(columns), cells, note)

@@ -1,4 +1,4 @@
-"""A comparison.json that an earlier run wrote."""
+"""Reads the comparison.json of an earlier run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 2
-"""Grows when a key changes its meaning or goes away; new keys leave it."""
+"""Incremented when the meaning of a key changes or a key is removed, not for new keys."""
 
 
 def read_comparison(path: Path, flag: str = "report") -> dict[str, Any]:
-    """A comparison.json. Raises ValueError in one line."""
+    """Reads and checks a comparison.json. Raises a one-line ValueError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

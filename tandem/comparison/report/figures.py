@@ -1,4 +1,4 @@
-"""Which plots a report has, and what each one shows, in words. The words need no matplotlib."""
+"""Lists the plots of a report and describes their findings in words, without matplotlib."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tandem.comparison.report.style import Draw
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """`finding` says what the plot shows, or raises NothingToDraw with the reason why there is none."""
+    """A plot of the report. `finding` describes what it shows, or raises NothingToDraw with the reason."""
 
     name: str
     title: str
@@ -33,7 +33,7 @@ class Figure:
 
 
 def left_out(name: str, title: str, why: str) -> Plot:
-    """A plot without a picture. `why`: a sentence."""
+    """Returns a plot without a picture; `why` is a sentence."""
     return Plot(name, title, f"Left out: {why[:1].lower()}{why[1:]}", drawn=False)
 
 
@@ -97,7 +97,7 @@ def _time_by_cause(comparison: JSON) -> str:
 
 
 def _overlaps(comparison: JSON) -> bool:
-    """Whether several rounds were in flight at once."""
+    """Tells whether several rounds were in flight at once."""
     found = (of.get("sent_ahead") for of in reading.base(comparison)["architectures"].values())
     return any(ahead and ahead["max_in_flight"] > 1 for ahead in found)
 

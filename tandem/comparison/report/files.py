@@ -1,6 +1,6 @@
-"""The files of a comparison: comparison.json (comparison.schema.json says what is in it) and comparison.csv.
+"""Defines the result of a comparison and writes comparison.json and comparison.csv.
 
-What the terminal shows is in tandem/comparison/report/terminal.py.
+comparison.schema.json describes comparison.json.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tandem.comparison.report.write import write_atomically
 
 @dataclass(frozen=True, slots=True)
 class ConditionResult:
-    """What was found under one condition; the first of a comparison is the base."""
+    """The results under one condition; the first of a comparison is the base."""
 
     condition: Condition
     summaries: tuple[Summary, ...]
@@ -39,7 +39,7 @@ class ConditionResult:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Why not all of the `planned` requests were measured, and how many were."""
+    """Why only `measured` of the `planned` requests were measured."""
 
     reason: str
     measured: int
@@ -51,7 +51,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that was configured, found and measured."""
+    """The result of a comparison: configuration, records, summaries, theory and decision. `print` shows the tables."""
 
     config: ComparisonConfig
     endpoints: tuple[Endpoint, ...]
@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def link(self) -> str:
-        """Every hop that was not set up on this machine's loopback is named; what is emulated is called so."""
+        """Describes the links: emulated ones are called so, and servers beyond this machine's loopback are named."""
         rtts = [f"{result.condition.link}" for result in self.results if result.condition.varies != SAMPLING]
         if self.base.condition.link.rtt_ms is not None:
             return f"{self.config.link} ({'; '.join(rtts)})"
@@ -96,7 +96,7 @@ def _on_loopback(address: str) -> bool:
 
 
 def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
-    """See comparison.schema.json. What cannot be said is null, and a remark says why."""
+    """Returns comparison.json. A part that cannot be computed is null, and a remark says why."""
     attempts, theory, decision = Attempts(), comparison.theory, comparison.decision
     said = attempts.of("Theory beside measurement", lambda: theory_as_json(theory) if theory else None, None)
     found = {
@@ -120,7 +120,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity."""
+    """Replaces infinities and NaN by None, since JSON has neither."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -129,7 +129,7 @@ def _finite(value: Any) -> Any:
 
 
 def _baseline_as_json(endpoints: Sequence[Endpoint]) -> dict[str, Any] | None:
-    """Which server speedups are quoted against; outputs are compared with `autoregressive` in any case."""
+    """Returns the server that speedups refer to; outputs are always compared with `autoregressive`."""
     endpoint = baseline_of(list(endpoints))
     if endpoint is None:
         return None
@@ -182,7 +182,7 @@ CSV_COLUMNS: tuple[str, ...] = (
 
 
 def comparison_as_csv(records: Sequence[Record]) -> str:
-    """One row per record; lists are JSON inside a cell, what was not measured is an empty cell."""
+    """Returns one row per record. Lists are JSON inside a cell; cells without a measurement are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, lineterminator="\n")
     writer.writeheader()

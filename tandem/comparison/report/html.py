@@ -1,4 +1,4 @@
-"""report.html: one file, nothing outside it, no script. jinja2 is imported inside functions."""
+"""Renders report.html: one self-contained file without scripts. Imports jinja2 on use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NO_PLOTS = "Plots need matplotlib (pip install 'tandem-speculative[comparison]')
 
 
 def html(report: Report, pictures: Mapping[str, str]) -> str:
-    """The page. `pictures`: trusted <svg> texts by plot name; everything else is escaped."""
+    """Renders the page. `pictures`: trusted <svg> texts by plot name; all other text is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -30,5 +30,5 @@ def html(report: Report, pictures: Mapping[str, str]) -> str:
 
 
 def _unbroken(value: Any) -> Any:
-    """No line ends between a figure and its unit."""
+    """Puts no-break spaces between figures and units."""
     return re.sub(r"(?<=\d) (?=(?:%|ms|s|GiB)(?!\w))", "\N{NO-BREAK SPACE}", value) if type(value) is str else value

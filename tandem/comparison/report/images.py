@@ -1,4 +1,4 @@
-"""Figures as PNG files and as SVG inside a page. matplotlib is imported inside functions."""
+"""Saves figures as PNG files and as inline SVG. Imports matplotlib on use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DPI = 200
 
 
 def png(figure: Figure) -> bytes:
-    """The same bytes for the same figure: no date, no version."""
+    """Returns the PNG of a figure, without date or version, so that equal figures give equal bytes."""
     out = io.BytesIO()
     with in_style():
         figure.savefig(out, format="png", dpi=DPI, metadata={"Software": None})
@@ -23,9 +23,9 @@ def png(figure: Figure) -> bytes:
 
 
 def inline_svg(figure: Figure, name: str, label: str) -> str:
-    """An <svg> to put into HTML: ids carry `name`, text is text in the page's font, colours are the page's variables.
+    """Returns an <svg> for HTML: ids contain `name`, text uses the page's font, colors are the page's variables.
 
-    `label` says to those who can't see it what it shows. It is escaped here.
+    `label` describes the figure to screen readers; it is escaped here.
     """
     import matplotlib as mpl
 
@@ -43,7 +43,7 @@ def _for_a_page(svg: str, name: str, label: str) -> str:
     box = re.search(r'viewBox="([^"]+)"', body)
     body = body[body.index(">") + 1 :]
     body = _own_ids(body.replace("xlink:href", "href"), name)
-    body = re.sub(r"font: ([^;\"]*?)(\d[\d.]*)px [^;\"]*", _font, body)  # how matplotlib wrote it before 3.11
+    body = re.sub(r"font: ([^;\"]*?)(\d[\d.]*)px [^;\"]*", _font, body)  # matplotlib before 3.11 wrote this
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     for color, variable in THEMED.items():
         body = re.sub(rf"{color}(?![0-9a-f])", f"var({variable})", body, flags=re.IGNORECASE)
@@ -53,7 +53,7 @@ def _for_a_page(svg: str, name: str, label: str) -> str:
 
 
 def _own_ids(body: str, name: str) -> str:
-    """Ids that something refers to get the plot's name before them; those of mere groups go."""
+    """Prefixes referenced ids with the plot's name and removes the others."""
     referred = set(re.findall(r"#([\w.-]+)(?=[\")])", body))
 
     def own(match: re.Match[str]) -> str:
@@ -65,6 +65,6 @@ def _own_ids(body: str, name: str) -> str:
 
 
 def _font(match: re.Match[str]) -> str:
-    """Size and weight stay; the family is the page's."""
+    """Removes the font family and keeps size and weight."""
     weight = "font-weight: 700; " if re.search(r"bold|[6-9]00", match[1]) else ""
     return f"{weight}font-size: {match[2]}px"

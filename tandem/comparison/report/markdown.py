@@ -1,4 +1,4 @@
-"""report.md: the same content as Markdown, with the plots linked."""
+"""Renders report.md: the report as Markdown with links to the plots."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tandem.comparison.report.sections import report_of
 
 
 def markdown(comparison: Mapping[str, Any], pictures: Mapping[str, str] | None = None) -> str:
-    """`pictures`: paths by plot name, relative to where the text will lie; without them the findings stand alone."""
+    """Renders Markdown. `pictures`: paths of plots by name, relative to the text; without them, findings only."""
     return markdown_of(report_of(comparison), pictures or {})
 
 
@@ -37,7 +37,7 @@ def markdown_of(report: Report, pictures: Mapping[str, str]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Nothing in a text is Markdown or HTML, and it stays on its line."""
+    """Escapes Markdown and HTML, and joins lines."""
     return re.sub(r"([\\`*_\[\]|~#>])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
@@ -65,7 +65,7 @@ def _section(section: Section, pictures: Mapping[str, str]) -> Iterator[str]:
 
 
 def _block(block: Block, pictures: Mapping[str, str], under: str = "") -> Iterator[str]:
-    """`under`: the heading just above, which a table need not repeat."""
+    """Renders a block. `under`: the heading just above, which a table does not repeat."""
     if isinstance(block, Table):
         if block.caption != under:
             yield f"**{escaped(block.caption)}**"

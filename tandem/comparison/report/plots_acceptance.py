@@ -1,4 +1,4 @@
-"""What drafts are worth: acceptance by position and workload, and by temperature under each rule."""
+"""Plots acceptance by position and workload, and by temperature and rule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RULES: dict[str, tuple[str, str, Any]] = {"agreement": (INK, "o", "-"), "rejecti
 
 
 def acceptance_by_workload(comparison: JSON) -> tuple[str, dict[str, JSON]]:
-    """A speculating architecture and its workloads under the base."""
+    """Returns a speculating architecture and its workloads under the base."""
     name = reading.speculating(comparison)
     if name is None:
         raise NothingToDraw("No architecture drafted anything under the base condition.")
@@ -43,7 +43,7 @@ def acceptance_by_workload(comparison: JSON) -> tuple[str, dict[str, JSON]]:
 
 @styled
 def acceptance_by_position(comparison: JSON) -> Figure:
-    """A panel for each workload, the others behind it in grey."""
+    """Draws a panel for each workload, with the others in grey."""
     name, found = acceptance_by_workload(comparison)
     of = look(name, reading.architectures(comparison))
     columns = min(3, len(found))
@@ -67,7 +67,7 @@ def acceptance_by_position(comparison: JSON) -> Figure:
     panels[0].set_ylim(0, 1)
     panels[0].set_yticks((0, 0.5, 1))
     for axes in panels[max(0, len(found) - columns) : len(found)]:
-        axes.tick_params(labelbottom=True)  # the last panel of a column whose row below is short
+        axes.tick_params(labelbottom=True)  # the last panel of a column, if the row below is shorter
     figure.supxlabel("position in the draft", fontsize=9.5)
     side_label(figure, "share accepted")
     return figure
@@ -83,7 +83,7 @@ def _short(text: str, most: int = 19) -> str:
 
 
 def sampled_by_rule(comparison: JSON) -> tuple[str, dict[str, list[JSON]]]:
-    """The architecture whose traffic tells the rules apart, and the conditions of each rule by temperature."""
+    """Returns the architecture whose traffic shows the rules' difference, and each rule's conditions by temperature."""
     conditions = reading.samplings(comparison)
     if not conditions:
         raise NothingToDraw("One way of sampling was measured: there is nothing to set it against.")
@@ -100,7 +100,7 @@ def sampled_by_rule(comparison: JSON) -> tuple[str, dict[str, list[JSON]]]:
 
 @styled
 def acceptance_by_temperature(comparison: JSON) -> Figure:
-    """Acceptance rate and bytes per token, one line for each rule."""
+    """Draws acceptance rate and bytes per token, with one line for each rule."""
     name, by_rule = sampled_by_rule(comparison)
     height = 4.6
     figure, (upper, lower) = new_figure(height, 2, 1, sharex=True)
@@ -139,7 +139,7 @@ def acceptance_by_temperature(comparison: JSON) -> Figure:
 
 
 def _rate_intervals(axes: Axes, name: str, by_rule: dict[str, list[JSON]]) -> None:
-    """A thin line for each rate; the rules stand a little beside each other, so that both are seen."""
+    """Draws a thin line for each interval, shifted by rule so that they do not overlap."""
     for side, (rule, conditions) in enumerate(by_rule.items()):
         for condition in conditions:
             interval = condition["architectures"][name].get("acceptance_interval")
@@ -149,7 +149,7 @@ def _rate_intervals(axes: Axes, name: str, by_rule: dict[str, list[JSON]]) -> No
 
 
 def bytes_per_token(of: JSON) -> float | None:
-    """Both ways."""
+    """Returns the bytes per token, both ways."""
     up, down = of["bytes_up_per_token"], of["bytes_down_per_token"]
     return None if up is None or down is None else up + down
 
@@ -157,7 +157,7 @@ def bytes_per_token(of: JSON) -> float | None:
 def _by_rule(
     by_rule: dict[str, list[JSON]], value: Callable[[JSON], float | None]
 ) -> dict[str, list[tuple[float, float]]]:
-    """(temperature, value) of each rule that has any."""
+    """Returns (temperature, value) pairs of each rule that has any."""
     found = {
         rule: [(float(c["sampling"]["temperature"]), y) for c in conditions if (y := value(c)) is not None]
         for rule, conditions in by_rule.items()

@@ -1,4 +1,4 @@
-"""What the round trip costs: TPOT against RTT, and predicted TPOT by speculation length."""
+"""Plots TPOT against RTT, and predicted TPOT by speculation length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PIPELINED = "pipelined"
 
 @styled
 def tpot_by_rtt(comparison: JSON) -> Figure:
-    """Measured points with their intervals, predicted curves, and where distributed and plain decoding break even."""
+    """Draws measured points with intervals, predicted curves, and the break-even of distributed and plain decoding."""
     conditions, everyone = reading.links(comparison), reading.architectures(comparison)
     curve = comparison["theory"]["curve"] if comparison["theory"] else []
     rtts = [float(c["link"]["rtt_ms"]) for c in conditions]
@@ -74,14 +74,14 @@ def tpot_by_rtt(comparison: JSON) -> Figure:
 
 
 def _aside(figure: Figure, steps: float) -> Transform:
-    """A shift of 2.5 points a step: points at the same round trip stand beside each other, not upon."""
+    """Returns a shift of 2.5 points per step, so that points at the same round trip do not overlap."""
     from matplotlib.transforms import ScaledTranslation
 
     return ScaledTranslation(2.5 * steps / 72, 0, figure.dpi_scale_trans)
 
 
 def _measured(condition: JSON, name: str) -> tuple[float, float, float, float] | None:
-    """(RTT, TPOT, below, above) in milliseconds."""
+    """Returns (RTT, TPOT, error below, error above) in milliseconds."""
     mean = reading.mean_tpot(condition, name)
     if mean is None:
         return None
@@ -92,7 +92,7 @@ def _measured(condition: JSON, name: str) -> tuple[float, float, float, float] |
 
 
 def _ticks(axes: Axes, rtts: list[float], right: float) -> None:
-    """The measured round trips, where they are far enough apart to be read."""
+    """Puts ticks at the measured round trips that are far enough apart."""
     kept: list[float] = []
     for rtt in sorted(set(rtts)):
         if not kept or rtt - kept[-1] >= 0.07 * right:
@@ -134,7 +134,7 @@ def _break_even(axes: Axes, theory: JSON, right: float) -> None:
 
 @styled
 def tpot_by_length(comparison: JSON) -> Figure:
-    """A panel for each round trip: predicted TPOT over speculation lengths, the best of them and the one that ran."""
+    """Draws predicted TPOT over speculation lengths for each round trip, marking the best and the measured one."""
     theory = comparison["theory"]
     if not theory or not theory["best_lengths"]:
         raise NothingToDraw("Nothing was predicted.")

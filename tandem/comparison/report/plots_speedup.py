@@ -1,4 +1,4 @@
-"""What speculation brings on which text: speedup by workload."""
+"""Plots speedup by workload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP, BAR = 0.3, 0.26
 
 
 def speedups(comparison: JSON) -> tuple[list[str], dict[str, dict[str, JSON]]]:
-    """The architectures, and by workload what each gained under the base."""
+    """Returns the architectures and, by workload, the speedup of each under the base."""
     names = reading.compared_with_baseline(comparison)
     found = reading.base(comparison)["architectures"]
     by_workload = {
@@ -36,7 +36,7 @@ def speedups(comparison: JSON) -> tuple[list[str], dict[str, dict[str, JSON]]]:
 
 @styled
 def speedup_by_workload(comparison: JSON) -> Figure:
-    """A group of bars for each workload; plain decoding is the line at 1."""
+    """Draws a group of bars for each workload; plain decoding is the line at 1."""
     names, by_workload = speedups(comparison)
     everyone = reading.architectures(comparison)
     group = STEP * len(names) + 0.25
@@ -68,6 +68,6 @@ def _bars(axes: Axes, rows: list[tuple[float, JSON]], name: str, everyone: list[
     for place, value, (_, workload) in zip(places, values, rows, strict=True):
         low, high = workload["speedup_interval"] or (value, value)
         if high > low:
-            for color, width in ((PAPER, 3.2), (INK, 1.2)):  # an outline: legible on a dark bar
+            for color, width in ((PAPER, 3.2), (INK, 1.2)):  # an outline keeps it legible on a dark bar
                 axes.plot([low, high], [place, place], color=color, linewidth=width, solid_capstyle="butt", zorder=3)
         value_label(axes, f"{value:.2f}", (max(high, value), place))

@@ -1,4 +1,4 @@
-"""Where the time goes: milliseconds per token by cause, and the tokens of one prompt as they came."""
+"""Plots milliseconds per token by cause, and the arrival of one prompt's tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @styled
 def time_by_cause(comparison: JSON) -> Figure:
-    """A stacked bar for each architecture, in a group for each round trip."""
+    """Draws a stacked bar for each architecture, grouped by round trip."""
     conditions = reading.links(comparison)
     places, bars, heads = _rows(conditions)
     if not bars:
@@ -58,7 +58,7 @@ def time_by_cause(comparison: JSON) -> Figure:
 
 
 def _rows(conditions: list[JSON]) -> tuple[list[float], list[tuple[str, JSON]], list[tuple[float, str]]]:
-    """Where each bar stands, the bars, and the headings of their groups where there are several."""
+    """Returns the positions of bars, the bars, and the headings of groups if there are several."""
     places: list[float] = []
     bars: list[tuple[str, JSON]] = []
     heads: list[tuple[float, str]] = []
@@ -78,7 +78,7 @@ def _rows(conditions: list[JSON]) -> tuple[list[float], list[tuple[str, JSON]], 
 
 @styled
 def tokens_over_time(comparison: JSON) -> Figure:
-    """One prompt of the base in every architecture: a step for every chunk that came."""
+    """Draws one prompt of the base in every architecture, with a step for every chunk."""
     _, _, records = reading.typical_prompt(comparison)
     everyone = reading.architectures(comparison)
     figure, (axes,) = new_figure(3.1)
@@ -101,13 +101,13 @@ def tokens_over_time(comparison: JSON) -> Figure:
 
 
 def arrivals(record: JSON) -> tuple[list[float], list[int]]:
-    """Seconds since sending at which each chunk came, and the tokens received by then."""
+    """Returns the arrival times of chunks in seconds, and the tokens received by then."""
     times = list(accumulate(record["chunk_gaps_s"] or [], initial=record["ttft_s"]))
     return times, list(accumulate(record["chunk_tokens"]))[: len(times)]
 
 
 def _finish_times(axes: Axes, shown: list[tuple[float, str, int]], everyone: list[str]) -> None:
-    """A legend in the order of finishing, in the corner under the slowest line."""
+    """Draws a legend in the order of finishing, in the corner under the slowest line."""
     from matplotlib.lines import Line2D
 
     handles = [

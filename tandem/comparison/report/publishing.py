@@ -1,4 +1,4 @@
-"""What was measured as files, on the terminal and as an exit code; what cannot be made is said, the rest is made."""
+"""Publishes a run: files, terminal output, exit code. Parts that fail are reported; the rest is made."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
 from tandem.comparison.report.write import write_report
 
 OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
-"""Beside 3, a regression (tandem/comparison/analysis/regression.py), and 128 with a signal's number: 130 by Ctrl-C, 143
-by SIGTERM."""
+"""Exit codes. Others: 3 for a regression (tandem/comparison/analysis/regression.py), 130 by Ctrl-C, 143 by SIGTERM."""
 
 
 def publish(measured: Measured, new: bool = True) -> int:
-    """The exit code: OK, FAILED where a request or a file failed, or that of a regression.
+    """Publishes a run. Returns OK, FAILED if a request or a file failed, or the exit code of a regression.
 
-    A `new` run gets its line in the index of runs. Raises ValueError where nothing was measured.
+    A `new` run is added to the index of runs. Raises ValueError if nothing was measured.
     """
     comparison, attempts = analyse(measured), Attempts()
     as_json = attempts.of("The report", lambda: comparison_as_json(comparison), None)
@@ -65,7 +64,7 @@ def _write(comparison: Comparison, as_json: Mapping[str, Any], attempts: Attempt
 
 
 def _judged(comparison: Comparison, as_json: Mapping[str, Any] | None) -> int:
-    """Beside the baseline, where one was given."""
+    """Compares with the baseline, if there is one, and returns the exit code."""
     before = comparison.config.baseline
     return OK if before is None or as_json is None else judge(before, as_json)
 

@@ -1,5 +1,4 @@
-"""What a parsed comparison.json (tandem/comparison/report/comparison.schema.json, version 2) says, by the questions a
-report asks."""
+"""Reads the facts that a report needs from a parsed comparison.json (comparison.schema.json, version 2)."""
 
 from __future__ import annotations
 
@@ -16,45 +15,45 @@ PLAIN = (AUTOREGRESSIVE, WIDTH_1)
 
 
 class NothingToDraw(ValueError):
-    """The figures that a plot needs are not there; the message is the sentence that stands in its place."""
+    """The figures for a plot are missing; the message is shown in its place."""
 
 
 def base(comparison: JSON) -> JSON:
-    """The condition that decisions are made under."""
+    """Returns the base condition, under which decisions are made."""
     condition: JSON = comparison["conditions"][0]
     return condition
 
 
 def links(comparison: JSON) -> list[JSON]:
-    """The conditions that differ from the base in nothing but the link, the base among them, by round trip."""
+    """Returns the base and the conditions that differ from it only in the link, by round trip."""
     varied = [c for c in comparison["conditions"] if c["varies"] in ("base", "link")]
     return sorted(varied, key=lambda condition: float(condition["link"]["rtt_ms"]))
 
 
 def samplings(comparison: JSON) -> list[JSON]:
-    """The conditions that differ from the base in how tokens are drawn and verified; empty where none does."""
+    """Returns the base and the conditions with other sampling or rules, by temperature; empty if there are none."""
     varied = [c for c in comparison["conditions"] if c["varies"] == "sampling"]
     return sorted([base(comparison), *varied], key=lambda c: float(c["sampling"]["temperature"])) if varied else []
 
 
 def architectures(comparison: JSON) -> list[str]:
-    """In the order of their first appearance."""
+    """Returns all architectures in the order of first appearance."""
     return list(dict.fromkeys(name for c in comparison["conditions"] for name in c["architectures"]))
 
 
 def drafting(condition: JSON) -> list[str]:
-    """The architectures that drafted anything."""
+    """Returns the architectures that drafted tokens."""
     return [name for name, of in condition["architectures"].items() if of["drafted"]]
 
 
 def baseline(comparison: JSON) -> str | None:
-    """The architecture that speedups are quoted against."""
+    """Returns the architecture that speedups refer to."""
     found = comparison["baseline"]
     return str(found["architecture"]) if found else None
 
 
 def compared_with_baseline(comparison: JSON) -> list[str]:
-    """The base's architectures whose speedup says something."""
+    """Returns the base's architectures except plain decoding and the baseline."""
     plain = {baseline(comparison), *PLAIN}
     return [name for name in base(comparison)["architectures"] if name not in plain]
 
@@ -65,14 +64,14 @@ def workloads(condition: JSON) -> list[str]:
 
 
 def mean_tpot(condition: JSON, architecture: str) -> float | None:
-    """Seconds."""
+    """Returns the mean TPOT in seconds."""
     of = condition["architectures"].get(architecture)
     value: float | None = of["tpot_s"]["mean"] if of else None
     return value
 
 
 def speculating(comparison: JSON) -> str | None:
-    """The one speculating architecture to show where there is room for one: the decision's, or else the first."""
+    """Returns the speculating architecture to show if only one fits: the decision's, otherwise the first."""
     names = drafting(base(comparison))
     decided = comparison["decision"]["architecture"] if comparison["decision"] else None
     return decided if decided in names else (names[0] if names else None)
@@ -83,9 +82,9 @@ def failures(comparison: JSON) -> list[JSON]:
 
 
 def typical_prompt(comparison: JSON) -> tuple[str, int, dict[str, JSON]]:
-    """A prompt and run of the base whose speedup is nearest the median, and its record by architecture.
+    """Returns the prompt and run of the base with the speedup nearest the median, and its records by architecture.
 
-    The speedup is that of the architecture the decision names, or else the first that speculates.
+    The speedup is that of the architecture in the decision, otherwise of the first that speculates.
     """
     shown, plain = speculating(comparison), baseline(comparison)
     records: dict[tuple[str, int], dict[str, JSON]] = {}
@@ -107,5 +106,5 @@ def typical_prompt(comparison: JSON) -> tuple[str, int, dict[str, JSON]]:
 
 
 def emulated(conditions: Sequence[JSON]) -> bool:
-    """Whether any of their links is not a real one."""
+    """Tells whether any of the links is emulated."""
     return any(condition["link"]["kind"] != "direct" for condition in conditions)

@@ -1,4 +1,4 @@
-"""`make screenshot`: the top of a report as a picture, taken by chromium, for the README."""
+"""Takes a screenshot of the top of a report with chromium (`make screenshot`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 QUIETLY = (
     "--headless",
-    "--no-sandbox",  # as root, in a container; the page is our own file and has no script
+    "--no-sandbox",  # for root in a container; the page is our own file and has no scripts
     "--disable-gpu",
     "--disable-quic",
     "--disable-sync",
@@ -25,7 +25,7 @@ QUIETLY = (
 
 
 def browser() -> str | None:
-    """The path of a browser that takes headless screenshots."""
+    """Returns the path of a browser that takes headless screenshots, if there is one."""
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
@@ -35,7 +35,7 @@ def newest_report(results: Path) -> Path | None:
 
 
 def command(executable: str, page: Path, picture: Path, profile: Path, size: tuple[int, int]) -> list[str]:
-    """`size`: width and height in CSS pixels."""
+    """Returns the browser's command. `size`: width and height in CSS pixels."""
     window = f"--window-size={size[0]},{size[1]}"
     where = [f"--user-data-dir={profile}", f"--screenshot={picture.resolve()}", page.resolve().as_uri()]
     return [executable, *QUIETLY, window, *where]

@@ -1,4 +1,4 @@
-"""A report put together, before any format: the decision first, then what it rests on, then everything else."""
+"""Builds a report, independent of its format: the decision, its evidence, and all details."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from tandem.comparison.report.tables import (
 from tandem.comparison.report.theory_tables import theory_blocks
 
 LONGEST_TEXT = 4000
-"""Characters of a prompt that are shown; comparison.json has all."""
+"""The number of characters of a prompt that are shown; comparison.json has all."""
 
 
 def report_of(comparison: JSON) -> Report:
-    """Everything that every format shows. Raises ValueError for a file of another version."""
+    """Builds the report. Raises ValueError for a file of another version."""
     version = comparison.get("schema_version")
     if version != 2:
         raise ValueError(f"comparison.json has schema_version {version}; this renders 2")
@@ -100,7 +100,7 @@ def _date(comparison: JSON) -> str:
 
 
 def _setting(comparison: JSON) -> str:
-    """One line: draft, arithmetic, device, length, sampling, prompts, machine."""
+    """Describes the setting in one line: draft, dtype, device, length, sampling, prompts, machine."""
     models = [server["model"] for server in comparison["servers"].values()]
     settings, base = comparison["settings"], reading.base(comparison)
 
@@ -124,7 +124,7 @@ def _setting(comparison: JSON) -> str:
 
 
 def _part(comparison: JSON) -> str:
-    """Why this is not a whole comparison, and how much of one it is."""
+    """Says why the comparison is incomplete, and how much of it was measured."""
     partial = comparison.get("partial")
     if not partial:
         return ""

@@ -1,6 +1,6 @@
-"""How plots look: one palette, markers, hatches, and labels at the lines instead of legends where they fit.
+"""Defines the style of plots: palette, markers, hatches, and labels at the lines.
 
-matplotlib is imported inside functions: without it the rest of a report is still written.
+Imports matplotlib on use: without it, the rest of a report is still written.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 4.8
-"""Inches. Shown at its own size on a phone, larger on a screen; 9 points stay legible on both."""
+"""Inches: natural size on a phone, larger on a screen; 9 point text is legible on both."""
 
 INK, QUIET, RULE, BAND, PAPER = "#1d1d21", "#66666e", "#d7d7dc", "#ececf0", "#fefefe"
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """An architecture's colour in every plot (told apart by the colour-blind: after Okabe and Ito) and, for print in
-    black and white, its marker and hatch."""
+    """An architecture's color-blind safe color (after Okabe and Ito) and its marker and hatch for black and white."""
 
     color: str
     marker: str
@@ -43,7 +42,7 @@ LOOKS = {
     "autoregressive_width_1": Look("#8b919c", "P", ""),
 }
 OTHERS = (Look("#8a6d00", "X", "xxxx"), Look("#5b53b5", "p", "||||"), Look("#3d3d44", "h", "----"))
-CAUSES = {  # dark to light where time is unavoidable; the network stands out
+CAUSES = {  # dark to light for unavoidable time; the network stands out
     "verify": ("#4a5568", ""),
     "draft": ("#8fa3bd", "//////"),
     "network": ("#e0a21b", "xxxx"),
@@ -60,12 +59,12 @@ THEMED = {
     **{look.color: f"--{key.replace('_', '-')}" for key, look in LOOKS.items()},
     **{color: f"--cause-{key}" for key, (color, _) in CAUSES.items()},
 }
-"""Colours of the plots that the page sets, by the name of the page's variable: so that they follow light and dark."""
+"""Plot colors by the name of the page's variable, so that they follow light and dark mode."""
 
 SETTINGS: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # matplotlib's own: plots come out the same on every machine
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so that plots are the same on every machine
     "font.size": 9.5,
-    "text.parse_math": False,  # names are other people's: a $ in one is a $
+    "text.parse_math": False,  # a $ in a name is a literal $
     "svg.fonttype": "none",
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
@@ -104,7 +103,7 @@ Draw = Callable[[JSON], "Figure"]
 
 @contextmanager
 def in_style() -> Iterator[None]:
-    """These settings and no one else's, to draw and to save in: a user's matplotlibrc does not reach a report."""
+    """Applies these settings for drawing and saving, without the user's matplotlibrc."""
     import matplotlib as mpl
 
     with mpl.rc_context():
@@ -116,7 +115,7 @@ def in_style() -> Iterator[None]:
 
 
 def styled(draw: Draw) -> Draw:
-    """Runs `draw` in style."""
+    """Runs `draw` with these settings."""
 
     @wraps(draw)
     def drawn(comparison: JSON) -> Figure:
@@ -127,13 +126,13 @@ def styled(draw: Draw) -> Draw:
 
 
 def look(architecture: str, among: Sequence[str]) -> Look:
-    """`among`: all architectures of the comparison, so that an unknown one looks the same in every plot."""
+    """Returns a look. `among`: all architectures, so that an unknown one looks the same in every plot."""
     strangers = [other for other in among if other not in LOOKS]
     return LOOKS.get(architecture) or OTHERS[strangers.index(architecture) % len(OTHERS)]
 
 
 def new_figure(height: float, rows: int = 1, columns: int = 1, **subplots: Any) -> tuple[Figure, list[Axes]]:
-    """A figure of `height` inches and its axes, row by row."""
+    """Creates a figure of `height` inches and returns it with its axes, row by row."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -142,19 +141,19 @@ def new_figure(height: float, rows: int = 1, columns: int = 1, **subplots: Any) 
 
 
 def side_label(figure: Figure, text: str) -> None:
-    """A label for the y of all panels, centred whatever font shows it."""
+    """Adds a centered y label for all panels."""
     figure.supylabel(text, fontsize=9.5, rotation_mode="anchor", ha="center", va="top")
 
 
 def only_grid(axes: Axes, axis: Literal["x", "y"]) -> None:
-    """Grid lines along one axis, no ticks."""
+    """Draws grid lines along one axis, without ticks."""
     axes.grid(False)
     axes.grid(True, axis=axis)
     axes.tick_params(length=0)
 
 
 def value_label(axes: Axes, text: str, at: tuple[float, float], away: tuple[float, float] = (4, 0)) -> None:
-    """A figure beside what it belongs to, `away` points from it, readable over lines."""
+    """Writes a figure `away` points from its position, legible over lines."""
     axes.annotate(
         text,
         at,
@@ -169,7 +168,7 @@ def value_label(axes: Axes, text: str, at: tuple[float, float], away: tuple[floa
 
 
 def spread(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """The positions moved apart to at least `gap`, as little as need be, inside [low, high] where they fit."""
+    """Moves positions apart to at least `gap`, as little as possible, inside [low, high] if they fit."""
     order = sorted(range(len(positions)), key=lambda i: positions[i])
     placed = [positions[i] for i in order]
     for _ in range(200):
@@ -194,7 +193,7 @@ def spread(positions: Sequence[float], gap: float, low: float, high: float) -> l
 
 
 def label_lines(axes: Axes, ends: Sequence[tuple[float, str, str]], height_inches: float) -> None:
-    """Names at the right edge of the axes, beside the ends of their lines: (y in data, text, color)."""
+    """Writes names at the right edge of the axes, beside the ends of their lines: (y in data, text, color)."""
     low, high = axes.get_ylim()
     to_share = axes.transScale.transform
     bottom, top = to_share((1, low))[1], to_share((1, high))[1]

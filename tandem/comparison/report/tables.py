@@ -1,4 +1,4 @@
-"""The tables of what was measured: architectures, links, sampling, causes, workloads."""
+"""Builds the tables of measurements: architectures, links, sampling, causes, workloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Value = Callable[[JSON], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A column: `better` is min or max of what is comparable; `shown` has the whole architecture to work with."""
+    """A column. `better`: min or max, if comparable. `shown`: formats it from an architecture's summary."""
 
     heading: str
     value: Value
@@ -72,7 +72,7 @@ MEASURES = (
 
 
 def best_cells(texts: Sequence[str], values: Sequence[float | None], better: Callable[..., float] | None) -> list[Cell]:
-    """The best of a column and whatever reads the same; nothing, where all are alike."""
+    """Marks the best of a column, and ties in the shown digits; marks none if all are equal."""
     known = [value for value in values if value is not None]
     if better is None or not known:
         return [Cell(text) for text in texts]
@@ -82,7 +82,7 @@ def best_cells(texts: Sequence[str], values: Sequence[float | None], better: Cal
 
 
 def architecture_table(comparison: JSON) -> Table:
-    """TTFT, TPOT, throughput, acceptance, traffic, speedup and identity under the base."""
+    """TTFT, TPOT, throughput, acceptance, traffic, speedup and identity under the base condition."""
     found = reading.base(comparison)["architectures"]
     columns = [
         best_cells(
@@ -106,7 +106,7 @@ def architecture_table(comparison: JSON) -> Table:
 
 
 def _sent_ahead(found: JSON) -> str:
-    """How far ahead of verdicts rounds were sent, and what of it was for nothing."""
+    """Describes how far ahead of verdicts rounds were sent, and how many of them were stale."""
     return "".join(
         f" {words.name(name)} had {words.number(ahead['mean_in_flight'])} rounds in flight on average (at most"
         f" {ahead['max_in_flight']}): of those sent ahead, {ahead['guessed_rounds']} were right and"
@@ -117,7 +117,7 @@ def _sent_ahead(found: JSON) -> str:
 
 
 def _shown(comparison: JSON, measure: Measure, name: str, of: JSON) -> str:
-    """The baseline's speedup over itself is not a finding."""
+    """Formats a cell; the baseline has no speedup over itself."""
     if measure.heading.startswith("speedup") and name == reading.baseline(comparison):
         return "baseline"
     return measure.shown(of)
@@ -141,7 +141,7 @@ def _identical(name: str, of: JSON) -> str:
 
 
 def round_trip_table(comparison: JSON) -> Table | None:
-    """Measured TPOT and speedup of every architecture under every link; None where there is one link."""
+    """Measured TPOT of every architecture on every link; None if there is only one link."""
     conditions = reading.links(comparison)
     if len(conditions) < 2:
         return None
@@ -182,7 +182,7 @@ def cause_table(comparison: JSON) -> Table:
 
 
 def workload_table(comparison: JSON) -> Table | None:
-    """Speedup, where there is a baseline, and acceptance of what is not it; None where no workload is told apart."""
+    """Acceptance and, with a baseline, speedup by workload; None if there is nothing to show."""
     base, names = reading.base(comparison), reading.compared_with_baseline(comparison)
     shown: list[tuple[str, Callable[[JSON], str]]] = [
         ("speedup (95 % interval)", _speedup),
@@ -210,7 +210,7 @@ def _rate(of: JSON) -> str:
 
 
 def sampling_table(comparison: JSON) -> Table | None:
-    """Every way of drawing and verifying, for each architecture that drafts; None where there is one way."""
+    """Every combination of sampling and rule for each drafting architecture; None if there is only one."""
     conditions = reading.samplings(comparison)
     if not conditions:
         return None
@@ -238,7 +238,7 @@ def sampling_table(comparison: JSON) -> Table | None:
 
 
 def link_table(comparison: JSON) -> Table:
-    """What was asked of every link and what a small message found."""
+    """The settings of every link and its measured round trips."""
     rows = [
         [
             condition["name"], words.link_kind(condition["link"]["kind"]), words.number(condition["link"]["rtt_ms"], 0),

@@ -1,4 +1,4 @@
-"""Theory beside measurement, as tables and sentences."""
+"""Builds the tables and sentences that compare theory with measurement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def theory_blocks(comparison: JSON) -> list[Table | Paragraph | Bullets]:
 
 
 def findings(theory: JSON) -> list[str]:
-    """One sentence for each derived figure; what is null is said to be missing."""
+    """Returns one sentence for each derived figure, or that it is missing."""
     errors = [abs(p["error"]) for p in theory["predictions"] if p["error"] is not None]
     sentences = []
     if errors:
@@ -154,7 +154,7 @@ STEPS = {"draft": "drafting g tokens", "verify": "verifying n positions"}
 
 
 def fit_tables(theory: JSON) -> list[Table]:
-    """How sure the fitted parts are, and which were held at 0; nothing for a file that does not say."""
+    """The intervals of the fitted parts and which were held at 0; no table for files without them."""
     rows = [
         [
             words.name(name),
@@ -182,7 +182,7 @@ def fit_tables(theory: JSON) -> list[Table]:
 
 
 def _line(fixed_s: float, slope_s: float, of: str) -> str:
-    """'36.60 + 0.50 n' milliseconds; a dash where there is no such step."""
+    """Formats '36.60 + 0.50 n' milliseconds, or a dash if there is no such step."""
     if not fixed_s and not slope_s:
         return words.MISSING
     sign = "−" if slope_s < 0 else "+"

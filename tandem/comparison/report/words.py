@@ -1,4 +1,4 @@
-"""Figures and names as text, the same in every format. What was not measured is a dash, never None or nan."""
+"""Formats figures and names, the same in every format. A missing figure is a dash."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def percent(share: float | None, digits: int = 0, sign: bool = False) -> str:
 
 
 def span(interval: Sequence[float] | None, scale: float = 1.0, digits: int = 2) -> str:
-    """'1.51 to 1.95'."""
+    """Formats an interval: '1.51 to 1.95'."""
     if interval is None or not all(map(math.isfinite, interval)):
         return MISSING
     low, high = interval
@@ -43,18 +43,18 @@ def span(interval: Sequence[float] | None, scale: float = 1.0, digits: int = 2) 
 
 
 def with_interval(text: str, interval: Sequence[float] | None, scale: float = 1.0, digits: int = 2) -> str:
-    """'1.72× (1.51 to 1.95)'."""
+    """Adds an interval: '1.72× (1.51 to 1.95)'."""
     spread = span(interval, scale, digits)
     return text if MISSING in (text, spread) else f"{text} ({spread})"
 
 
 def name(architecture: str) -> str:
-    """As tables and plots call it."""
+    """Returns the name of an architecture in tables and plots."""
     return architecture.replace("_", " ")
 
 
 def spoken(architecture: str) -> str:
-    """The name of an architecture in a sentence."""
+    """Returns the name of an architecture in a sentence."""
     return "plain decoding" if architecture in PLAIN else name(architecture)
 
 
@@ -67,14 +67,14 @@ def plural(count: int, noun: str) -> str:
 
 
 def rtt(link: JSON) -> str:
-    """A link in a table or a panel: its round trip, and that it is not a real one."""
+    """Describes a link in a table or a panel."""
     if link["kind"] == "direct":
         return "direct" if not link["rtt_ms"] else f"{link['rtt_ms']:g} ms, direct"
     return f"{link['rtt_ms']:g} ms, emulated"
 
 
 def across(link: JSON) -> str:
-    """A link in a sentence, preposition included."""
+    """Describes a link in a sentence, including the preposition."""
     if link["kind"] == "direct" and not link["rtt_ms"]:
         return "on a direct link"
     return f"at RTT {link['rtt_ms']:g} ms" + ("" if link["kind"] == "direct" else " (emulated)")
@@ -89,7 +89,7 @@ def link_kind(kind: str) -> str:
 
 
 def sampling(sampling: JSON) -> str:
-    """'greedy', or the temperature and what else differs from keeping every token."""
+    """Describes sampling: 'greedy', or the temperature and the filters that are set."""
     if not sampling["temperature"]:
         return "greedy"
     parts = [f"temperature {sampling['temperature']:g}"]
@@ -100,7 +100,7 @@ def sampling(sampling: JSON) -> str:
 
 
 def plainly(value: Any) -> str:
-    """Any value of the settings on one line."""
+    """Formats any value of the settings on one line."""
     if value is None or value == {} or value == [] or value == "":
         return "not set"
     if isinstance(value, bool):
@@ -115,5 +115,5 @@ def plainly(value: Any) -> str:
 
 
 def length(k: int | None) -> str:
-    """A speculation length; None is one that adapts."""
+    """Formats a speculation length; None is adaptive."""
     return "auto" if k is None else str(k)

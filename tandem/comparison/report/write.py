@@ -1,4 +1,4 @@
-"""A report's files, beside the comparison.json they are made from."""
+"""Writes the files of a report."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PLOTS = "plots"
 
 
 def write_report(comparison: Mapping[str, Any], folder: Path, formats: Sequence[str] = ("html",)) -> tuple[Path, ...]:
-    """report.html or report.md or both, and plots/*.png; the paths written, reports first.
+    """Writes report.html, report.md or both, and plots/*.png. Returns the paths, reports first.
 
-    `comparison` is a parsed comparison.json, version 2. Without matplotlib the plots are left out, and the report says
-    what they need. Raises ValueError for an unknown format or version, OSError where nothing can be written.
+    `comparison` is a parsed comparison.json, version 2. Without matplotlib there are no plots, and the report says so.
+    Raises ValueError for an unknown format or version, OSError if nothing can be written.
     """
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ValueError(f"format: {unknown[0]!r} is not one of {', '.join(FORMATS)}")
@@ -47,9 +47,9 @@ def write_report(comparison: Mapping[str, Any], folder: Path, formats: Sequence[
 def _pictures(
     comparison: Mapping[str, Any], report: Report
 ) -> tuple[dict[str, bytes], dict[str, str], dict[str, Plot]]:
-    """PNG and SVG of every plot that has something to show, and what stands in place of those that could not be drawn.
+    """Draws the plots. Returns PNGs, SVGs, and replacements for plots that could not be drawn, all by name.
 
-    Nothing where matplotlib is missing.
+    All are empty without matplotlib.
     """
     try:
         import matplotlib  # noqa: F401
@@ -74,7 +74,7 @@ def _pictures(
 
 
 def without_pictures(report: Report, undrawn: Mapping[str, Plot]) -> Report:
-    """The report with other blocks in place of the plots of these names."""
+    """Replaces the plots of these names by other blocks."""
 
     def shown(block: Block) -> Block:
         return undrawn.get(block.name, block) if isinstance(block, Plot) else block
@@ -84,7 +84,7 @@ def without_pictures(report: Report, undrawn: Mapping[str, Plot]) -> Report:
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:
-    """Readers see the old file or the new one, never half of one. Text becomes UTF-8."""
+    """Replaces a file atomically, so that readers never see half of it. Text is encoded as UTF-8."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(unfinished, path)
