@@ -28,23 +28,16 @@ from tandem.rpc.printable import printable
 Run = Coroutine[Any, Any, Any]
 
 
-def _target(args: argparse.Namespace) -> Run:
-    from tandem.services.launch import run_target
+def serve(args: argparse.Namespace, *host: Any) -> Run:
+    """Runs a server role; `host` replaces our own gRPC server."""
+    from tandem.services.launch import run_role
 
-    return run_target(role_config(args, args.model or args.target_model))
-
-
-def _fused_target(args: argparse.Namespace) -> Run:
-    from tandem.services.launch import run_fused
-
-    return run_fused(role_config(args, args.target_model or args.model))
-
-
-def _draft_worker(args: argparse.Namespace) -> Run:
-    from tandem.services.launch import run_draft_worker
-
-    args.draft_model = args.draft_model or _own_draft(args)
-    return run_draft_worker(role_config(args, args.target_model or args.model))
+    model = args.target_model or args.model
+    if args.role == "target":
+        model = args.model or args.target_model
+    if args.role == "draft_worker":
+        args.draft_model = args.draft_model or _own_draft(args)
+    return run_role(args.role, role_config(args, model), *host)
 
 
 def _draft(args: argparse.Namespace) -> Run:
@@ -125,9 +118,12 @@ async def _at_once(role: Callable[..., int], *config: object) -> int:
 
 
 ROLES: dict[str, tuple[Callable[[argparse.Namespace], Run], str]] = {
-    "target": (_target, "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host"),
-    "fused_target": (_fused_target, "server: FusedSpeculativeServer, draft and target side by side"),
-    "draft_worker": (_draft_worker, "server: DraftWorker, drafts here and verifies at --target_host, or for who asks"),
+    "target": (
+        serve,
+        "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host",
+    ),
+    "fused_target": (serve, "server: FusedSpeculativeServer, draft and target side by side"),
+    "draft_worker": (serve, "server: DraftWorker, drafts here and verifies at --target_host, or for who asks"),
     "client": (_client, "asks any of the three servers"),
     "fused_client": (_fused_client, "asks a FusedSpeculativeServer"),
     "draft": (_draft, "drafts here for its own prompts and verifies at --target_host"),
