@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator
 
 import grpc
@@ -27,14 +26,12 @@ class DraftWorkerService(draft_worker_pb2_grpc.DraftWorkerServicer):
     ) -> pb.DraftWorkerGetModelInfoResponse:
         return pb.DraftWorkerGetModelInfoResponse(model=wire.info_to_wire(self._info))
 
-    async def Generate(
+    def Generate(
         self, request: pb.DraftWorkerGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.DraftWorkerGenerateResponse, None]:
         if self._generate is None:
             raise NotOffered("this DraftWorker only proposes: it was started without a TargetVerifier")
-        async with contextlib.aclosing(self._generate.stream(request, context.time_remaining())) as replies:
-            async for reply in replies:
-                yield reply
+        return self._generate.stream(request, context.time_remaining())
 
     async def Propose(self, request: pb.ProposeRequest, context: grpc.aio.ServicerContext) -> pb.ProposeResponse:
         return await self._proposals.propose(request)

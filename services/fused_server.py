@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator
 
 import grpc
@@ -25,9 +24,7 @@ class FusedSpeculativeServerService(fused_speculative_server_pb2_grpc.FusedSpecu
     ) -> pb.FusedSpeculativeServerGetModelInfoResponse:
         return pb.FusedSpeculativeServerGetModelInfoResponse(model=wire.info_to_wire(self._info))
 
-    async def Generate(
+    def Generate(
         self, request: pb.FusedSpeculativeServerGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.FusedSpeculativeServerGenerateResponse, None]:
-        async with contextlib.aclosing(self._generate.stream(request, context.time_remaining())) as replies:
-            async for reply in replies:
-                yield reply
+        return self._generate.stream(request, context.time_remaining())

@@ -1,10 +1,9 @@
-"""Generate, the method all three services share."""
+"""Implements Generate, the method that all three services share."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -13,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from tandem.engine.generator import Generator
+from tandem.engine.slots import reserved_places
 from tandem.rpc import wire
 from tandem.services.errors import Interrupted, NotRead, QueueFull
 from tandem.services.lifecycle import Lifecycle
@@ -21,39 +21,36 @@ from tandem.services.security.identity import caller
 from tandem.services.security.limits import Running, ServerLimits
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SpeculationStats
 
-KEPT = 1 / 8
-"""Of the queue's places, as many again wait for callers that have nothing under way."""
-
 Observe = Callable[[GenerationRequest, GenerationEnd, float], None]
 
 
 class Watcher(Protocol):
-    """Looks on while one request is answered."""
+    """Observes one request."""
 
     def chunk(self, chunk: Chunk) -> None:
-        """Whenever a round has committed tokens; the statistics have it."""
+        """Called when a round has committed tokens. The statistics already include the round."""
 
     def ended(self, end: GenerationEnd | BaseException) -> None:
-        """Last, however it ended."""
+        """Called last, however the request ended."""
 
 
 Watch = Callable[[SpeculationStats], Watcher]
 
 
 class _Events(asyncio.Queue[Chunk | GenerationEnd | BaseException]):
-    """What a generation has said and its reader has not read. `whole`: when it ended (time.monotonic)."""
+    """Events of a generation that its client has not read. `ended`: when the generation ended (time.monotonic)."""
 
-    whole: float | None = None
+    ended: float | None = None
 
 
 class GenerateMethod:
     """Streams a generator's output as `reply_type` messages.
 
-    The generation runs in a task of its own: a slow reader delays nobody, for what it has not read waits here and not
-    in a slot or in a place of the queue, bounded by what one sequence can hold, and, once that is whole, by
-    `limits.unread_seconds`. A reader that leaves, or whose deadline passes, ends it.
-    `queue`: requests that may wait beside those that hold a slot; None: no bound here. An eighth more may wait for
-    callers that have nothing under way, so that none can keep all others out.
+    Each generation runs in its own task and buffers its events, so a slow client holds neither a slot nor a place in
+    the queue. The buffer is bounded by the length of a sequence and, once the generation has ended, by
+    `limits.unread_seconds`. If the client leaves or its deadline passes, the generation is cancelled.
+    `queue`: requests that may wait besides those with a slot; None: no limit. Some places are reserved for callers that
+    have no request running, so that no caller can shut out the others.
     """
 
     def __init__(
@@ -73,7 +70,7 @@ class GenerateMethod:
         self._under_way: Counter[str] = Counter()
 
     async def stream(self, message: Any, seconds: float | None = None) -> AsyncGenerator[Any, None]:
-        """`seconds`: until the caller's deadline. Raises Interrupted where the generation fails on the way."""
+        """Yields the replies. `seconds`: time until the caller's deadline. Raises Interrupted on a failure midway."""
         self._limits.check_generation(message.generation, self._generator.info.max_sequence_length)
         request = wire.generation_from_wire(message.generation)
         if seconds is not None:
@@ -95,20 +92,20 @@ class GenerateMethod:
                 await asyncio.gather(task, return_exceptions=True)
 
     def _started(self, request: GenerationRequest, events: _Events) -> asyncio.Task[None]:
-        """The generation, which has its place until it ends, read or not. Raises LimitReached and QueueFull."""
+        """Starts the generation, which counts against the limits until it ends. Raises LimitReached and QueueFull."""
         with contextlib.ExitStack() as places:
             places.enter_context(self._running.one(caller()))
-            places.enter_context(self._room(origin()))
+            places.enter_context(self._place(origin()))
             task = asyncio.create_task(self._produce(request, events), name="generate")
             task.add_done_callback(partial(_leave, places.pop_all()))
         return task
 
     @contextlib.contextmanager
-    def _room(self, who: str) -> Iterator[None]:
+    def _place(self, who: str) -> Iterator[None]:
         slots, under_way = self._generator.info.kv_slots, self._under_way.total()
         if self._queue is not None:
-            kept = 0 if self._under_way[who] else math.ceil(self._queue * KEPT)
-            if under_way >= slots + self._queue + kept:
+            reserved = 0 if self._under_way[who] else reserved_places(self._queue)
+            if under_way >= slots + self._queue + reserved:
                 raise QueueFull(f"{under_way} requests are under way: {slots} slots and a queue of {self._queue}")
         self._under_way[who] += 1
         try:
@@ -119,10 +116,12 @@ class GenerateMethod:
                 del self._under_way[who]
 
     def _check_read(self, events: _Events) -> None:
-        """Raises NotRead where a reply that was whole long ago still waits. (A reader that stands still altogether is
-        the transport's concern.)"""
+        """Raises NotRead if the client reads too slowly after the generation has ended.
+
+        TransportInterceptor handles clients that stop reading completely.
+        """
         seconds = self._limits.unread_seconds
-        if events.whole is not None and time.monotonic() - events.whole > seconds:
+        if events.ended is not None and time.monotonic() - events.ended > seconds:
             raise NotRead(f"the rest was not read within {seconds:g} s")
 
     async def _produce(self, request: GenerationRequest, events: _Events) -> None:
@@ -150,7 +149,7 @@ class GenerateMethod:
                 watcher.ended(left)
             raise
         finally:
-            events.whole = time.monotonic()
+            events.ended = time.monotonic()
 
     def _reply(self, event: Chunk | GenerationEnd) -> Any:
         if isinstance(event, GenerationEnd):

@@ -6,6 +6,8 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from tandem.services.health import HealthService
+from tandem.services.security.call_limits import TransportInterceptor
+from tandem.services.security.limits import ServerLimits
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),
@@ -21,8 +23,8 @@ class AddressInUse(ValueError):
 class ProbePort:
     """Serves only grpc.health.v1, in clear text; with `port` None it does not listen. Raises AddressInUse."""
 
-    def __init__(self, host: str, port: int | None) -> None:
-        self._server = grpc.aio.server(options=_OPTIONS)
+    def __init__(self, host: str, port: int | None, limits: ServerLimits) -> None:
+        self._server = grpc.aio.server(interceptors=[TransportInterceptor(limits)], options=_OPTIONS)
         if port is not None:
             try:
                 self._server.add_insecure_port(f"{host}:{port}")

@@ -97,7 +97,7 @@ async def serve(
     """
     ending = config.ending
     server = config.security.server(outermost, options=_OPTIONS)
-    port, probes = _bind(server, config), ProbePort(config.host, config.health_port)
+    port, probes = _bind(server, config), ProbePort(config.host, config.health_port, config.security.limits)
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.create_task(_as_task(build()))

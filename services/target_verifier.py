@@ -1,9 +1,8 @@
-"""TargetVerifier: sessions that verify the drafts of others, and plain decoding."""
+"""TargetVerifier service: sessions that verify clients' drafts, and Generate."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -30,14 +29,14 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 
 OPENING_SECONDS = 0.5
-"""How long OpenSession waits for a slot. Whoever is refused then keeps its place for as long as it may come back."""
+"""How long OpenSession waits for a slot. A caller refused after that keeps its place in the queue for its retry."""
 
 
 @dataclass(slots=True)
 class Held:
-    """A session's KV, the lock that keeps its rounds in order, and whether its prefix was ever processed whole.
+    """A session's KV slot and the lock that serializes its rounds. `opened`: its prefix was processed completely.
 
-    `costs`: what its rounds add up to, where somebody wants to know.
+    `costs`: totals of its rounds, for --profile.
     """
 
     sequence: TargetSequence
@@ -47,7 +46,7 @@ class Held:
 
 
 class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
-    """Each RPC: check, take the session, run the step, pack the reply."""
+    """Each RPC checks its request, locks the session, runs the step and builds the reply."""
 
     def __init__(
         self,
@@ -62,22 +61,20 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     ) -> None:
         self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
         self._limits, self._opening_seconds = limits or ServerLimits(), opening_seconds
-        self._waiting: Counter[str] = Counter()  # openings without a slot yet, by caller
+        self._waiting: Counter[str] = Counter()  # openings that wait for a slot, by caller
         self.sessions: SessionTable[Held, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
         self._note = note
-        self.sessions.on_end.append(self._tell_costs)
+        self.sessions.on_end.append(self._report_costs)
 
     async def GetModelInfo(
         self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.TargetVerifierGetModelInfoResponse:
         return pb.TargetVerifierGetModelInfoResponse(model=wire.info_to_wire(self._info))
 
-    async def Generate(
+    def Generate(
         self, request: pb.TargetVerifierGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.TargetVerifierGenerateResponse, None]:
-        async with contextlib.aclosing(self._generate.stream(request, context.time_remaining())) as replies:
-            async for reply in replies:
-                yield reply
+        return self._generate.stream(request, context.time_remaining())
 
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: grpc.aio.ServicerContext
@@ -94,7 +91,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def _admitted(
         self, key: SessionKey, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
     ) -> Session[Held, pb.VerifyResponse]:
-        """A new session with a slot, waited for in the queue of all; or the one that the same call opened meanwhile."""
+        """Returns a new session, after queueing for a slot; or the one that a duplicate call opened in the meantime."""
         await checkout.expire(self.sessions, self._free)
         slot = await self._slot(key)
         try:
@@ -119,7 +116,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             self._waiting -= Counter([key.owner])
 
     def _check_new(self, key: SessionKey) -> None:
-        """Whether this caller may open another session now, under this id. Asked again after a wait."""
+        """Checks that the caller may open a session with this id now. Repeated after waiting for a slot."""
         self._lifecycle.check()
         self.sessions.check_new(key)
         self._limits.check_sessions(self.sessions.owned_by(key.owner) + self._waiting[key.owner])
@@ -127,16 +124,13 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def Verify(self, request: pb.VerifyRequest, context: grpc.aio.ServicerContext) -> pb.VerifyResponse:
         return await self._verify(request, time.perf_counter())
 
-    async def VerifyStream(
+    def VerifyStream(
         self, request_iterator: AsyncIterator[pb.VerifyRequest], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.VerifyResponse, None]:
-        rounds = answered_in_order(request_iterator, self._verify, self.sessions.lease_seconds)
-        async with contextlib.aclosing(rounds) as replies:
-            async for reply in replies:
-                yield reply
+        return answered_in_order(request_iterator, self._verify, self.sessions.lease_seconds)
 
     async def _verify(self, request: pb.VerifyRequest, arrived: float) -> pb.VerifyResponse:
-        """One round, whichever way it came."""
+        """Runs one round, from Verify or VerifyStream."""
         session = self.sessions.touch(session_key(caller(), request.session_id))
         self._check_draft(session, request)
         distributions = self._distributions(session, request)
@@ -152,15 +146,15 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         return pb.CloseSessionResponse(closed=await checkout.drop(self.sessions, key, self._free))
 
     async def expire_forever(self) -> None:
-        """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
+        """Frees sessions when their lease expires. Runs until cancelled."""
         await checkout.expire_forever(self.sessions, self._free)
 
     async def stop(self) -> None:
-        """Notes what the sessions that are still open have cost so far."""
+        """Reports the costs of the sessions that are still open."""
         for session in self.sessions:
-            self._tell_costs(session, "stopped")
+            self._report_costs(session, "stopped")
 
-    def _tell_costs(self, session: Session[Held, pb.VerifyResponse], how: str) -> None:
+    def _report_costs(self, session: Session[Held, pb.VerifyResponse], how: str) -> None:
         if self._note and session.held.costs and session.held.opened:
             session.held.costs.report(how, self._note)
 
@@ -210,17 +204,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             session.rule,
             distributions,
         )
-        reply = pb.VerifyResponse(
-            committed_length=len(session.tokens) + len(verdict.token_ids),
-            token_ids=verdict.token_ids,
-            accepted=verdict.accepted,
-            queue_seconds=verdict.queue_seconds,
-            compute_seconds=verdict.compute_seconds,
-            margins=verdict.margins,
-            step_rows=verdict.rows,
-            step_width=verdict.width,
-            step_tokens=verdict.step_tokens,
-        )
+        reply = wire.verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
         session.commit(verdict.token_ids, reply)
         if session.held.costs:
             session.held.costs.stats.observe(request.draft_tokens, verdict)
@@ -243,7 +227,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         for name in ("weights_revision", "dtype", "vocab_size"):
             expected, ours = getattr(request, name), getattr(self._info, name)
             if expected and expected != ours:
-                raise OtherModel(f"{name}: the client expects {expected}, and this is {ours}: another target")
+                raise OtherModel(f"{name}: the client expects {expected}, but this target has {ours}")
         total = self._max_total(request)
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")
@@ -274,9 +258,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     def _distributions(
         self, session: Session[Held, pb.VerifyResponse], request: pb.VerifyRequest
     ) -> tuple[SparseDistribution, ...]:
-        """What the draft tokens were drawn from, checked: a wrong one would bend the output's law unseen."""
+        """Returns the draft tokens' distributions, checked: a wrong one would silently bias the output."""
         if request.distributions and session.rule is not Rule.REJECTION:
-            raise InvalidField("distributions", f"{len(request.distributions)} under {session.rule.value}: it has none")
+            raise InvalidField("distributions", f"{len(request.distributions)}, but {session.rule.value} takes none")
         distributions = wire.distributions_from_wire(request.distributions, request.draft_tokens)
         for i, each in enumerate(distributions):
             check_tokens(f"distributions[{i}].token_ids", each.token_ids, self._info.vocab_size)

@@ -1,4 +1,4 @@
-"""A method's handler with something around the method, whichever kind of call it is."""
+"""Wraps any kind of gRPC handler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Stream = Callable[..., AsyncGenerator[Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Stands for a request that cannot be had, so that everybody sees the call; ErrorInterceptor raises the error."""
+    """Takes the place of a refused request, so that all interceptors see the call; ErrorInterceptor raises `error`."""
 
     error: Exception
 
@@ -23,16 +23,16 @@ def wrapped(
     handler: grpc.RpcMethodHandler,
     unary: Callable[[Unary], Unary],
     stream: Callable[[Stream], Stream],
-    reads: bool = True,
+    **replaced: Callable[[Any], Any] | None,
 ) -> grpc.RpcMethodHandler:
-    """`unary` around a method that answers once, `stream` around one that answers with a stream.
+    """Applies `unary` to a method with a single reply, `stream` to one with a stream of replies.
 
-    Without `reads` nothing of the request is wanted: it is neither read nor parsed.
+    `replaced`: a new request_deserializer (None: the request is neither read nor parsed) or response_serializer.
     """
-    coders = {
-        "request_deserializer": handler.request_deserializer if reads else None,
+    coders: dict[str, Any] = {
+        "request_deserializer": handler.request_deserializer,
         "response_serializer": handler.response_serializer,
-    }
+    } | replaced
     if handler.unary_unary:
         return grpc.unary_unary_rpc_method_handler(unary(handler.unary_unary), **coders)
     if handler.stream_stream:

@@ -1,7 +1,7 @@
-"""Each call from its first message to its status: it is given its request id, and observers are told.
+"""Gives each call a request id, and notifies observers from its first message to its status.
 
-Observers look on: what one raises is logged, and the call goes on. This interceptor stands first, so that it sees what
-the others refuse, and what they log carries the id.
+An observer's exceptions are logged and do not affect the call. This interceptor comes first, so that it sees calls that
+others refuse, and their log lines carry the request id.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from tandem.rpc.request_context import REQUEST_ID, Request, Span, begin, new_id, valid_id
+from tandem.services.wrapping import Stream, Unary, wrapped
 
 log = logging.getLogger("tandem.rpc")
 
 _PREFIX = "/tandem.v1."
 _DETAILS = "grpc-status-details-bin"
-_QUOTES = "INVALID_FIELD"  # what such an error says quotes the request
+_QUOTES = "INVALID_FIELD"  # messages with this reason quote the request
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 @dataclass(slots=True)
 class Call:
-    """One call. `method` is Service/Method; `code`, `reason` (of ErrorInfo) and `message` are known at its end.
+    """One call. `method` is Service/Method; `code`, `reason` (of ErrorInfo) and `message` are set at its end.
 
-    `message` quotes nothing of the request, so it may be logged.
+    `message` never quotes the request, so it may be logged.
     """
 
     method: str
@@ -50,26 +51,26 @@ class Call:
 
 
 class CallObserver:
-    """Is told of every call of a Tandem service, on the event loop. By default it ignores what it is told."""
+    """Receives the events of every call of a Tandem service, on the event loop. The defaults do nothing."""
 
     def began(self, call: Call) -> None:
-        """Nothing was read yet."""
+        """A call began; its request has not been read."""
 
     def received(self, call: Call, size: int) -> None:
-        """A message of `size` bytes of protobuf payload came."""
+        """A message of `size` bytes of protobuf payload was received."""
 
     def sent(self, call: Call, size: int) -> None:
-        """One left; that of a single reply after `ended`."""
+        """A message of `size` bytes was sent. For a unary reply, this comes after `ended`."""
 
     def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
-        """One reply, `seconds` after the request that it answers was read. A stream of replies has one request."""
+        """A reply was made, `seconds` after its request was read. All replies of a unary request share that request."""
 
     def ended(self, call: Call) -> None:
-        """With the status in `call`."""
+        """The call ended, with the status in `call`."""
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """`observers` may grow until the server listens."""
+    """Notifies `observers`, which may be added until the server listens."""
 
     def __init__(self, observers: Sequence[CallObserver]) -> None:
         self._observers = observers
@@ -85,66 +86,59 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         metadata = {key: value for key, value in handler_call_details.invocation_metadata or () if type(value) is str}
         given = metadata.get(REQUEST_ID)
         call = Call(method[len(_PREFIX) :], metadata, given if given and valid_id(given) else new_id())
-        self._tell("began", call)
+        self._notify("began", call)
         begin(Request(call.request_id, call.span))  # gRPC gives every call a task of its own
         handler = await continuation(handler_call_details)
-        return handler and self._followed(handler, call)
+        return handler and self._observed(handler, call)
 
-    def _followed(self, handler: grpc.RpcMethodHandler, call: Call) -> grpc.RpcMethodHandler:
-        coders = {
-            "request_deserializer": handler.request_deserializer and self._sized(handler.request_deserializer, call),
-            "response_serializer": self._sizing(handler.response_serializer, call),
-        }
-        if handler.unary_unary:
-            return grpc.unary_unary_rpc_method_handler(self._unary(handler.unary_unary, call), **coders)
-        if handler.unary_stream:
-            return grpc.unary_stream_rpc_method_handler(self._replies(handler.unary_stream, call), **coders)
-        if handler.stream_stream:
-            return grpc.stream_stream_rpc_method_handler(self._dialogue(handler.stream_stream, call), **coders)
-        return handler
+    def _observed(self, handler: grpc.RpcMethodHandler, call: Call) -> grpc.RpcMethodHandler:
+        stream = self._stream_stream if handler.stream_stream else self._unary_stream
+        return wrapped(
+            handler,
+            lambda method: self._unary(method, call),
+            lambda method: stream(method, call),
+            request_deserializer=handler.request_deserializer and self._sized(handler.request_deserializer, call),
+            response_serializer=self._sizing(handler.response_serializer, call),
+        )
 
-    def _unary(self, method: Callable[..., Awaitable[Any]], call: Call) -> Callable[..., Awaitable[Any]]:
-        async def followed(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            with self._to_its_end(call, context):
+    def _unary(self, method: Unary, call: Call) -> Unary:
+        async def observed(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            with self._until_end(call, context):
                 reply = await method(request, context)
-                self._tell("replied", call, request, reply, call.seconds)
+                self._notify("replied", call, request, reply, call.seconds)
                 return reply
 
-        return followed
+        return observed
 
-    def _replies(
-        self, method: Callable[..., AsyncGenerator[Any, None]], call: Call
-    ) -> Callable[..., AsyncGenerator[Any, None]]:
-        async def followed(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
-            with self._to_its_end(call, context):
+    def _unary_stream(self, method: Stream, call: Call) -> Stream:
+        async def observed(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
+            with self._until_end(call, context):
                 async with contextlib.aclosing(method(request, context)) as replies:
                     async for reply in replies:
-                        self._tell("replied", call, request, reply, call.seconds)
+                        self._notify("replied", call, request, reply, call.seconds)
                         yield reply
 
-        return followed
+        return observed
 
-    def _dialogue(
-        self, method: Callable[..., AsyncGenerator[Any, None]], call: Call
-    ) -> Callable[..., AsyncGenerator[Any, None]]:
-        """Each reply answers the oldest request that was not answered yet."""
+    def _stream_stream(self, method: Stream, call: Call) -> Stream:
+        """Pairs each reply with the oldest unanswered request."""
 
-        async def followed(
+        async def observed(
             requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
         ) -> AsyncGenerator[Any, None]:
             unanswered: deque[tuple[Any, float]] = deque()
-            with self._to_its_end(call, context):
-                async with contextlib.aclosing(method(_noted(requests, unanswered), context)) as replies:
+            with self._until_end(call, context):
+                async with contextlib.aclosing(method(_timed(requests, unanswered), context)) as replies:
                     async for reply in replies:
                         request, read = unanswered.popleft()
-                        self._tell("replied", call, request, reply, time.perf_counter() - read)
+                        self._notify("replied", call, request, reply, time.perf_counter() - read)
                         yield reply
 
-        return followed
+        return observed
 
     @contextlib.contextmanager
-    def _to_its_end(self, call: Call, context: grpc.aio.ServicerContext) -> Any:
-        if call.metadata.get(REQUEST_ID) != call.request_id:  # who made the id knows it
+    def _until_end(self, call: Call, context: grpc.aio.ServicerContext) -> Any:
+        if call.metadata.get(REQUEST_ID) != call.request_id:  # a caller that sent the id need not be told
             context.set_trailing_metadata(((REQUEST_ID, call.request_id),))
         try:
             yield
@@ -159,11 +153,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             call.message = "" if call.reason == _QUOTES else _text(context.details())
             raise
         finally:
-            self._tell("ended", call)
+            self._notify("ended", call)
 
     def _sized(self, deserializer: Callable[[bytes], Any], call: Call) -> Callable[[bytes], Any]:
         def deserialize(data: bytes) -> Any:
-            self._tell("received", call, len(data))
+            self._notify("received", call, len(data))
             return deserializer(data)
 
         return deserialize
@@ -171,20 +165,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     def _sizing(self, serializer: Callable[[Any], bytes], call: Call) -> Callable[[Any], bytes]:
         def serialize(message: Any) -> bytes:
             data = serializer(message)
-            self._tell("sent", call, len(data))
+            self._notify("sent", call, len(data))
             return data
 
         return serialize
 
-    def _tell(self, what: str, *about: Any) -> None:
+    def _notify(self, event: str, *arguments: Any) -> None:
         for observer in self._observers:
             try:
-                getattr(observer, what)(*about)
+                getattr(observer, event)(*arguments)
             except Exception:
                 log.exception("an observer failed")
 
 
-async def _noted(requests: AsyncIterator[Any], unanswered: deque[tuple[Any, float]]) -> AsyncGenerator[Any, None]:
+async def _timed(requests: AsyncIterator[Any], unanswered: deque[tuple[Any, float]]) -> AsyncGenerator[Any, None]:
     async for request in requests:
         unanswered.append((request, time.perf_counter()))
         yield request
@@ -200,7 +194,7 @@ def _text(details: str | bytes | None) -> str:
 
 
 def _reason(context: grpc.aio.ServicerContext) -> str:
-    """ErrorInfo.reason of the status, where it has one."""
+    """Returns ErrorInfo.reason of the status, or ""."""
     for key, value in context.trailing_metadata() or ():
         if key == _DETAILS:
             for detail in status_pb2.Status.FromString(value).details:

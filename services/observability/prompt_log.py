@@ -18,7 +18,7 @@ log = logging.getLogger("tandem.prompts")
 
 
 class PromptLogInterceptor(grpc.aio.ServerInterceptor):
-    """Stands last, so that it sees what is really asked."""
+    """Comes last, so that it sees the request that the service handles."""
 
     async def intercept_service(
         self,
@@ -32,18 +32,18 @@ class PromptLogInterceptor(grpc.aio.ServerInterceptor):
 
         def unary(answer: Unary) -> Unary:
             async def logged(request: Any, context: grpc.aio.ServicerContext) -> Any:
-                _say(name, "asked", request)
+                _log(name, "asked", request)
                 reply = await answer(request, context)
-                _say(name, "answered", reply)
+                _log(name, "answered", reply)
                 return reply
 
             return logged
 
         def stream(answer: Stream) -> Stream:
             async def logged(asked: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
-                async with contextlib.aclosing(answer(_overheard(name, asked), context)) as replies:
+                async with contextlib.aclosing(answer(_logged(name, asked), context)) as replies:
                     async for reply in replies:
-                        _say(name, "answered", reply)
+                        _log(name, "answered", reply)
                         yield reply
 
             return logged
@@ -51,20 +51,20 @@ class PromptLogInterceptor(grpc.aio.ServerInterceptor):
         return wrapped(handler, unary, stream)
 
 
-def _overheard(name: str, asked: Any) -> Any:
-    """A request, or a stream of them."""
+def _logged(name: str, asked: Any) -> Any:
+    """Logs a request, or each request of a stream as it is read, and returns it."""
     if not isinstance(asked, Message):
         return _each(name, asked)
-    _say(name, "asked", asked)
+    _log(name, "asked", asked)
     return asked
 
 
 async def _each(name: str, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
     async for request in requests:
-        _say(name, "asked", request)
+        _log(name, "asked", request)
         yield request
 
 
-def _say(name: str, what: str, message: Message) -> None:
+def _log(name: str, what: str, message: Message) -> None:
     text = text_format.MessageToString(message, as_one_line=True, as_utf8=True)
     log.info("%s of %s %s: %s", name, caller() or "anonymous", what, text)

@@ -1,7 +1,7 @@
-"""What a call may take of the transport: a message that comes in time, replies that are read in time, so many calls.
+"""Limits the number of calls, the size of requests and the time to receive requests and to read replies.
 
-The library knows no such bounds: it keeps a call whose message never comes, or whose reader never reads, for as long as
-the connection lasts. This interceptor stands before all others.
+gRPC has no such limits: it keeps a call whose request never comes, or whose client never reads, until the connection
+ends. TransportInterceptor comes before all others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ METHOD_BYTES = {
     "Verify": _ROUND,
     "VerifyStream": _ROUND,
 }
-"""Bytes of one request, by method; those of others are bounded by the server's own limit alone."""
+"""Largest request in bytes, by method; for other methods, only the server's own limit applies."""
 
 _WRONG = (LimitReached, InvalidField, DecodeError)
 _ORIGIN: ContextVar[str] = ContextVar("origin", default="")
@@ -46,25 +46,25 @@ Result = TypeVar("Result")
 
 
 class Late(Exception):
-    """What a call waited for did not come in time."""
+    """A call's message was not received or not read in time."""
 
 
 def origin() -> str:
-    """Who calls, as far as shares go: the identity, or else the machine that the call comes from."""
+    """Returns the caller for fair sharing: its identity, or else the machine that it calls from."""
     return caller() or _ORIGIN.get()
 
 
 def host_of(peer: str) -> str:
-    """The machine in ipv4:HOST:PORT or ipv6:[HOST]:PORT; callers over a Unix socket are all one."""
+    """Returns the host of ipv4:HOST:PORT or ipv6:[HOST]:PORT; all callers over a Unix socket count as one."""
     return peer.rpartition(":")[0]
 
 
 class TransportInterceptor(grpc.aio.ServerInterceptor):
-    """Calls as the library hands them over, bounded by `limits`; every other interceptor stands behind it.
+    """Applies `limits` to every call; all other interceptors come after it.
 
-    It reads single requests itself, late, so that a call without a token costs no parsing and one without a message is
-    known from its beginning. Whatever is wrong with a request is raised behind the other interceptors, and has its
-    status, its line in the log and its place in the metrics as anything else.
+    It reads unary requests itself, after the other interceptors have seen the call, so that a call without a token is
+    not parsed, and one without a message is observed. Errors of the request are raised inside the other interceptors,
+    so they get their status, log line and metrics like all others.
     """
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -81,7 +81,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
         return handler and _Call(self, handler, handler_call_details.method, self._limits).handler()
 
     def count(self, method: str, context: grpc.aio.ServicerContext) -> None:
-        """One more call, until its task ends: with its status on its way. Raises LimitReached."""
+        """Counts a call until its task ends. Raises LimitReached."""
         host = host_of(context.peer())
         _ORIGIN.set(host)
         health = method.startswith(_HEALTH)
@@ -93,7 +93,7 @@ class TransportInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """One call: its handler as the library is to see it."""
+    """One call, with the handler that gRPC gets."""
 
     def __init__(self, server: TransportInterceptor, handler: Any, method: str, limits: ServerLimits) -> None:
         self._server, self._handler, self._method, self._limits = server, handler, method, limits
@@ -122,11 +122,11 @@ class _Call:
         await self._write(self._handler.stream_stream(requests, context), context)
 
     async def _request(self, context: grpc.aio.ServicerContext) -> Any:
-        """The only request, or Refused: why there is none."""
+        """Returns the call's only request, or Refused."""
         try:
             self._server.count(self._method, context)
             if self._handler.request_deserializer is None:
-                return None  # refused already, whatever it says
+                return None  # already refused, so the request is not read
             with Waiting(self._limits.message_seconds) as waiting:
                 data = await waiting.until(context.read())
             if data is grpc.aio.EOF:
@@ -146,14 +146,14 @@ class _Call:
         return self._handler.request_deserializer(data)
 
     async def _refused(self, error: Exception, context: grpc.aio.ServicerContext) -> Refused:
-        """For the interceptors behind; other services have none that would turn it into a status."""
+        """Passes the error to the other interceptors. For other services, ends the call: nothing else would."""
         if not self._method.startswith(_OURS):
             await abort(context, error)
         return Refused(error)
 
     async def _write(self, answered: Any, context: grpc.aio.ServicerContext) -> None:
-        """Replies as they are read. A reader that reads none for too long ends its call."""
-        if inspect.isawaitable(answered):  # a service that writes for itself
+        """Writes replies as they are read. Aborts the call if the client reads none for too long."""
+        if inspect.isawaitable(answered):  # a service that writes its replies itself
             return await answered
         late: Late | None = None
         async with contextlib.aclosing(answered) as replies:
@@ -163,7 +163,7 @@ class _Call:
                         await waiting.until(context.write(reply))
                 except Late as error:
                     late = error
-                except grpc.aio.InternalError as gone:  # whoever reads has left: for the library that is cancelled
+                except grpc.aio.InternalError as gone:  # the client has disconnected, which cancels the call
                     raise asyncio.CancelledError from gone
         if late:
             log.info("%s: its replies were not read within %g s", self._method, self._limits.unread_seconds)
@@ -171,7 +171,7 @@ class _Call:
 
 
 class Waiting:
-    """Bounds what the current task awaits, one thing after the other, by one timer that is set rarely."""
+    """Limits the time of each wait of the current task, with one timer that is rarely reset."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._loop = seconds, asyncio.get_running_loop()
@@ -188,7 +188,7 @@ class Waiting:
             self._timer.cancel()
 
     async def until(self, work: Awaitable[Result]) -> Result:
-        """Raises Late where it takes too long."""
+        """Awaits `work`. Raises Late if it takes too long."""
         self._since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._look)

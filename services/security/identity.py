@@ -120,4 +120,4 @@ def _refusing(handler: grpc.RpcMethodHandler, error: Unauthenticated) -> grpc.Rp
 
         return refused
 
-    return wrapped(handler, unary, stream, reads=False)
+    return wrapped(handler, unary, stream, request_deserializer=None)

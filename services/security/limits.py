@@ -1,4 +1,4 @@
-"""What one caller may have at a time, and how large what it sends may be."""
+"""Limits on each caller's concurrent work and on the size of requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tandem.speculation.types import InvalidField, TooLong
 
 BYTES_PER_TOKEN = 64
-"""No prompt has more bytes per token than this, unless a server says so: longer text is not even tokenized."""
+"""Default limit on a prompt's bytes per token of the sequence length; longer text is refused before tokenization."""
 MOST_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1024  # characters
 MOST_STOP_TOKENS = 1024
@@ -22,26 +22,26 @@ _BESIDE_PROMPTS = 4 * LONGEST_STOP_STRING * MOST_STOP_STRINGS + 64 * 1024
 
 
 def message_bytes(sequence_length: int, max_prompt_bytes: int | None) -> int:
-    """Bytes that a request may have where nobody says: what prompts and their stops can take, at most 4 MiB.
+    """Returns the default limit of a request in bytes: enough for a prompt and its stop strings, at most 4 MiB.
 
-    Parsing holds up everybody else, for 30 ms where a message has 4 MiB.
+    Parsing a message of 4 MiB blocks the event loop for 30 ms.
     """
     return min(MESSAGE_BYTES, (max_prompt_bytes or BYTES_PER_TOKEN * sequence_length) + _BESIDE_PROMPTS)
 
 
 class LimitReached(RuntimeError):
-    """The caller has as much under way as one caller may."""
+    """The caller has reached a limit on its concurrent work."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """None: no limit of its own. KV slots and the sequence length bound everybody together in any case.
+    """A server's limits. None: no limit besides KV slots and the sequence length, which always apply.
 
-    `max_prompt_bytes`: of a text prompt, before it is tokenized; None: 64 per token of the sequence length.
-    `max_proposal_sessions` and `max_proposal_bytes` bound the sessions of proposals of everybody together, which need
-    no slot where n-gram lookup drafts; one caller with a name may have half of either. A caller of calls is an
-    identity, or else a machine; probes are health checks, and each kind has its own. `message_seconds`: how long a call
-    may go without its request, `unread_seconds`: its replies unread, the last one since it was there.
+    `max_prompt_bytes` limits a text prompt before tokenization; None: 64 bytes per token of the sequence length.
+    `max_proposal_sessions` and `max_proposal_bytes` limit the proposal sessions of all callers together, since n-gram
+    lookup needs no slot; one named caller may use half of each. `max_calls_per_caller` counts by identity, or by
+    machine for anonymous callers. Probes are health checks, limited separately for Check and for Watch.
+    `message_seconds`: how long a request may take to arrive. `unread_seconds`: how long replies may stay unread.
     """
 
     max_sessions_per_identity: int | None = None
@@ -66,16 +66,13 @@ class ServerLimits:
                 raise ValueError(f"{name}: {value} is below 1")
 
     def check_sessions(self, opened: int) -> None:
-        """Whether a caller with so many open sessions may open another. Raises LimitReached."""
+        """Raises LimitReached if a caller with `opened` open sessions may not open another."""
         most = self.max_sessions_per_identity
         if most is not None and opened >= most:
-            raise LimitReached(f"max_sessions_per_identity: {opened} of your sessions are open, {most} is the most")
+            raise LimitReached(f"max_sessions_per_identity: {opened} of your sessions are open, the limit is {most}")
 
     def check_generation(self, message: Any, max_sequence_length: int) -> None:
-        """A tandem.v1.Generation, by its counts and lengths, before anything of it is looked at or copied.
-
-        Raises TooLong and InvalidField.
-        """
+        """Checks the counts and lengths of a tandem.v1.Generation before reading it. Raises TooLong, InvalidField."""
         given = len(message.token_ids.ids)
         if given > max_sequence_length:
             raise TooLong(
@@ -92,13 +89,13 @@ class ServerLimits:
 
 
 def check_count(field: str, values: Sized, most: int, what: str = "") -> None:
-    """Raises InvalidField naming the field, how many there are, and how many may be."""
+    """Raises InvalidField naming the field, the count and the limit."""
     if len(values) > most:
         raise InvalidField(field, f"{len(values)} {what}are above the limit of {most}")
 
 
 class Calls:
-    """How many calls each caller has under way, and all together: `most_each` and `most`."""
+    """Counts running calls, limited to `most_each` per caller and `most` in total."""
 
     def __init__(self, most_each: int, most: int) -> None:
         self._most_each, self._most = most_each, most
@@ -109,11 +106,11 @@ class Calls:
         return self._all
 
     def begin(self, who: str) -> None:
-        """One more of this caller, until `end`. Raises LimitReached."""
+        """Counts a call until `end`. Raises LimitReached."""
         if self._of[who] >= self._most_each:
-            raise LimitReached(f"calls: {self._of[who]} of yours are under way, {self._most_each} is the most")
+            raise LimitReached(f"calls: {self._of[who]} of yours are running, the limit is {self._most_each}")
         if self._all >= self._most:
-            raise LimitReached(f"calls: {self._all} are under way, {self._most} is the most")
+            raise LimitReached(f"calls: {self._all} are running, the limit is {self._most}")
         self._of[who] += 1
         self._all += 1
 
@@ -125,7 +122,7 @@ class Calls:
 
 
 class Running:
-    """How many requests of each caller are under way."""
+    """Counts each caller's running requests."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._most = limits.max_requests_per_identity
@@ -133,11 +130,11 @@ class Running:
 
     @contextlib.contextmanager
     def one(self, identity: str) -> Iterator[None]:
-        """One more of this caller. Raises LimitReached."""
+        """Counts a request while the block runs. Raises LimitReached."""
         under_way = self._running[identity]
         if self._most is not None and under_way >= self._most:
             raise LimitReached(
-                f"max_requests_per_identity: {under_way} of your requests are under way, {self._most} is the most"
+                f"max_requests_per_identity: {under_way} of your requests are running, the limit is {self._most}"
             )
         self._running[identity] += 1
         try:

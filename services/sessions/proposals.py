@@ -1,4 +1,4 @@
-"""Sessions of proposals: the drafter of a DraftWorker, for callers that verify elsewhere."""
+"""Proposal sessions of a DraftWorker, for callers that verify the drafts themselves."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tandem.speculation.types import DraftLimit, InvalidField, ModelInfo, TooLon
 from tandem.v1 import draft_worker_pb2 as pb
 
 SLOT_SECONDS = 0.2
-"""How long a session's first call waits for a slot of the draft model: its caller goes undrafted meanwhile."""
+"""How long a session's first call waits for a slot of the draft model. Its caller has no draft in the meantime."""
 
 
 @dataclass(slots=True)
 class Held:
-    """A session's drafter (`ready` once it was opened), its limit, and the lock that keeps its rounds in order.
+    """A session's drafter (`ready` once opened), its limit, and the lock that serializes its rounds.
 
-    `counted`: tokens that the limits know of.
+    `counted`: the tokens counted against the limits.
     """
 
     drafter: Drafter
@@ -41,7 +41,7 @@ class Held:
 
 
 class Proposals:
-    """Answers Propose and EndProposals. A session's tokens are all that its caller said; its drafter follows them."""
+    """Answers Propose and EndProposals. A session keeps all its tokens, and its drafter follows them."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Proposals:
         self.sessions: SessionTable[Held, None] = SessionTable(time.monotonic, lease_seconds)
 
     async def propose(self, request: pb.ProposeRequest) -> pb.ProposeResponse:
-        """Raises what services/errors.py knows; a session's first call leaves nothing behind where it fails."""
+        """Drafts tokens. A failed first call leaves no session. Raises errors that services/errors.py maps."""
         arrived = time.perf_counter()
         key = session_key(caller(), request.session_id)
         self._check(request)
@@ -78,7 +78,7 @@ class Proposals:
         return pb.EndProposalsResponse(ended=await checkout.drop(self.sessions, key, self._free))
 
     async def expire_forever(self) -> None:
-        """Frees the slots of sessions whose lease ran out. Runs until cancelled."""
+        """Frees sessions when their lease expires. Runs until cancelled."""
         await checkout.expire_forever(self.sessions, self._free)
 
     def _admit(self, key: SessionKey, request: pb.ProposeRequest) -> Session[Held, None]:
@@ -86,7 +86,7 @@ class Proposals:
         self.sessions.check_new(key)
         self._limits.check_sessions(self.sessions.owned_by(key.owner))
         if not request.HasField("sampling"):
-            raise InvalidField("sampling", "missing: a session's first call must say how tokens are drawn")
+            raise InvalidField("sampling", "missing: a session's first call must have it")
         sampling = wire.sampling_from_wire(request.sampling)
         rule = wire.rule_from_wire(request.rule)
         limit = DraftLimit()
@@ -106,21 +106,14 @@ class Proposals:
         self._proposed.grow(session.session_id.owner, len(tokens) - held.counted)
         session.tokens, held.counted = tokens, len(tokens)
         if not held.ready:
-            await held.drafter.close()  # what an opening that was cancelled may hold
+            await held.drafter.close()  # frees what a cancelled opening may have left
             await held.drafter.open(tokens, session.sampling)
             held.ready = True
         teach(held.drafter, tokens)
         told = request.HasField("model_speculation_length")
         held.limit.model = request.model_speculation_length if told else None
         draft = await held.drafter.propose(tokens, request.speculation_length)
-        return pb.ProposeResponse(
-            draft_tokens=draft.token_ids,
-            proposed_by=[proposer.value for proposer in draft.proposed_by],
-            distributions=wire.distributions_to_wire(draft.distributions),
-            queue_seconds=draft.queue_seconds,
-            compute_seconds=draft.compute_seconds,
-            step_rows=draft.rows,
-        )
+        return wire.draft_to_wire(draft)
 
     def _check(self, request: pb.ProposeRequest) -> None:
         check_name("tokenizer_sha256", request.tokenizer_sha256)

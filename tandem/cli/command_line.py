@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from tandem.cli.flag_row import ASKING, BACKENDS, SERVERS, Flag
-from tandem.cli.flags import CALLING, FLAGS, GROUPS, SAMPLING
+from tandem.cli.flags import CALLING, FLAGS, GROUPS
+from tandem.speculation.types import SAMPLING_FIELDS
 
 _PROPOSING = "--propose_only knows no target and answers no Generate"
 _HOSTS = "--target_host says the port"
@@ -92,7 +93,7 @@ NEEDS = (
     Needs(
         (
             *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
-            *("max_requests_per_identity", "max_new_tokens", *SAMPLING, *CALLING),
+            *("max_requests_per_identity", "max_new_tokens", *SAMPLING_FIELDS, *CALLING),
         ),
         ("draft_worker",),
         lambda a: not a.propose_only,

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandem.cli.flags import SAMPLING
 from tandem.cli.values import auto_or_count, numbers, split_list
 from tandem.launch import LAUNCH
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from tandem.planning.plan import PlanConfig
     from tandem.rpc.credentials import Credentials
     from tandem.runners.nxdi.settings import NxdiSettings
-    from tandem.services.launch import RoleConfig
+    from tandem.services.role_config import RoleConfig
     from tandem.speculation.depth import Pipeline
     from tandem.speculation.types import SamplingParams
     from tandem.training.acceptance.measure import AcceptConfig
@@ -94,8 +93,8 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     from tandem.engine.generator import RequestDefaults
     from tandem.engine.step_watch import named_seconds
     from tandem.runners.startup import Startup
-    from tandem.services.launch import RoleConfig
     from tandem.services.observability.setup import ObservabilityConfig
+    from tandem.services.role_config import RoleConfig
     from tandem.services.server import ServeConfig
     from tandem.services.shutdown import Ending
 
@@ -137,9 +136,9 @@ def command(args: argparse.Namespace) -> tuple[str, ...]:
 
 def sampling(args: argparse.Namespace) -> SamplingParams:
     """Returns the sampling that the flags give, with defaults for the rest. Raises ValueError."""
-    from tandem.speculation.types import SamplingParams
+    from tandem.speculation.types import SAMPLING_FIELDS, SamplingParams
 
-    return SamplingParams(**{name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None})
+    return SamplingParams(**{name: getattr(args, name) for name in SAMPLING_FIELDS if getattr(args, name) is not None})
 
 
 def credentials(args: argparse.Namespace) -> Credentials:
@@ -167,7 +166,7 @@ def pipeline_of(args: argparse.Namespace) -> Pipeline:
 def client_config(args: argparse.Namespace) -> ClientConfig:
     """Builds a client's prompts, request and addresses."""
     from tandem.clients.terminal import ClientConfig
-    from tandem.speculation.types import GenerationRequest, Rule
+    from tandem.speculation.types import SAMPLING_FIELDS, GenerationRequest, Rule
 
     prompts = (*(args.prompt or ()), *_file_prompts(args.prompt_text))
     if not prompts:
@@ -176,7 +175,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         text="",
         chat=args.chat,
         sampling=sampling(args),
-        unsaid=frozenset(name for name in SAMPLING if getattr(args, name) is None),
+        unsaid=frozenset(name for name in SAMPLING_FIELDS if getattr(args, name) is None),
         max_new_tokens=args.max_new_tokens,
         max_total_tokens=args.sequence_length,
         speculation_length=auto_or_count("speculation_length", args.speculation_length),

@@ -258,4 +258,3 @@ _SEEING = Group(
 GROUPS = (MODELS, _NETWORK, _TAKING, _CALLING, _REQUESTS, FIGURES, PLANNING, _SEEING)
 FLAGS = {row.name: row for group in GROUPS for row in group.flags}
 CALLING = tuple(row.name for row in _CALLING.flags)
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")

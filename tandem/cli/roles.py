@@ -28,23 +28,16 @@ class Role(NamedTuple):
     help: str
 
 
-def _target(args: argparse.Namespace) -> Run:
-    from tandem.services.launch import run_target
+def serve(args: argparse.Namespace, *host: Any) -> Run:
+    """Runs a server role; `host` replaces our own gRPC server (tandem/ray_serve/replica.py)."""
+    from tandem.services.launch import run_role
 
-    return run_target(role_config(args, args.model or args.target_model))
-
-
-def _fused_target(args: argparse.Namespace) -> Run:
-    from tandem.services.launch import run_fused
-
-    return run_fused(role_config(args, args.target_model or args.model))
-
-
-def _draft_worker(args: argparse.Namespace) -> Run:
-    from tandem.services.launch import run_draft_worker
-
-    args.draft_model = args.draft_model or _own_draft(args)
-    return run_draft_worker(role_config(args, args.target_model or args.model))
+    model = args.target_model or args.model
+    if args.role == "target":
+        model = args.model or args.target_model
+    if args.role == "draft_worker":
+        args.draft_model = args.draft_model or _own_draft(args)
+    return run_role(args.role, role_config(args, model), *host)
 
 
 def _draft(args: argparse.Namespace) -> Run:
@@ -126,11 +119,11 @@ async def _at_once(role: Callable[..., int], *config: object) -> int:
 
 ROLES = {
     "target": Role(
-        _target, "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host"
+        serve, "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host"
     ),
-    "fused_target": Role(_fused_target, "server: FusedSpeculativeServer, draft and target side by side"),
+    "fused_target": Role(serve, "server: FusedSpeculativeServer, draft and target side by side"),
     "draft_worker": Role(
-        _draft_worker, "server: DraftWorker, drafts and verifies at --target_host, or drafts for targets that ask it"
+        serve, "server: DraftWorker, drafts and verifies at --target_host, or drafts for targets that ask it"
     ),
     "client": Role(_client, "asks any of the three servers"),
     "fused_client": Role(_fused_client, "asks a FusedSpeculativeServer"),

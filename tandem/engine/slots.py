@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 MOST_WAITING = 256
-"""Requests that may wait for a slot; an eighth more of callers that have nothing under way (services/generation.py)."""
+"""Requests that may wait for a slot, besides `reserved_places`."""
 KEPT_SECONDS = 2.0
 """How long the place of one that waited for `seconds` in vain is kept for it to come back."""
+
+
+def reserved_places(queue: int) -> int:
+    """Returns how many further requests may wait in a queue of `queue` places if their callers have none running."""
+    return math.ceil(queue / 8)
 
 
 class NoFreeSlot(RuntimeError):
@@ -29,7 +35,7 @@ class _Place:
 class SlotPool:
     """Slots 0 .. count-1. Lowest first keeps the busy ones neighbours, whose caches are read without a copy."""
 
-    def __init__(self, count: int, max_waiting: int = MOST_WAITING + MOST_WAITING // 8) -> None:
+    def __init__(self, count: int, max_waiting: int = MOST_WAITING + reserved_places(MOST_WAITING)) -> None:
         self._free = list(range(count))
         self._queue: list[_Place] = []
         self._max_waiting = max_waiting

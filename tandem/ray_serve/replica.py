@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf import empty_pb2
 
-from tandem.cli import main
-from tandem.cli.configuration import role_config
+from tandem.cli import main, roles
 from tandem.ray_serve.ingress import SECONDS_LEFT
 from tandem.rpc.logs import set_up
-from tandem.services.launch import Host, run_draft_worker, run_fused, run_target
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.server import Hosted, ServeConfig
 
@@ -37,7 +34,7 @@ class Replica:
         self._handlers: dict[str, grpc.RpcMethodHandler] = {}
         self._interceptors: list[grpc.aio.ServerInterceptor] = []
         ready = asyncio.Event()
-        self._running = asyncio.create_task(_run(args, partial(self._host, ready)), name="role")
+        self._running = asyncio.create_task(roles.serve(args, partial(self._host, ready)), name="role")
         waiting = asyncio.create_task(ready.wait())
         await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -139,15 +136,6 @@ class _Methods:
 
     def add_registered_method_handlers(self, service: str, handlers: dict[str, grpc.RpcMethodHandler]) -> None:
         self._handlers.update(handlers)
-
-
-def _run(args: argparse.Namespace, host: Host) -> Coroutine[Any, Any, int]:
-    if args.role == "target":
-        return run_target(role_config(args, args.model or args.target_model), host)
-    if args.role == "fused_target":
-        return run_fused(role_config(args, args.target_model or args.model), host)
-    args.draft_model = args.draft_model or (None if args.draft == "ngram" else args.model)
-    return run_draft_worker(role_config(args, args.target_model or args.model), host)
 
 
 def _unary(method: str) -> Callable[..., Awaitable[Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from tandem.rpc import wire
+from tandem.rpc import calls, wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError, from_rpc
@@ -51,10 +51,7 @@ class GenerationClient:
     async def model_info(self, timeout: float = 10.0, wait: bool = True) -> ModelInfo:
         """Returns the server's model info. `wait`: also waits for a server to come up. Raises TandemError."""
         request = getattr(self._messages, f"{self._service}GetModelInfoRequest")()
-        try:
-            reply = await self._stub.GetModelInfo(request, timeout=timeout, wait_for_ready=wait)
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
+        reply = await calls.unary(self._stub.GetModelInfo, request, timeout=timeout, wait_for_ready=wait)
         return wire.info_from_wire(reply.model)
 
     async def generate(
@@ -94,13 +91,12 @@ class GenerationClient:
     async def _stream(
         self, message: Any, timeout: float | None, request_id: str | None
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        self.bytes_up += message.ByteSize()
         about = _request(self._service, request_id)
-        call = self._stub.Generate(message, timeout=timeout, metadata=outgoing(about))
+        call = self._stub.Generate(calls.sent(message, self), timeout=timeout, metadata=outgoing(about))
         failed = ""
         try:
             async for reply in call:
-                self.bytes_down += reply.ByteSize()
+                calls.received(reply, self)
                 if reply.WhichOneof("event") == "completion":
                     yield wire.completion_from_wire(reply.completion)
                 else:

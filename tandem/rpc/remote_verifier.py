@@ -14,12 +14,10 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-import grpc
-
-from tandem.rpc import wire
+from tandem.rpc import calls, wire
 from tandem.rpc.answer_times import Waits
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, LOST, RetryBudget
-from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import answered, watch
 from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
@@ -229,10 +227,5 @@ class RemoteVerifier:
         return self.client.closes.begin(lambda: self._call(endpoint, "CloseSession", request, seconds))
 
     async def _call(self, endpoint: Endpoint, method: str, request: Any, timeout: float) -> Any:
-        self._stats.bytes_up += request.ByteSize()
-        try:
-            reply = await getattr(endpoint.stub, method)(request, timeout=timeout, metadata=outgoing())
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
-        self._stats.bytes_down += reply.ByteSize()
-        return reply
+        call = getattr(endpoint.stub, method)
+        return await calls.unary(call, request, self._stats, timeout=timeout, metadata=outgoing())

@@ -9,13 +9,13 @@ from typing import Any
 
 import grpc
 
-from tandem.rpc import wire
+from tandem.rpc import calls, wire
 from tandem.rpc.answer_times import AnswerTimes
 from tandem.rpc.channel import TARGET, open_channel, stub
 from tandem.rpc.closing import Closes
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, Persistence, addresses_of, disagreement
-from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.liveness import Health, check_health
 from tandem.speculation.types import ModelInfo
@@ -80,10 +80,7 @@ class Endpoint:
 
     async def info(self, seconds: float) -> ModelInfo:
         """Returns the server's model info. Raises TandemError."""
-        try:
-            reply = await self.stub.GetModelInfo(pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
-        except grpc.RpcError as error:
-            raise from_rpc(error) from None
+        reply = await calls.unary(self.stub.GetModelInfo, pb.TargetVerifierGetModelInfoRequest(), timeout=seconds)
         return wire.info_from_wire(reply.model)
 
 

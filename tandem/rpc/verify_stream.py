@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from tandem.rpc import wire
+from tandem.rpc import calls, wire
 from tandem.rpc.endpoint_pool import LOST
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.liveness import watch
@@ -145,7 +145,7 @@ class _Stream:
         if self._ended:
             answer.set_exception(self._ended)
             return answer
-        self._stats.bytes_up += request.ByteSize()
+        calls.sent(request, self._stats)
         too_late = loop.call_later(self._retry_budget.limited(self._seconds), _fail, answer, self._no_answer)
         self._unanswered.append(_Unanswered(answer, time.perf_counter(), too_late))
         self._outgoing.put_nowait(request)
@@ -191,7 +191,7 @@ class _Stream:
         self._endpoint.streams = True
         if not reply.stale:
             self._retry_budget.progress()
-        self._stats.bytes_down += reply.ByteSize()
+        calls.received(reply, self._stats)
         asked = self._unanswered.popleft()
         asked.too_late.cancel()
         self._heard = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Domain data to protobuf and back: the only file that knows both."""
+"""Converts domain data to protobuf messages and back."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from tandem.rpc.printable import printable
+from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.pipeline import Answer
 from tandem.speculation.types import (
+    SAMPLING_FIELDS,
     Chunk,
+    Draft,
     FinishReason,
     GenerationEnd,
     GenerationRequest,
     InvalidField,
     ModelInfo,
+    Proposer,
     Rule,
     SamplingParams,
     SparseDistribution,
     SpeculationStats,
     Verdict,
 )
+from tandem.v1 import draft_worker_pb2 as worker_pb
 from tandem.v1 import generation_pb2 as pb
 from tandem.v1 import target_verifier_pb2 as verifier_pb
 
@@ -29,16 +34,13 @@ _RULES = {
 }
 
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
-
-
 def sampling_to_wire(sampling: SamplingParams, unsaid: Set[str] = frozenset()) -> pb.Sampling:
-    return pb.Sampling(**{name: getattr(sampling, name) for name in _SAMPLING if name not in unsaid})
+    return pb.Sampling(**{name: getattr(sampling, name) for name in SAMPLING_FIELDS if name not in unsaid})
 
 
 def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
     """Absent fields take the defaults. Raises InvalidField."""
-    return SamplingParams(**{name: getattr(message, name) for name in _SAMPLING if message.HasField(name)})
+    return SamplingParams(**{name: getattr(message, name) for name in SAMPLING_FIELDS if message.HasField(name)})
 
 
 def rule_to_wire(rule: Rule) -> pb.VerificationRule:
@@ -46,7 +48,7 @@ def rule_to_wire(rule: Rule) -> pb.VerificationRule:
 
 
 def rule_from_wire(value: int) -> Rule:
-    """Unspecified is the default, agreement. Raises InvalidField."""
+    """Converts a rule; unspecified means agreement, the default. Raises InvalidField."""
     if value == pb.VERIFICATION_RULE_UNSPECIFIED:
         return Rule.AGREEMENT
     for rule, known in _RULES.items():
@@ -56,13 +58,13 @@ def rule_from_wire(value: int) -> Rule:
 
 
 def rule_name(value: int) -> str:
-    """What to call a rule in a message, known or not."""
+    """Returns a rule's name for messages, even if it is unknown."""
     names = {int(known): rule.value for rule, known in _RULES.items()}
     return names.get(value, str(value) if value else "nothing")
 
 
 MOST_SUPPORT = 1024
-"""Tokens of one distribution, at most. Ours have 32 (tandem/speculation/rejection.py)."""
+"""Most tokens in one distribution. Ours have 32 (tandem/speculation/rejection.py)."""
 
 
 def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[pb.SparseDistribution]:
@@ -72,7 +74,7 @@ def distributions_to_wire(distributions: Sequence[SparseDistribution]) -> list[p
 def distributions_from_wire(
     messages: Sequence[pb.SparseDistribution], draft: Sequence[int]
 ) -> tuple[SparseDistribution, ...]:
-    """What each token of `draft` was drawn from, or nothing at all. Raises InvalidField naming the field."""
+    """Returns the distribution of each token of `draft`, or none at all. Raises InvalidField naming the field."""
     if messages and len(messages) != len(draft):
         raise InvalidField(
             "distributions", f"{len(messages)} for {len(draft)} draft tokens: give one for each, or none at all"
@@ -91,8 +93,59 @@ def distributions_from_wire(
     return tuple(distributions)
 
 
+def draft_to_wire(draft: Draft) -> worker_pb.ProposeResponse:
+    return worker_pb.ProposeResponse(
+        draft_tokens=draft.token_ids,
+        proposed_by=[proposer.value for proposer in draft.proposed_by],
+        distributions=distributions_to_wire(draft.distributions),
+        queue_seconds=draft.queue_seconds,
+        compute_seconds=draft.compute_seconds,
+        step_rows=draft.rows,
+    )
+
+
+def draft_from_wire(reply: worker_pb.ProposeResponse, vocab_size: int, k: int) -> Draft:
+    """Returns up to `k` tokens within the vocabulary. Raises InvalidField naming the field.
+
+    A distribution with tokens outside the vocabulary is invalid: truncating it would bias the output.
+    """
+    drafted = known_prefix(reply.draft_tokens, vocab_size)[:k]
+    proposed_by = tuple(_proposer(name) for name in reply.proposed_by[: len(drafted)])
+    distributions = distributions_from_wire(reply.distributions, reply.draft_tokens)
+    if any(token >= vocab_size for each in distributions for token in each.token_ids):
+        raise InvalidField("distributions", f"a token is outside the vocabulary of {vocab_size}")
+    return Draft(
+        drafted,
+        reply.queue_seconds,
+        reply.compute_seconds,
+        proposed_by if len(proposed_by) == len(drafted) else (Proposer.MODEL,) * len(drafted),
+        distributions[: len(drafted)],
+        max(1, reply.step_rows),
+    )
+
+
+def _proposer(name: str) -> Proposer:
+    """Unknown drafters of newer workers count as models."""
+    return Proposer.NGRAM if name == Proposer.NGRAM.value else Proposer.MODEL
+
+
+def verdict_to_wire(verdict: Verdict, committed_length: int) -> verifier_pb.VerifyResponse:
+    """Builds the reply to a round after which `committed_length` tokens are committed."""
+    return verifier_pb.VerifyResponse(
+        committed_length=committed_length,
+        token_ids=verdict.token_ids,
+        accepted=verdict.accepted,
+        queue_seconds=verdict.queue_seconds,
+        compute_seconds=verdict.compute_seconds,
+        margins=verdict.margins,
+        step_rows=verdict.rows,
+        step_width=verdict.width,
+        step_tokens=verdict.step_tokens,
+    )
+
+
 def answer_from_wire(reply: verifier_pb.VerifyResponse, seconds: float) -> Answer:
-    """To a round that was under way for `seconds`."""
+    """Converts the reply to a round that took `seconds`."""
     verdict = Verdict(
         tuple(reply.token_ids),
         reply.accepted,
@@ -144,7 +197,7 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
         ignore_end_of_sequence=message.ignore_end_of_sequence,
         report_margins=message.report_margins,
         rule=rule_from_wire(message.rule),
-        unsaid=frozenset(name for name in _SAMPLING if not message.sampling.HasField(name)),
+        unsaid=frozenset(name for name in SAMPLING_FIELDS if not message.sampling.HasField(name)),
         **{name: getattr(message, name) for name in optional if message.HasField(name)},
     )
 
@@ -230,9 +283,9 @@ def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
 
 
 def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
-    """Its strings go to logs and terminals."""
-    said: dict[str, Any] = {name: getattr(message, name) for name in _INFO}
+    """Makes the strings printable, since they go to logs and terminals."""
+    given: dict[str, Any] = {name: getattr(message, name) for name in _INFO}
     values: dict[str, Any] = {
-        name: printable(value) if isinstance(value, str) else value for name, value in said.items()
+        name: printable(value) if isinstance(value, str) else value for name, value in given.items()
     }
     return ModelInfo(**values, end_of_sequence_ids=tuple(message.end_of_sequence_ids))

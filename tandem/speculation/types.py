@@ -10,7 +10,7 @@ import itertools
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 class InvalidField(ValueError):
@@ -50,6 +50,9 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingParams))
 
 
 class Rule(enum.Enum):

@@ -13,6 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.rpc.channel import open_channel
 from tandem.services.health import LONGEST_NAME, NOT_SERVING, SERVICE_UNKNOWN, SERVING, HealthService
+from tandem.services.security.config import Security
+from tandem.services.security.limits import ServerLimits
 from tests.reliability.frames import unread
 from tests.services.test_errors import refusal
 from tests.support import listening, run, until
@@ -26,10 +28,13 @@ def asking(service: str = "") -> health_pb2.HealthCheckRequest:
 
 
 @contextlib.asynccontextmanager
-async def serving(health: HealthService) -> AsyncIterator[tuple[str, health_pb2_grpc.HealthStub]]:
+async def serving(
+    health: HealthService, limits: ServerLimits | None = None
+) -> AsyncIterator[tuple[str, health_pb2_grpc.HealthStub]]:
     health.set(SERVING, "", NAME)
     register = partial(health_pb2_grpc.add_HealthServicer_to_server, health)
-    async with listening(register) as address, open_channel(address) as channel:
+    security = Security(limits=limits or ServerLimits())
+    async with listening(register, security=security) as address, open_channel(address) as channel:
         yield address, health_pb2_grpc.HealthStub(channel)
 
 
@@ -58,12 +63,12 @@ def test_a_reader_that_never_reads_holds_up_nobody() -> None:
 
 def test_readers_that_never_read_count_until_their_connection_ends() -> None:
     async def test() -> None:
-        health = HealthService(most_of_one_host=1)
-        async with serving(health) as (address, stub):
+        health = HealthService()
+        async with serving(health, ServerLimits(max_probes_per_caller=1)) as (address, stub):
             reader = await asyncio.to_thread(unread, address, WATCH, b"")
             await until(lambda: health.watchers == 1)
             refused = await refusal(stub.Watch(asking()))
-            assert refused.code == "RESOURCE_EXHAUSTED" and "1 of one host" in refused.message
+            assert refused.code == "RESOURCE_EXHAUSTED" and "1 of yours are running" in refused.message
             assert await check(stub) == SERVING
             reader.close()
             await until(lambda: health.watchers == 0)
@@ -95,13 +100,13 @@ def test_a_watcher_that_leaves_does_not_make_the_others_deaf() -> None:
 
 def test_watchers_are_bounded_in_all_and_checks_are_not() -> None:
     async def test() -> None:
-        health = HealthService(most=2)
-        async with serving(health) as (_, stub):
+        health = HealthService()
+        async with serving(health, ServerLimits(max_probes=2)) as (_, stub):
             watches = [stub.Watch(asking()) for _ in range(2)]
             for watch in watches:
                 assert (await watch.read()).status == SERVING
             refused = await refusal(stub.Watch(asking()))
-            assert refused.code == "RESOURCE_EXHAUSTED" and "2 in all" in refused.message
+            assert refused.code == "RESOURCE_EXHAUSTED" and "2 are running, the limit is 2" in refused.message
             assert await check(stub) == SERVING
             watches[0].cancel()
             await until(lambda: health.watchers == 1)

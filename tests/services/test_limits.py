@@ -55,7 +55,7 @@ def test_one_caller_has_so_many_sessions_and_another_its_own(tmp_path):
 
     refused = run(test())
     assert (refused.code, refused.retry_seconds) == ("RESOURCE_EXHAUSTED", 0.1)
-    assert refused.message == "max_sessions_per_identity: 2 of your sessions are open, 2 is the most"
+    assert refused.message == "max_sessions_per_identity: 2 of your sessions are open, the limit is 2"
 
 
 def test_proposals_are_sessions_too(tmp_path):
@@ -112,7 +112,7 @@ def test_one_caller_has_so_many_requests_under_way_and_another_its_own(tmp_path)
 
     refused = run(test())
     assert (refused.code, refused.retry_seconds) == ("RESOURCE_EXHAUSTED", 0.1)
-    assert refused.message == "max_requests_per_identity: 1 of your requests are under way, 1 is the most"
+    assert refused.message == "max_requests_per_identity: 1 of your requests are running, the limit is 1"
 
 
 def test_what_ended_counts_no_more():

@@ -22,7 +22,8 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyRunner
-from tandem.services.launch import RoleConfig, run_target
+from tandem.services.launch import run_role
+from tandem.services.role_config import RoleConfig
 from tandem.services.server import ServeConfig
 from tandem.speculation.types import FinishReason, GenerationEnd, SpeculationStats
 from tests.support import GREEDY, HANG, answer, ids, launch, oracle, raw_stub, run, server_process, until
@@ -140,12 +141,12 @@ def test_nothing_is_ready_before_the_warm_up_is_over(tmp_path: Path, monkeypatch
         seen.append(ready_file.exists())
         return Loaded(Engine(runner, batcher), ToyTokenizer())
 
-    monkeypatch.setattr("tandem.services.launch.load", slow_load)
+    monkeypatch.setattr("tandem.services.roles.load", slow_load)
 
     async def test() -> None:
         serve = ServeConfig(port=0, ready_file=str(ready_file))
         config = RoleConfig(serve, ModelConfig(shape=Shape(4, 128, 5), backend="toy"))
-        server = asyncio.create_task(run_target(config))
+        server = asyncio.create_task(run_role("target", config))
         took = await until(ready_file.exists)
         assert took >= 0.3
         ready = json.loads(ready_file.read_text())
@@ -165,10 +166,10 @@ def test_a_signal_while_the_model_loads_ends_the_server(tmp_path: Path, monkeypa
         await asyncio.sleep(10 * HANG)
         raise AssertionError
 
-    monkeypatch.setattr("tandem.services.launch.load", load_forever)
+    monkeypatch.setattr("tandem.services.roles.load", load_forever)
 
     async def test() -> None:
-        server = asyncio.create_task(run_target(RoleConfig(ServeConfig(port=0), ModelConfig(backend="toy"))))
+        server = asyncio.create_task(run_role("target", RoleConfig(ServeConfig(port=0), ModelConfig(backend="toy"))))
         await asyncio.wait_for(loading.wait(), HANG)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(server, HANG)

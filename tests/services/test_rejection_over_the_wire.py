@@ -315,7 +315,7 @@ def test_distributions_under_agreement_are_refused() -> None:
     async def test() -> None:
         async with target_site() as site, raw_stub(site.address) as target:
             await target.OpenSession(opening())
-            with pytest.raises(grpc.RpcError, match="distributions: 1 under agreement") as caught:
+            with pytest.raises(grpc.RpcError, match="distributions: 1, but agreement takes none") as caught:
                 await target.Verify(verifying(PROMPT, [5], [ONE]))
             assert caught.value.code().name == "INVALID_ARGUMENT"
 

@@ -284,8 +284,8 @@ def test_one_caller_has_so_many_calls_and_another_its_own(tmp_path) -> None:
 
     alices, everybodys = run(test())
     assert (alices[0], alices[2]) == (everybodys[0], everybodys[2]) == ("RESOURCE_EXHAUSTED", ["IDENTITY_LIMIT"])
-    assert alices[1] == "calls: 2 of yours are under way, 2 is the most"
-    assert everybodys[1] == "calls: 3 are under way, 3 is the most"
+    assert alices[1] == "calls: 2 of yours are running, the limit is 2"
+    assert everybodys[1] == "calls: 3 are running, the limit is 3"
 
 
 async def answered_stream(stub: Any) -> Any:

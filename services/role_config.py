@@ -1,0 +1,56 @@
+"""Configuration of the server roles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.engine.generator import RequestDefaults
+from tandem.engine.loading import ModelConfig
+from tandem.engine.slots import MOST_WAITING
+from tandem.engine.step_watch import StepBound
+from tandem.rpc.credentials import Credentials
+from tandem.rpc.remote_drafter import PROPOSE_SECONDS
+from tandem.services.observability.setup import ObservabilityConfig
+from tandem.services.server import ServeConfig
+from tandem.speculation.depth import Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class RoleConfig:
+    """Configuration of a server role, validated once.
+
+    `draft_address`: the DraftWorker that drafts for a target, each draft within `draft_seconds`. `target_address` None:
+    the DraftWorker has no target and only proposes. `credentials` are used to call either. `pipeline`: whether a
+    DraftWorker's rounds overlap. `reconnect_seconds`: how long its requests are retried while no target answers.
+    `queue`: requests that may wait. `step_seconds`: time limit of a device step; None: derived from measured steps,
+    0: no limit. `defaults`: for fields that Generate requests leave out. `command`: this process's command line, used
+    to start other ranks.
+    """
+
+    serve: ServeConfig
+    models: ModelConfig
+    target_address: str | None = "127.0.0.1:50051"
+    draft_address: str | None = None
+    draft_seconds: float = PROPOSE_SECONDS
+    connect_seconds: float = 120.0
+    lease_seconds: float = 60.0
+    profile: bool = False
+    pipeline: Pipeline = Pipeline.AUTO
+    observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    reconnect_seconds: float = 60.0
+    queue: int = MOST_WAITING
+    credentials: Credentials = field(default_factory=Credentials)
+    step_seconds: float | None = None
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    command: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for address in (self.target_address, self.draft_address):
+            if address is not None:
+                self.credentials.check(address)
+        if not 0 <= self.queue <= MOST_WAITING:
+            raise ValueError(f"queue: {self.queue} is outside 0 to {MOST_WAITING}")
+        if self.step_seconds != 0:
+            StepBound(self.step_seconds)
+        if not self.draft_seconds > 0:
+            raise ValueError(f"draft_seconds: {self.draft_seconds} is not above 0")

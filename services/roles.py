@@ -1,0 +1,268 @@
+"""The table of server roles, and how each loads its models and builds its service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tandem.clients.distributed import connect_distributed
+from tandem.clients.profile import Profile
+from tandem.clients.remote_draft import open_remote_draft
+from tandem.engine.batcher import Batcher
+from tandem.engine.drafting import Drafting, drafting_info, load_drafting
+from tandem.engine.generator import Generator
+from tandem.engine.generators import drafter_health, fused_generator, plain_generator
+from tandem.engine.loading import Loaded, close, load, load_pair
+from tandem.engine.rank_processes import RankProcesses, watched
+from tandem.engine.sequences import Engine
+from tandem.engine.step_watch import StepBound, StepWatch
+from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.services.draft_worker import DraftWorkerService
+from tandem.services.fused_server import FusedSpeculativeServerService
+from tandem.services.generation import GenerateMethod
+from tandem.services.lifecycle import Lifecycle
+from tandem.services.observability.setup import Observability
+from tandem.services.role_config import RoleConfig
+from tandem.services.server import Hosted
+from tandem.services.sessions.costs import Note
+from tandem.services.sessions.proposals import Proposals
+from tandem.services.target_verifier import TargetVerifierService
+from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
+from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
+from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
+from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
+
+log = logging.getLogger("tandem.server")
+
+Close = Callable[[], Awaitable[None]]
+
+
+class Parts:
+    """The parts that every server process of a role has."""
+
+    def __init__(self, role: Role, config: RoleConfig, others: RankProcesses) -> None:
+        self.role, self.config, self.others = role, config, others
+        self.lifecycle, self.batcher = Lifecycle(), Batcher(role.batcher)
+        self.profile = Profiler(role.profile, config.profile)
+        self.observability = Observability(config.observability, role.name)
+        self.limits = config.serve.security.limits
+
+    def finished(self, generator: Generator) -> Generator:
+        """Adds start-up time and request defaults to a generator, and starts the metrics of its model."""
+        generator = replace(generator, info=self.stamped(generator.info), defaults=self.config.defaults)
+        self.observability.loaded(generator.info)
+        return generator
+
+    def stamped(self, info: ModelInfo) -> ModelInfo:
+        return replace(info, startup_seconds=self.config.serve.startup.total())
+
+    def generate(self, generator: Generator) -> GenerateMethod:
+        reply = getattr(MESSAGES[self.role.service], f"{self.role.service}GenerateResponse")
+        watch, queue = self.observability.watch, self.config.queue
+        return GenerateMethod(generator, reply, self.lifecycle, self.profile.observe, queue, watch, self.limits)
+
+    def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> Hosted:
+        """Describes the service to its host. `closing` runs in order; hung steps of `engine` are detected."""
+        ready = partial(self.observability.ready, self.config.serve.startup)
+        watch = None
+        if engine is not None and self.config.step_seconds != 0:
+            watch = StepWatch(self.batcher, StepBound(self.config.step_seconds), engine.lose)
+        return Hosted(self.role.service, register, ready=ready, close=partial(_close, closing), watch=watch, **options)
+
+
+async def _target(parts: Parts) -> Hosted:
+    """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
+    config = parts.config
+    loaded = await load(config.models, parts.batcher, config.serve.startup)
+    watched(parts.others, loaded.engine)
+    loaded.engine.admit(config.defaults.sampling)
+    closing: list[Close] = [partial(close, loaded, parts.batcher)]
+    health = None
+    if config.draft_address is None:
+        generator = plain_generator(loaded)
+    else:
+        generator, client = await open_remote_draft(
+            loaded, config.models.default_k, config.draft_address, config.draft_seconds, config.credentials
+        )
+        closing.insert(0, client.close)
+        health = client.health
+    generator = parts.finished(generator)
+    _log_target(loaded, generator.info)
+    generate = parts.generate(parts.observability.traced(generator))
+    service = TargetVerifierService(
+        loaded.engine,
+        generator.info,
+        generate,
+        parts.lifecycle,
+        config.lease_seconds,
+        parts.limits,
+        note=parts.profile.session,
+    )
+    closing.insert(0, service.stop)
+    slots, sessions = {"target": loaded.engine.slots}, {"verify": service.sessions}
+    parts.observability.look_at(parts.lifecycle, parts.batcher, slots, sessions, health)
+    return parts.hosted(
+        partial(add_TargetVerifierServicer_to_server, service),
+        closing,
+        loaded.engine,
+        lost=loaded.engine.lost,
+        background=[service.expire_forever],
+        busy=lambda: len(service.sessions),
+    )
+
+
+async def _fused(parts: Parts) -> Hosted:
+    """Both models run on one device thread."""
+    config = parts.config
+    target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
+    watched(parts.others, target.engine)
+    target.engine.admit(config.defaults.sampling)
+    health = drafter_health(draft)
+    generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health)
+    generator = parts.finished(generator)
+    _log_target(target, generator.info)
+    generate = parts.generate(parts.observability.traced(generator))
+    slots = {"target": target.engine.slots}
+    parts.observability.look_at(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
+    service = FusedSpeculativeServerService(generator.info, generate)
+    return parts.hosted(
+        partial(add_FusedSpeculativeServerServicer_to_server, service),
+        [partial(close, target, parts.batcher)],
+        target.engine,
+        lost=target.engine.lost,
+    )
+
+
+async def _draft_worker(parts: Parts) -> Hosted:
+    """Generate runs the distributed loop against a TargetVerifier; Propose drafts for targets that call."""
+    config = parts.config
+    drafting = await load_drafting(config.models, parts.batcher, config.serve.startup)
+    generate, closing = None, list[Close]([parts.batcher.close])
+    if config.target_address is None:
+        info = parts.stamped(drafting_info(drafting, config.models))
+        log.info("proposes with %s for targets that call; has no target of its own", info.draft_name)
+        parts.observability.loaded(info)
+    else:
+        generator, client = await connect_distributed(
+            drafting,
+            config.models,
+            config.target_address,
+            config.connect_seconds,
+            config.pipeline,
+            config.credentials,
+            Persistence(config.reconnect_seconds),
+        )
+        closing.insert(0, client.close)
+        generator = parts.finished(generator)
+        info = generator.info
+        log.info("drafts with %s for %s at %s", info.draft_name, info.model_name, client.address)
+        generate = parts.generate(generator)
+    proposals = Proposals(drafting, info, parts.lifecycle, config.lease_seconds, parts.limits)
+    engine = drafting.draft.engine if drafting.draft else None
+    slots = {"draft": engine.slots} if engine else {}
+    health = drafting.health if engine else None
+    parts.observability.look_at(parts.lifecycle, parts.batcher, slots, {"propose": proposals.sessions}, health)
+    return parts.hosted(
+        partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
+        closing,
+        engine,
+        lost=_only_model(drafting),
+        background=[proposals.expire_forever],
+        busy=lambda: len(proposals.sessions),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A server role: its gRPC service, the name of its device thread and profile, and how to build the service.
+
+    `ranks`: whether the model may be split over several processes; `drafts`: whether these also load a draft.
+    """
+
+    name: str
+    service: str
+    batcher: str
+    profile: str
+    build: Callable[[Parts], Awaitable[Hosted]]
+    ranks: bool = False
+    drafts: bool = False
+
+
+ROLES = {
+    role.name: role
+    for role in (
+        Role("target", TARGET, "target", "target", _target, ranks=True),
+        Role("fused_target", FUSED, "fused", "fused", _fused, ranks=True, drafts=True),
+        Role("draft_worker", DRAFT, "draft", "distributed", _draft_worker),
+    )
+}
+
+
+def _only_model(drafting: Drafting) -> asyncio.Event:
+    """Returns an event that is set when the draft model's device is lost: the worker is useless without it."""
+    if drafting.draft is None:
+        return asyncio.Event()
+    drafting.draft.engine.vital = True
+    return drafting.draft.engine.lost
+
+
+async def _close(closing: Sequence[Close]) -> None:
+    for each in closing:
+        await each()
+
+
+def _log_target(loaded: Loaded, info: ModelInfo) -> None:
+    log.info(
+        "%s: %s on %s, %d slots of %d tokens, up to %d draft tokens by %s",
+        info.model_name,
+        info.dtype,
+        info.device,
+        info.kv_slots,
+        info.max_sequence_length,
+        info.max_speculation_length,
+        info.draft_name or "any client",
+    )
+    shapes = loaded.runner.shapes
+    if shapes.note:
+        log.warning("bits: %s", shapes.note)
+    elif shapes.bit_exact and shapes.count > 1:
+        log.info("bits: logits are identical in %d step shapes", shapes.count)
+    elif shapes.bit_exact:
+        log.info(
+            "bits: logits are identical in the one shape of all steps: width %d, batch %d",
+            *shapes.widths,
+            *shapes.batches,
+        )
+    elif shapes.count > 1:
+        log.warning(
+            "bits: --fast uses %d step shapes whose last bits differ: outputs may leave plain decoding's at ties, "
+            "and depend on who else is served; --exact uses one shape",
+            shapes.count,
+        )
+    else:
+        log.warning("bits: logits differ between prefill and decode on this device; outputs may differ at ties")
+
+
+class Profiler:
+    """Implements --profile on a server: collects a row per request and session, written when the server stops."""
+
+    def __init__(self, name: str, on: bool) -> None:
+        self._profile = Profile(name) if on else None
+
+    def observe(self, request: GenerationRequest, completion: GenerationEnd, seconds: float) -> None:
+        if self._profile:
+            self._profile.add(completion, seconds)
+
+    @property
+    def session(self) -> Note | None:
+        return self._profile.add_session if self._profile else None
+
+    def write(self) -> None:
+        if self._profile:
+            for path in self._profile.write():
+                log.info("performance metrics saved to %s", path)
