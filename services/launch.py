@@ -17,7 +17,7 @@ from tandem.engine.follower import run_follower
 from tandem.engine.generator import Generator, RequestDefaults
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
 from tandem.engine.loading import Loaded, ModelConfig, close, load, load_pair
-from tandem.engine.rank_processes import RankProcesses, rank_processes, watched
+from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks, rank_processes
 from tandem.engine.sequences import Engine
 from tandem.engine.slots import MOST_WAITING
 from tandem.engine.step_watch import StepBound, StepWatch
@@ -104,7 +104,7 @@ async def _run_target(config: RoleConfig, host: Host, others: RankProcesses) -> 
 
     async def build() -> Hosted:
         loaded = await load(config.models, batcher, config.serve.startup)
-        watched(others, loaded.engine)
+        lose_engine_with_ranks(others, loaded.engine)
         loaded.engine.admit(config.defaults.sampling)
         closing: list[Callable[[], Awaitable[None]]] = [partial(close, loaded, batcher)]
         health = None
@@ -158,7 +158,7 @@ async def _run_fused(config: RoleConfig, host: Host, others: RankProcesses) -> i
 
     async def build() -> Hosted:
         target, draft = await load_pair(config.models, batcher, config.serve.startup)
-        watched(others, target.engine)
+        lose_engine_with_ranks(others, target.engine)
         target.engine.admit(config.defaults.sampling)
         health = drafter_health(draft)
         generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health)

@@ -1,4 +1,4 @@
-"""Puts a role's models together: checkpoints, tokenizers, engines on their device threads, and what drafts."""
+"""Loads the models of a role: checkpoints, tokenizers, engines on their device threads, and the draft choice."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ DRAFTS = ("auto", "hybrid", "model", "ngram")
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """What drafts: "ngram" lookup, a "model" (`model` names it), or "hybrid": lookup first, else the model.
+    """The kind of drafter: "ngram" lookup, a "model" (named by `model`), or "hybrid": lookup first, else the model.
 
-    "auto" is hybrid where a model is named, or the target is the embedded one and its draft is shipped; else ngram.
+    "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
     """
 
     kind: str = "auto"
@@ -42,7 +42,7 @@ class DraftChoice:
             raise ValueError("draft: ngram needs no draft_model; leave one of the two out")
 
     def resolve(self, target: str | None = None) -> str | None:
-        """The draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""
+        """Returns the draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""
         if self.kind == "ngram" or (self.kind == "auto" and target is not None and self.model is None):
             return None
         model = self.model or embedded_draft()
@@ -50,16 +50,16 @@ class DraftChoice:
             raise CheckpointError("draft: no draft model is shipped; name one with --draft_model, or use --draft ngram")
         return model
 
-    def lookup(self, trust: LookupPolicy) -> PolicedLookup | None:
-        """The lookup that goes before the draft model in one request, if one does."""
-        return None if self.kind == "model" else PolicedLookup(trust)
+    def lookup(self, policy: LookupPolicy) -> PolicedLookup | None:
+        """Returns the lookup used before the draft model in one request, or None if only the model drafts."""
+        return None if self.kind == "model" else PolicedLookup(policy)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which models a role runs, on what, in which shape. `nxdi`: what only that backend is told.
+    """The models that a role runs, the backend and device, and their shape. `nxdi`: settings of that backend only.
 
-    `default_k` draft tokens where a request does not say; None: as many as pay, by measurement.
+    `default_k`: draft tokens if a request does not set a number; None: chosen by measurement.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -80,22 +80,22 @@ class ModelConfig:
 
     @property
     def ranks(self) -> Ranks:
-        """This process among those that share the target. Raises ValueError."""
+        """The rank of this process and the number of ranks that share the target. Raises ValueError."""
         return Ranks.here(self.execution.tp_degree)
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model's checkpoint, or None where n-gram lookup drafts."""
+        """The draft model's checkpoint, or None if n-gram lookup drafts."""
         return self.draft.model if self.backend == "toy" else self.draft.resolve(self.model)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to run, with its tokenizer."""
+    """A model that is ready to run, with its tokenizer and, as a draft, its acceptance rates and those of copies."""
 
     engine: Engine
     tokenizer: Tokenizer
-    trust: LookupPolicy = field(default_factory=LookupPolicy)  # in it as a draft, and in copies beside it
+    lookup_policy: LookupPolicy = field(default_factory=LookupPolicy)
 
     @property
     def runner(self) -> Runner:
@@ -103,9 +103,9 @@ class Loaded:
 
 
 async def load(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Loaded:
-    """Loads and warms up the target on `batcher`'s device thread. Raises ValueErrors of one line.
+    """Loads and warms up the target on `batcher`'s device thread. Raises ValueError with a one-line message.
 
-    Where ranks share it, all of them do this, and the runner is a Leader.
+    If ranks share it, each of them calls this, and the runner is a Leader.
     """
     shared = config.backend == "torch" and config.ranks.degree > 1
     link = await batcher.on_device(Link.join, chosen(config.execution.device), config.ranks) if shared else None
@@ -119,13 +119,13 @@ async def load_draft(
     startup: Startup | None = None,
     link: Link | None = None,
 ) -> Loaded | None:
-    """Loads the draft model likewise, or None where n-gram lookup drafts. `alone`: no target shares its thread."""
+    """Loads and warms up the draft model; None if n-gram lookup drafts. `alone`: no target shares its thread."""
     model = config.draft_model
     return None if model is None else await _load(config, model, batcher, startup or Startup(), False, alone, link)
 
 
 async def close(target: Loaded, batcher: Batcher) -> None:
-    """Ends the device thread, and the ranks that follow where they are still there."""
+    """Ends the device thread, and the ranks that follow if they still run."""
     if isinstance(target.runner, Leader):
         leaving = asyncio.ensure_future(batcher.on_device(target.runner.link.leave))
         try:
@@ -141,7 +141,7 @@ async def close(target: Loaded, batcher: Batcher) -> None:
 async def load_pair(
     config: ModelConfig, batcher: Batcher, startup: Startup | None = None
 ) -> tuple[Loaded, Loaded | None]:
-    """Target and draft on one device thread, and their fused step as one graph where the backend makes graphs."""
+    """Loads target and draft on one device thread, and compiles their fused step if the backend compiles graphs."""
     startup = startup or Startup()
     if config.backend == "nxdi" and config.draft_model is not None:
         return await _load_nxdi_pair(config, config.draft_model, batcher, startup)
@@ -182,15 +182,15 @@ async def _load(
 async def _load_nxdi_pair(
     config: ModelConfig, draft_model: str, batcher: Batcher, startup: Startup
 ) -> tuple[Loaded, Loaded]:
-    """Draft and target as one NxDI graph, seen as two engines."""
+    """Loads draft and target as one NxDI graph, presented as two engines."""
     from tandem.runners.nxdi.load import load_nxdi_pair, start_on_device
 
     require_nxdi()
     if config.draft.kind == "hybrid":
-        raise ValueError("draft: a fused nxdi graph verifies its own drafts alone, not copies; use --draft model")
+        raise ValueError("draft: a fused nxdi graph verifies only its own drafts, not copies; use --draft model")
     target, draft = find(config.model), find(draft_model)
     tokenizer = await asyncio.to_thread(load_tokenizer, target)
-    if not config.nxdi.eagle:  # a head has none
+    if not config.nxdi.eagle:  # an EAGLE head has no tokenizer
         same_tokens(await asyncio.to_thread(load_tokenizer, draft), tokenizer.sha256)
     with startup.stage("loading"):
         runners = await batcher.on_device(
@@ -202,13 +202,14 @@ async def _load_nxdi_pair(
 
 
 async def own_tokenizer(config: ModelConfig) -> Tokenizer:
-    """The target's tokenizer without its weights: all that n-gram drafting needs."""
+    """Loads the target's tokenizer without its weights, which n-gram drafting does not need."""
     if config.backend == "toy":
         return ToyTokenizer()
     return await asyncio.to_thread(load_tokenizer, find(config.model))
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> HuggingFaceTokenizer:
+    """Loads a checkpoint's tokenizer."""
     transformers_logging()
     return HuggingFaceTokenizer(unpacked(checkpoint))
 
@@ -231,7 +232,7 @@ def _load_nxdi(checkpoint: Checkpoint, config: ModelConfig, verifies: bool, star
 
 
 def _toy(model: str | None, shape: Shape) -> ToyRunner:
-    """`model` may say "miss=0.3,step=0.01,salt=1,fails=100"."""
+    """Makes a toy model from settings such as "miss=0.3,step=0.01,salt=1,fails=100". Raises ValueError."""
     values = dict(part.partition("=")[::2] for part in (model or "").split(",") if part)
     try:
         config = ToyConfig(
@@ -243,5 +244,5 @@ def _toy(model: str | None, shape: Shape) -> ToyRunner:
     except ValueError:
         values["unreadable"] = ""
     if values:
-        raise ValueError(f"model: {model!r} is not a toy model; say for example miss=0.3,step=0.01,salt=1")
+        raise ValueError(f"model: {model!r} is not a toy model; use for example miss=0.3,step=0.01,salt=1")
     return ToyRunner(Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, 258), config)

@@ -66,7 +66,7 @@ class Remembered:
             await self._inner.open(prompt, sampling)
             self._opened = True
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         self.asked += 1
         if len(tokens) not in self._drafts:
             self._drafts[len(tokens)] = await self._inner.propose(tokens, self._longest)
