@@ -1,4 +1,4 @@
-"""Each trap of design section 3, planted in a copy, makes the checks fail. The copies differ in one place each."""
+"""Plants known implementation mistakes, one per copy of a module, and checks that the tests catch each of them."""
 
 from __future__ import annotations
 
