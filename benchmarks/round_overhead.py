@@ -333,7 +333,7 @@ class _Nothing:
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None: ...
 
-    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         return Draft((66,) * k), Verdict((65,), 0)
 
     async def close(self) -> None: ...

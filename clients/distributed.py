@@ -19,7 +19,7 @@ from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.pipeline import MOST_IN_FLIGHT, PipelinedRounds
 from tandem.speculation.step_times import MeasuredTimes
-from tandem.speculation.types import DraftLimit, GenerationRequest, SpeculationStats
+from tandem.speculation.types import GenerationRequest, SpeculationStats
 
 
 async def open_distributed(
@@ -62,8 +62,8 @@ async def connect_distributed(
 
     info, times = worker_info(target, drafting.draft, config), MeasuredTimes()
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
-        drafter = traced_guesser(drafting.drafter(target.vocab_size, request.rule, limit=limit, stats=stats))
+    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+        drafter = traced_guesser(drafting.drafter(target.vocab_size, request.rule, stats=stats))
         if pipeline is Pipeline.OFF:
             verifier = RemoteVerifier(client, stats, request.report_margins, request.rule, request.deadline)
             return DraftThenVerify(traced_verifier(verifier), drafter)

@@ -21,7 +21,6 @@ from tandem.speculation.stopping import TextStream
 from tandem.speculation.types import (
     Chunk,
     Draft,
-    DraftLimit,
     GenerationRequest,
     ModelInfo,
     SamplingParams,
@@ -135,7 +134,7 @@ class DraftSession:
         request = request_of(prompt, sampling, max_new_tokens, stop, speculation_length=self._length)
         deadline = None if timeout is None else time.monotonic() + timeout
 
-        def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
+        def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
             verifier = RemoteVerifier(self._client, stats, deadline=deadline)
             return DraftThenVerify(verifier, _Drafter(self._drafter, self.target.vocab_size))
 
@@ -151,7 +150,7 @@ class _Drafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Does nothing: each proposal is given all tokens."""
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         """Cuts the draft at the first id outside the vocabulary. Raises ValueError if it has more than `k` tokens."""
         began = time.perf_counter()
         proposed = [int(token) for token in await asyncio.to_thread(self._drafter.propose, tuple(tokens), k)]

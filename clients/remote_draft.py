@@ -11,7 +11,7 @@ from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
 from tandem.rpc.traced_rounds import traced_drafter
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.fallible import FallibleDrafter
-from tandem.speculation.types import DraftLimit, GenerationRequest, SpeculationStats
+from tandem.speculation.types import GenerationRequest, SpeculationStats
 
 
 async def open_remote_draft(
@@ -36,8 +36,8 @@ async def open_remote_draft(
         await client.close()
         raise
 
-    def drafter(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Drafter:
-        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule, limit, request.deadline)
+    def drafter(request: GenerationRequest, stats: SpeculationStats) -> Drafter:
+        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule, request.deadline)
         return FallibleDrafter(traced_drafter(remote), client.health, stats=stats)
 
     return drafted_generator(target, default_k, f"remote:{name}", drafter), client

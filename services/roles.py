@@ -17,7 +17,7 @@ from tandem.engine.drafting import Drafting, drafting_info, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
 from tandem.engine.loading import Loaded, close, load, load_pair
-from tandem.engine.rank_processes import RankProcesses, watched
+from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.sequences import Engine
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
@@ -79,7 +79,7 @@ async def _target(parts: Parts) -> Hosted:
     """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     config = parts.config
     loaded = await load(config.models, parts.batcher, config.serve.startup)
-    watched(parts.others, loaded.engine)
+    lose_engine_with_ranks(parts.others, loaded.engine)
     loaded.engine.admit(config.defaults.sampling)
     closing: list[Close] = [partial(close, loaded, parts.batcher)]
     health = None
@@ -120,7 +120,7 @@ async def _fused(parts: Parts) -> Hosted:
     """Both models run on one device thread."""
     config = parts.config
     target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
-    watched(parts.others, target.engine)
+    lose_engine_with_ranks(parts.others, target.engine)
     target.engine.admit(config.defaults.sampling)
     health = drafter_health(draft)
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health)

@@ -18,7 +18,7 @@ from tandem.services.sessions import checkout
 from tandem.services.sessions.proposal_limits import Proposed
 from tandem.services.sessions.table import Session, SessionConflict, SessionKey, SessionTable, session_key
 from tandem.speculation.drafters import Drafter, teach
-from tandem.speculation.types import DraftLimit, InvalidField, ModelInfo, TooLong
+from tandem.speculation.types import InvalidField, ModelInfo, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
 SLOT_SECONDS = 0.2
@@ -27,13 +27,12 @@ SLOT_SECONDS = 0.2
 
 @dataclass(slots=True)
 class Held:
-    """A session's drafter (`ready` once opened), its limit, and the lock that serializes its rounds.
+    """A session's drafter (`ready` once opened), and the lock that serializes its rounds.
 
     `counted`: the tokens counted against the limits.
     """
 
     drafter: Drafter
-    limit: DraftLimit
     counted: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened: bool = False
@@ -89,8 +88,7 @@ class Proposals:
             raise InvalidField("sampling", "missing: a session's first call must have it")
         sampling = wire.sampling_from_wire(request.sampling)
         rule = wire.rule_from_wire(request.rule)
-        limit = DraftLimit()
-        held = Held(self._drafting.drafter(self._info.vocab_size, rule, SLOT_SECONDS, limit), limit)
+        held = Held(self._drafting.drafter(self._info.vocab_size, rule, SLOT_SECONDS))
         self._proposed.open(key.owner)
         return self.sessions.admit(key, held, sampling, [], self._info.max_sequence_length)
 
@@ -110,9 +108,8 @@ class Proposals:
             await held.drafter.open(tokens, session.sampling)
             held.ready = True
         teach(held.drafter, tokens)
-        told = request.HasField("model_speculation_length")
-        held.limit.model = request.model_speculation_length if told else None
-        draft = await held.drafter.propose(tokens, request.speculation_length)
+        model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
+        draft = await held.drafter.propose(tokens, request.speculation_length, model_k)
         return wire.draft_to_wire(draft)
 
     def _check(self, request: pb.ProposeRequest) -> None:

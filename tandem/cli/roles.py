@@ -118,9 +118,7 @@ async def _at_once(role: Callable[..., int], *config: object) -> int:
 
 
 ROLES = {
-    "target": Role(
-        serve, "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host"
-    ),
+    "target": Role(serve, "server: TargetVerifier, verifies drafts; decodes plainly, or with drafts from --draft_host"),
     "fused_target": Role(serve, "server: FusedSpeculativeServer, draft and target side by side"),
     "draft_worker": Role(
         serve, "server: DraftWorker, drafts and verifies at --target_host, or drafts for targets that ask it"

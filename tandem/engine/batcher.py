@@ -29,11 +29,11 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 Step = Callable[[Sequence[Any]], Sequence[Any]]
 ObserveStep = Callable[[Any, int, float, float], None]
-"""Called after every step with one of its rows, its number of rows, the seconds that row waited, and the step's seconds."""
+"""Called after every step with its first row, its number of rows, the seconds that row waited, and its own seconds."""
 
 # After a step its rows come back through the event loop for their next one. The next step waits at most this many turns
-# of the loop for them: an idle turn costs microseconds, a half-empty step milliseconds. Once every sequence that holds a
-# slot has a row ready, the step begins at once, and other work of the loop runs beside it.
+# of the loop for them: an idle turn costs microseconds, a half-empty step milliseconds. Once every sequence that holds
+# a slot has a row ready, the step begins at once, and other work of the loop runs beside it.
 _TURNS = 8
 
 # Both threads hold Python's interpreter lock, so the loop's work after a step (0.4 ms of replies, measured) would delay

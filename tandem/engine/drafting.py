@@ -14,7 +14,7 @@ from tandem.runners.protocol import RowFailed
 from tandem.runners.startup import Startup
 from tandem.speculation.drafters import BonusDrafter
 from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
-from tandem.speculation.types import DraftLimit, ModelInfo, Rule, SpeculationStats
+from tandem.speculation.types import ModelInfo, Rule, SpeculationStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ class Drafting:
         vocab_size: int,
         rule: Rule = Rule.AGREEMENT,
         slot_seconds: float | None = None,
-        limit: DraftLimit | None = None,
         stats: SpeculationStats | None = None,
     ) -> BonusDrafter:
         """Returns a drafter for one request, which proposes token ids below `vocab_size`.
@@ -52,7 +51,7 @@ class Drafting:
         def tolerate_failures(model: BonusDrafter) -> BonusDrafter:
             return model if stats is None else FallibleBonusDrafter(model, self.health, stats, (RowFailed, NoFreeSlot))
 
-        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, limit, tolerate_failures)
+        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, tolerate_failures)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:

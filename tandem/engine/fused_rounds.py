@@ -8,9 +8,9 @@ from dataclasses import replace
 from tandem.engine.batcher import DeviceLost, Timed
 from tandem.engine.sequences import DraftSequence, Engine, KVSequence
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, fused
-from tandem.speculation.fallible import DrafterHealth
+from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.lookup_policy import PolicedLookup
-from tandem.speculation.types import Draft, DraftLimit, Proposer, Rule, SamplingParams, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, Proposer, Rule, SamplingParams, SpeculationStats, Verdict, model_part
 
 
 class FusedPair:
@@ -25,9 +25,8 @@ class FusedPair:
 class FusedRounds:
     """Runs draft and verification as one step of the device thread, for one request.
 
-    With a `lookup`, a round that it can answer verifies the copy without running the draft model. `limit`: how many of
-    the tokens asked for the model may propose. If the draft model fails, rounds go undrafted and are counted in
-    `stats`; the model is tried again later.
+    With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
+    fails, rounds go undrafted and are counted in `stats`; the model is tried again later.
     """
 
     def __init__(
@@ -36,11 +35,9 @@ class FusedRounds:
         margins: bool = False,
         lookup: PolicedLookup | None = None,
         rule: Rule = Rule.AGREEMENT,
-        limit: DraftLimit | None = None,
         stats: SpeculationStats | None = None,
     ) -> None:
         self._pair, self._margins, self._lookup, self._rule = pair, margins, lookup, rule
-        self._limit = limit or DraftLimit()
         self._stats = stats if stats is not None else SpeculationStats()
         self._target: KVSequence | None = None
         self._draft: DraftSequence | None = None
@@ -62,13 +59,13 @@ class FusedRounds:
             except (DeviceLost, RowFailed) as error:
                 self._pair.health.failed(error)
 
-    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Runs a round.
 
         A row that fails is retried once without a draft, on a refilled slot (see TargetSequence.verify).
         """
         try:
-            return await self._round(tokens, k)
+            return await self._round(tokens, k, model_k)
         except RowFailed:
             assert self._target and self._draft
             self._target.held.clear()
@@ -76,40 +73,39 @@ class FusedRounds:
             await self._target.fill(tokens[:-1])
             return await self._round(tokens, 0)
 
-    async def _round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+    async def _round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         assert self._target and self._draft, "open comes first"
         copied = (await self._lookup.propose(tokens, k)).token_ids if self._lookup and k else ()
-        k = self._limit.of_model(k)
-        asked = await self._asked(self._draft, tokens, k) if k and not copied else None
+        k = model_part(k, model_k)
+        attempt = self._pair.health.attempt() if k and not copied else None
+        asked = await self._draft_row(self._draft, tokens, k, attempt) if attempt else None
         last = tuple(tokens[-1:])
         plain = ProposeRow(self._target.slot, len(tokens) - 1, last, k if copied else 0, self._sampling, self._rule)
         row = FusedRow(asked or plain, self._margins, copied)
         done = await self._pair.target.run(self._pair.step, row)
         result: FusedResult = done.value
-        if asked:
-            self._answered(self._draft, tokens, result)
+        if attempt and asked:
+            self._report(attempt, self._draft, tokens, result)
         if k and not copied and (asked is None or result.draft_failed):
-            self._stats.undrafted_rounds += 1
-            self._pair.health.undrafted += 1
+            self._pair.health.skipped(self._stats)
         return self._as_round(result, done, Proposer.NGRAM if copied else Proposer.MODEL)
 
-    async def _asked(self, draft: DraftSequence, tokens: Sequence[int], k: int) -> ProposeRow | None:
-        """What to ask of the draft model; None while it fails, but for a trial now and then."""
-        health = self._pair.health
-        if not health.up and not health.backoff.due():
-            return None
-        trial = not health.up
+    async def _draft_row(
+        self, draft: DraftSequence, tokens: Sequence[int], k: int, attempt: Attempt
+    ) -> ProposeRow | None:
+        """Returns the row for the draft model, or None if its cache cannot be filled."""
         try:
             return await draft.row(tokens, k, self._sampling)
         except (DeviceLost, RowFailed) as error:
-            health.failed(error, trial)
+            attempt.failed(error)
             return None
 
-    def _answered(self, draft: DraftSequence, tokens: Sequence[int], result: FusedResult) -> None:
+    def _report(self, attempt: Attempt, draft: DraftSequence, tokens: Sequence[int], result: FusedResult) -> None:
+        """Reports the outcome of the draft in a step."""
         if result.draft_failed:
-            self._pair.health.failed(RuntimeError(result.draft_failed), trial=not self._pair.health.up)
+            attempt.failed(RuntimeError(result.draft_failed))
             return
-        self._pair.health.succeeded()
+        attempt.succeeded()
         draft.proposed(tokens, result.proposal.token_ids)
         if self._lookup:
             self._lookup.modelled(tokens, result.proposal.token_ids)

@@ -14,7 +14,6 @@ from tandem.speculation.round_statistics import RoundStatistics
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import (
     Chunk,
-    DraftLimit,
     GenerationEnd,
     GenerationRequest,
     InvalidField,
@@ -28,7 +27,7 @@ from tandem.speculation.types import (
 LONG_TEXT = 1024
 """Texts of at most this many characters are tokenized directly, within about a millisecond; longer ones in a thread."""
 
-MakeRounds = Callable[[GenerationRequest, SpeculationStats, DraftLimit], Rounds]
+MakeRounds = Callable[[GenerationRequest, SpeculationStats], Rounds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +77,8 @@ class Generator:
         request = self.defaults.complete(request, self._total(request) - len(prompt))
         stats = SpeculationStats() if stats is None else stats
         stopping = Stopping(self._rules(request, len(prompt)), self.tokenizer.stream())
-        limit = DraftLimit()
-        lengths = self._lengths(request, limit)
-        rounds = self.make_rounds(request, stats, limit)
+        lengths = self._lengths(request)
+        rounds = self.make_rounds(request, stats)
         async with contextlib.aclosing(speculate(prompt, request.sampling, lengths, rounds, stopping, stats)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -136,12 +134,13 @@ class Generator:
             stop_strings=request.stop_strings,
         )
 
-    def _lengths(self, request: GenerationRequest, limit: DraftLimit) -> LengthPolicy:
+    def _lengths(self, request: GenerationRequest) -> LengthPolicy:
         if not self.speculates:
             return FixedLength(0)
-        most = self.info.max_speculation_length if request.speculation_length is None and
-        self.info.adaptive_speculation_length and _tokens_ignore_lengths(request):
-            return AdaptiveLength(most, self.statistics, limit)
+        most = self.info.max_speculation_length
+        adaptive = request.speculation_length is None and self.info.adaptive_speculation_length
+        if adaptive and _tokens_ignore_lengths(request):
+            return AdaptiveLength(most, self.statistics)
         k = self.info.default_speculation_length if request.speculation_length is None else request.speculation_length
         if k > most:
             raise InvalidField("speculation_length", f"{k} is above the maximum {most}")

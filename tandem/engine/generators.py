@@ -15,7 +15,7 @@ from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
 from tandem.speculation.loop import DraftThenVerify, Rounds
-from tandem.speculation.types import DraftLimit, GenerationRequest, ModelInfo, Rule, SpeculationStats
+from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
@@ -50,7 +50,7 @@ def default_length(default_k: int | None, most: int) -> int:
 def plain_generator(loaded: Loaded) -> Generator:
     """Builds a generator that decodes plainly with the target alone."""
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
+    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         return DraftThenVerify(LocalVerifier(loaded.engine, request.report_margins))
 
     return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
@@ -60,7 +60,7 @@ def drafted_generator(
     target: Loaded,
     default_k: int | None,
     name: str,
-    drafter: Callable[[GenerationRequest, SpeculationStats, DraftLimit], Drafter],
+    drafter: Callable[[GenerationRequest, SpeculationStats], Drafter],
 ) -> Generator:
     """Builds a generator from the target and a drafter called `name`, made per request by `drafter`.
 
@@ -68,11 +68,11 @@ def drafted_generator(
     """
     info = target_info(target, default_k, name)
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
+    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         asked = request.speculation_length
         k = info.default_speculation_length if asked is None else asked
         verifier = LocalVerifier(target.engine, request.report_margins, request.rule)
-        return DraftThenVerify(verifier, drafter(request, stats, limit) if k else None)
+        return DraftThenVerify(verifier, drafter(request, stats) if k else None)
 
     return Generator(info, target.tokenizer, rounds)
 
@@ -103,10 +103,10 @@ def fused_generator(
     # Shared by all requests: rows can share steps only of the same pair, and the health of the draft is common.
     pair = FusedPair(target.engine, draft.engine, health or drafter_health(draft)) if draft else None
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats, limit: DraftLimit) -> Rounds:
+    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if pair is not None and draft is not None:
             lookup = choice.lookup(draft.lookup_policy)
-            return FusedRounds(pair, request.report_margins, lookup, request.rule, limit, stats)
+            return FusedRounds(pair, request.report_margins, lookup, request.rule, stats)
         return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
 
     return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
@@ -123,24 +123,23 @@ def make_drafter(
     choice: DraftChoice,
     rule: Rule = Rule.AGREEMENT,
     slot_seconds: float | None = None,
-    limit: DraftLimit | None = None,
     tolerate_failures: Callable[[BonusDrafter], BonusDrafter] | None = None,
 ) -> BonusDrafter:
-    """Returns a drafter for one request, whose model proposes within `limit`.
+    """Returns a drafter for one request.
 
     Its `open` raises NoFreeSlot if all slots are taken for `slot_seconds` (None: it waits). `tolerate_failures` wraps
     the model, the only part that can fail.
     """
     if draft is None:
         return NgramDrafter()
-    model: BonusDrafter = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, limit)
+    model: BonusDrafter = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds)
     model = tolerate_failures(model) if tolerate_failures else model
     lookup = choice.lookup(draft.lookup_policy)
     return model if lookup is None else HybridDrafter(lookup, model)
 
 
 def worker_info(target: ModelInfo, draft: Loaded | None, config: ModelConfig) -> ModelInfo:
-    """Returns the ModelInfo of a generator that drafts here for a remote target: the target's, with the draft's limits."""
+    """Returns the ModelInfo of a generator that drafts here for a remote target: its info, with the draft's limits."""
     longest = min(target.max_sequence_length, draft.runner.limits.max_length if draft else target.max_sequence_length)
     return replace(
         target,

@@ -1,4 +1,4 @@
-"""Puts a role's models together: checkpoints, tokenizers, engines on their device threads, and what drafts."""
+"""Loads the models of a role: checkpoints, tokenizers, engines on their device threads, and the draft choice."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ DRAFTS = ("auto", "hybrid", "model", "ngram")
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """What drafts: "ngram" lookup, a "model" (`model` names it), or "hybrid": lookup first, else the model.
+    """The kind of drafter: "ngram" lookup, a "model" (named by `model`), or "hybrid": lookup first, else the model.
 
-    "auto" is hybrid where a model is named, or the target is the embedded one and its draft is shipped; else ngram.
+    "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
     """
 
     kind: str = "auto"
@@ -39,7 +39,7 @@ class DraftChoice:
             raise ValueError("draft: ngram needs no draft_model; leave one of the two out")
 
     def resolve(self, target: str | None = None) -> str | None:
-        """The draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""
+        """Returns the draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""
         if self.kind == "ngram" or (self.kind == "auto" and target is not None and self.model is None):
             return None
         model = self.model or embedded_draft()
@@ -47,16 +47,16 @@ class DraftChoice:
             raise CheckpointError("draft: no draft model is shipped; name one with --draft_model, or use --draft ngram")
         return model
 
-    def lookup(self, trust: LookupPolicy) -> PolicedLookup | None:
-        """The lookup that goes before the draft model in one request, if one does."""
-        return None if self.kind == "model" else PolicedLookup(trust)
+    def lookup(self, policy: LookupPolicy) -> PolicedLookup | None:
+        """Returns the lookup used before the draft model in one request, or None if only the model drafts."""
+        return None if self.kind == "model" else PolicedLookup(policy)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which models a role runs, on what, in which shape. `settings`: those that only the backend understands.
+    """The models that a role runs, the backend and device, and their shape. `settings`: those of that backend only.
 
-    `default_k` draft tokens where a request does not say; None: as many as pay, by measurement.
+    `default_k`: draft tokens if a request does not set a number; None: chosen by measurement.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -86,17 +86,17 @@ class ModelConfig:
 
     @property
     def draft_model(self) -> str | None:
-        """The draft model's checkpoint, or None where n-gram lookup drafts."""
+        """The draft model's checkpoint, or None if n-gram lookup drafts."""
         return self.draft.model if self.backend == "toy" else self.draft.resolve(self.model)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to run, with its tokenizer."""
+    """A model that is ready to run, with its tokenizer and, as a draft, its acceptance rates and those of copies."""
 
     engine: Engine
     tokenizer: Tokenizer
-    trust: LookupPolicy = field(default_factory=LookupPolicy)  # in it as a draft, and in copies beside it
+    lookup_policy: LookupPolicy = field(default_factory=LookupPolicy)
 
     @property
     def runner(self) -> Runner:
@@ -104,9 +104,9 @@ class Loaded:
 
 
 async def load(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Loaded:
-    """Loads and warms up the target on `batcher`'s device thread. Raises ValueErrors of one line.
+    """Loads and warms up the target on `batcher`'s device thread. Raises ValueError with a one-line message.
 
-    Where ranks share it, all of them do this, and the runner is a Leader.
+    If ranks share it, each of them calls this, and the runner is a Leader.
     """
     shared = config.backend == "torch" and config.ranks.degree > 1
     link = (
@@ -124,13 +124,13 @@ async def load_draft(
     startup: Startup | None = None,
     link: RankLink | None = None,
 ) -> Loaded | None:
-    """Loads the draft model likewise, or None where n-gram lookup drafts. `alone`: no target shares its thread."""
+    """Loads and warms up the draft model; None if n-gram lookup drafts. `alone`: no target shares its thread."""
     model = config.draft_model
     return None if model is None else await _load(config, model, batcher, startup or Startup(), False, alone, link)
 
 
 async def close(target: Loaded, batcher: Batcher) -> None:
-    """Ends the device thread, and the ranks that follow where they are still there."""
+    """Ends the device thread, and the ranks that follow if they still run."""
     if isinstance(target.runner, Leader):
         leaving = asyncio.ensure_future(batcher.on_device(target.runner.link.leave))
         try:
@@ -146,7 +146,7 @@ async def close(target: Loaded, batcher: Batcher) -> None:
 async def load_pair(
     config: ModelConfig, batcher: Batcher, startup: Startup | None = None
 ) -> tuple[Loaded, Loaded | None]:
-    """Target and draft on one device thread, and their fused step as one graph where the backend makes graphs."""
+    """Loads target and draft on one device thread, and compiles their fused step if the backend compiles graphs."""
     startup = startup or Startup()
     if config.draft_model is not None and backend_named(config.backend).loads_pairs:
         return await _load_as_one_graph(config, config.draft_model, batcher, startup)

@@ -1,4 +1,4 @@
-"""The other processes that share a target, started, watched and ended by rank 0 where torchrun does not."""
+"""Starts, watches and ends the other processes that share a target, if torchrun does not."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tandem.runners.torch.tensor_parallel import Ranks
 log = logging.getLogger("tandem.models")
 
 STARTED = "TANDEM_STARTED_BY_RANK_0"
-"""Set for a rank that rank 0 started: it ends when its standard input does."""
-_ENDS = 10.0  # seconds that ranks which were told to leave have
-_LEFT = 15.0  # seconds that a server has to end by itself once a rank has died
+"""Environment variable of a rank started by rank 0: the rank ends when its standard input is closed."""
+_ENDS = 10.0  # seconds that ranks have to end after they were told to leave
+_LEFT = 15.0  # seconds that a server has to end by itself after a rank has died
 
 
 class RankProcesses:
-    """Ranks 1 and up, as processes of this one. One that dies ends this process with 1."""
+    """Ranks 1 and up, as child processes. If one dies, this process ends with exit code 1."""
 
     def __init__(self, give_up: Callable[[int], object] = os._exit) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -34,7 +34,7 @@ class RankProcesses:
         self.died = threading.Event()
 
     def start(self, ranks: Ranks, command: Sequence[str]) -> None:
-        """`command` is this process's own: a rank differs by its environment alone."""
+        """Starts the ranks with `command`, this process's own: ranks differ only in their environment."""
         for rank in range(1, ranks.degree):
             environment = {**launch.environment(), "RANK": str(rank), "LOCAL_RANK": str(rank), STARTED: "1"}
             process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
@@ -42,18 +42,18 @@ class RankProcesses:
             threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True).start()
 
     def serve(self, tell: Callable[[], object]) -> None:
-        """From here on ranks end when they are told to leave. `tell`, thread-safe, is called where one dies before."""
+        """Lets ranks end by themselves from now on. `tell`, thread-safe, is called if one dies before that."""
         self._tell = tell
         if self.died.is_set():
             tell()
 
     def end(self, at_once: bool) -> None:
-        """Waits for ranks that have been told to leave; kills those that have not, or do not.
+        """Waits for ranks that were told to leave, and kills those that were not (or all, if `at_once`) or do not end.
 
-        After this nothing of a rank ends this process: whoever called it goes on in its own way.
+        After this the end of a rank no longer ends this process.
         """
         self._ending = True
-        self._keep_on()
+        self._cancel_give_up()
         for process in self._processes:
             if at_once or self._tell is None:
                 process.kill()
@@ -74,14 +74,14 @@ class RankProcesses:
         self.died.set()
         if self._tell:
             self._tell()
-        giving_up = threading.Timer(_LEFT, self._give_up, (1,))  # this rank may wait for that one in a step, for ever
+        giving_up = threading.Timer(_LEFT, self._give_up, (1,))  # this rank may wait in a step for the dead one forever
         giving_up.daemon = True
         self._giving_up.append(giving_up)
         giving_up.start()
-        if self._ending:  # meanwhile
-            self._keep_on()
+        if self._ending:  # set meanwhile
+            self._cancel_give_up()
 
-    def _keep_on(self) -> None:
+    def _cancel_give_up(self) -> None:
         for giving_up in self._giving_up:
             giving_up.cancel()
 
@@ -90,9 +90,9 @@ class RankProcesses:
 def rank_processes(
     ranks: Ranks, command: Sequence[str], give_up: Callable[[int], object] = os._exit
 ) -> Iterator[RankProcesses]:
-    """The other ranks beside this one; none where there are none, or torchrun has started them.
+    """Runs the other ranks, unless there are none or torchrun has started them.
 
-    The environment is meanwhile what torchrun's would be. Ends with SystemExit(1) where a rank died while loading.
+    Within the context the environment is set as torchrun sets it. Raises SystemExit(1) if a rank died while loading.
     """
     others = RankProcesses(give_up)
     if not ranks.starts:
@@ -105,7 +105,7 @@ def rank_processes(
             yield others
             failed = False
         except RuntimeError as error:
-            if not others.died.wait(_ENDS / 2):  # its connections break before it is known to have ended
+            if not others.died.wait(_ENDS / 2):  # its connections break before its end is noticed
                 raise
             log.error("stopped while loading: %s", str(error).partition("\n")[0])
             raise SystemExit(1) from None
@@ -113,8 +113,8 @@ def rank_processes(
             others.end(failed or others.died.is_set())
 
 
-def watched(others: RankProcesses, engine: Engine) -> None:
-    """The server is ready: from here on a rank's death is its device's loss. Call it on the event loop."""
+def lose_engine_with_ranks(others: RankProcesses, engine: Engine) -> None:
+    """Makes the death of a rank a loss of the engine's device, once the server is ready. Call it on the event loop."""
     import asyncio
 
     from tandem.engine.batcher import DeviceLost
@@ -125,21 +125,21 @@ def watched(others: RankProcesses, engine: Engine) -> None:
 
 
 def end_with_rank_0(environment: Mapping[str, str] = os.environ) -> None:
-    """In a rank that rank 0 has started: ends this process as soon as that one has, however it did."""
+    """In a rank started by rank 0: ends this process as soon as rank 0 has ended, for whatever reason."""
     if STARTED in environment:
         threading.Thread(target=_until_closed, name="rank-0", daemon=True).start()
 
 
 def _until_closed() -> None:
-    while os.read(0, 4096):  # not sys.stdin, whose lock would be held at this process's own end
+    while os.read(0, 4096):  # not sys.stdin, whose lock would be held when this process ends
         pass
     os._exit(1)
 
 
 @contextlib.contextmanager
 def _environment(ranks: Ranks, environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """What torchrun sets for rank 0. Threads and interface are left as they are where the user has set them."""
-    told = {
+    """Sets the variables that torchrun sets for rank 0, but leaves thread count and interface as the user set them."""
+    always = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         "RANK": "0",
@@ -150,13 +150,13 @@ def _environment(ranks: Ranks, environment: MutableMapping[str, str] = os.enviro
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     unless = {"OMP_NUM_THREADS": str(max(1, cores // ranks.degree))}
     if any(name == "lo" for _, name in socket.if_nameindex()):
-        unless["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks are here, and nobody else needs to reach them
+        unless["GLOO_SOCKET_IFNAME"] = "lo"  # all ranks run on this machine
     before = dict(environment)
-    environment.update({**told, **{name: value for name, value in unless.items() if name not in environment}})
+    environment.update({**always, **{name: value for name, value in unless.items() if name not in environment}})
     try:
         yield
     finally:
-        for name in (*told, *unless):
+        for name in (*always, *unless):
             if name in before:
                 environment[name] = before[name]
             else:

@@ -1,7 +1,4 @@
-"""Runners shared by many requests: a sequence in a slot is a verifier or a drafter.
-
-These are the local implementations of speculation's Verifier and Drafter.
-"""
+"""Implements Verifier and Drafter on local runners, shared by many requests that hold one slot each."""
 
 from __future__ import annotations
 
@@ -24,22 +21,22 @@ from tandem.runners.protocol import (
 )
 from tandem.speculation.types import (
     Draft,
-    DraftLimit,
     InvalidField,
     Proposer,
     Rule,
     SamplingParams,
     SparseDistribution,
     Verdict,
+    model_part,
 )
 
 
 class Engine:
     """A runner, its slots and the batcher of its device thread.
 
-    Where a whole step of a `vital` engine fails, it is lost, with every sequence of it, and says nothing else from then
-    on: what its device holds is not to be trusted. One that only drafts may be tried again. A step that hangs may come
-    back: nothing is lost until whoever watches steps (tandem/engine/step_watch.py) gives it up.
+    If a whole step of a `vital` engine fails, the engine is lost with all its sequences and raises DeviceLost from then
+    on, because the state of its device cannot be trusted. An engine that only drafts may be tried again. A step that
+    hangs may still return: the engine is lost only when StepWatch gives up on it.
     """
 
     def __init__(self, runner: Runner, batcher: Batcher, vital: bool = True) -> None:
@@ -51,7 +48,7 @@ class Engine:
         self._cause = ""
 
     async def run(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
-        """`row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
+        """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
         if self.lost.is_set():
             raise DeviceLost(self._cause)
         try:
@@ -64,14 +61,14 @@ class Engine:
             raise
 
     def lose(self, error: DeviceLost) -> None:
-        """Nothing of it is used from now on; who waits for a slot gets `error`."""
+        """Marks the engine as lost: it is not used again, and requests that wait for a slot get `error`."""
         if not self.lost.is_set():
             self._cause = str(error)
             self.lost.set()
             self.slots.close(error)
 
     def admit(self, sampling: SamplingParams) -> None:
-        """Raises InvalidField for a request that this runner cannot sample for."""
+        """Raises InvalidField if this runner does not support the sampling parameters."""
         identity = self.runner.identity
         if identity.greedy_only and not sampling.greedy:
             raise InvalidField(
@@ -82,7 +79,7 @@ class Engine:
 
 
 class KVSequence:
-    """One sequence's cache in one slot: knows which tokens' keys and values it holds."""
+    """The KV cache of one sequence in one slot. `held`: the tokens whose keys and values it holds."""
 
     def __init__(self, engine: Engine, slot: int) -> None:
         self.engine, self.slot = engine, slot
@@ -91,7 +88,10 @@ class KVSequence:
         self.compute_seconds = 0.0
 
     def keep(self, tokens: Sequence[int], start: int = 0) -> int:
-        """Forgets what does not agree with `tokens`; positions below `start` are known to. Returns the length kept."""
+        """Keeps the common prefix with `tokens` and drops the rest; returns its length.
+
+        Positions below `start` are known to agree.
+        """
         length = min(start, len(self.held), len(tokens))
         while length < min(len(self.held), len(tokens)) and self.held[length] == tokens[length]:
             length += 1
@@ -99,7 +99,7 @@ class KVSequence:
         return length
 
     async def step(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
-        """As Engine.run. After a step that hung nobody knows what the slot holds: it counts as empty."""
+        """Like Engine.run. After a step that hung the content of the slot is unknown, so it counts as empty."""
         try:
             return await self.engine.run(step, row, prefill)
         except StepHung:
@@ -107,7 +107,7 @@ class KVSequence:
             raise
 
     async def fill(self, tokens: Sequence[int]) -> None:
-        """Processes, chunk by chunk, what of `tokens` is not held yet. Others' steps run between chunks."""
+        """Processes the part of `tokens` that is not held yet, in chunks, between which other rows' steps run."""
         chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
             part = tuple(tokens[start : start + chunk])
@@ -118,7 +118,7 @@ class KVSequence:
 
 
 class TargetSequence(KVSequence):
-    """A sequence of the target: prefilled, then verified round by round."""
+    """A sequence of the target: prefilled, then used to verify round by round."""
 
     async def verify(
         self,
@@ -129,9 +129,9 @@ class TargetSequence(KVSequence):
         rule: Rule = Rule.AGREEMENT,
         distributions: Sequence[SparseDistribution] = (),
     ) -> Verdict:
-        """One pass over [last of tokens, draft...]; what was accepted stays held.
+        """Runs one pass over [last of tokens, draft...]; the accepted tokens stay held.
 
-        A row that fails is tried once more on a slot made new: an earlier sequence may have left what made it fail.
+        A row that fails is retried once on a refilled slot, since leftovers of an earlier sequence may be the cause.
         """
         position = len(tokens) - 1
         row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins, rule, tuple(distributions))
@@ -145,7 +145,7 @@ class TargetSequence(KVSequence):
         return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
 
     async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> Timed[Verdict]:
-        """Raises RowFailed, and holds nothing then."""
+        """Fills the cache with `prefix` and runs `row`. Raises RowFailed, after which nothing is held."""
         await self.fill(prefix)
         try:
             return await self.step(self.engine.verify, row)
@@ -155,7 +155,7 @@ class TargetSequence(KVSequence):
 
 
 class LocalVerifier:
-    """The target beside us, for one request; waits for a slot if all are taken."""
+    """A local target for one request; `open` waits for a slot if all are taken."""
 
     def __init__(self, engine: Engine, margins: bool = False, rule: Rule = Rule.AGREEMENT) -> None:
         self._engine, self._margins, self._rule = engine, margins, rule
@@ -181,14 +181,14 @@ class LocalVerifier:
 
 
 class DraftSequence(KVSequence):
-    """A sequence of the draft model, which proposes by `rule` of the `known` first token ids."""
+    """A sequence of the draft model, which proposes under `rule` only token ids below `known`."""
 
     def __init__(self, engine: Engine, slot: int, rule: Rule, known: int) -> None:
         super().__init__(engine, slot)
         self._rule, self._known = rule, known
 
     async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow:
-        """What to ask of the next step, once the cache holds all of `tokens` but a short tail."""
+        """Fills the cache with all of `tokens` but a short tail, and returns the row for the next step."""
         behind = len(tokens) - self.keep(tokens)
         if behind > TAIL:
             await self.fill(tokens[:-2])
@@ -197,15 +197,15 @@ class DraftSequence(KVSequence):
         return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._known)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
-        """Notes what a step fed: the last draft token was drawn, not fed."""
+        """Records the tokens that a step processed: all but the last draft token, which was only drawn."""
         self.held = [*tokens, *draft[:-1]]
 
 
 class ModelDrafter:
-    """A draft model, for one request. Tokens the target does not have end the draft, or are not drawn at all.
+    """A local draft model for one request.
 
-    `open` waits for a slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no bound). `limit`: how
-    much of what is asked for a model may propose.
+    Tokens that the target does not have end the draft, or under the rejection rule are not drawn. `open` waits for a
+    slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit).
     """
 
     def __init__(
@@ -214,10 +214,9 @@ class ModelDrafter:
         target_vocab_size: int,
         rule: Rule = Rule.AGREEMENT,
         slot_seconds: float | None = None,
-        limit: DraftLimit | None = None,
     ) -> None:
         self._engine, self._target_vocab_size = engine, target_vocab_size
-        self._rule, self._slot_seconds, self._limit = rule, slot_seconds, limit or DraftLimit()
+        self._rule, self._slot_seconds = rule, slot_seconds
         self._sequence: DraftSequence | None = None
         self._sampling = SamplingParams()
 
@@ -227,19 +226,18 @@ class ModelDrafter:
         self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size)
         await self._sequence.fill(prompt[:-2])
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
-        return await self._propose(tokens, k, self._rule)
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+        return await self._propose(tokens, model_part(k, model_k), self._rule)
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self._propose(tokens, 1, Rule.AGREEMENT)
 
     async def _propose(self, tokens: Sequence[int], k: int, rule: Rule) -> Draft:
-        """May be cancelled: what the cache is known to hold is noted once a step is done, and later steps come after it
-        on the device's thread."""
+        """Proposes tokens. May be cancelled: `held` is updated only after a step, and steps run in order."""
         sequence = self._sequence
         assert sequence is not None, "open comes first"
         limits = self._engine.runner.limits
-        k = min(self._limit.of_model(k), limits.max_length - len(tokens))
+        k = min(k, limits.max_length - len(tokens))
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds

@@ -1,4 +1,4 @@
-"""KV slots: fixed in number, handed out lowest first, waited for in order."""
+"""Allocates a fixed number of KV slots, lowest first, to requests that wait in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 MOST_WAITING = 256
 """Requests that may wait for a slot, besides `reserved_places`."""
 KEPT_SECONDS = 2.0
-"""How long the place of one that waited for `seconds` in vain is kept for it to come back."""
+"""How long the place of a named request whose wait timed out is kept for it to come back."""
 
 
 def reserved_places(queue: int) -> int:
@@ -20,12 +20,12 @@ def reserved_places(queue: int) -> int:
 
 
 class NoFreeSlot(RuntimeError):
-    """Every slot is taken (and, for `acquire`, so is every place in the queue, or the time that one waits is over)."""
+    """Every slot is taken; for `acquire`, the queue is also full or the wait has timed out."""
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """In the queue. `turn` None: whoever waited here is expected back until `kept_until`, and passed over meanwhile."""
+    """A place in the queue. If `turn` is None, it is kept until `kept_until` for a request that may come back."""
 
     name: Hashable
     turn: asyncio.Future[int] | None = None
@@ -33,7 +33,7 @@ class _Place:
 
 
 class SlotPool:
-    """Slots 0 .. count-1. Lowest first keeps the busy ones neighbours, whose caches are read without a copy."""
+    """Slots 0 to count - 1. Taking the lowest first keeps busy slots adjacent, so caches are read without a copy."""
 
     def __init__(self, count: int, max_waiting: int = MOST_WAITING + reserved_places(MOST_WAITING)) -> None:
         self._free = list(range(count))
@@ -48,21 +48,21 @@ class SlotPool:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot."""
+        """The number of requests that wait for a slot."""
         return sum(place.turn is not None for place in self._queue)
 
     def take(self) -> int:
-        """A slot now, or NoFreeSlot."""
+        """Returns a free slot, or raises NoFreeSlot."""
         self._check()
         if not self._free:
             raise NoFreeSlot(f"all {self.count} KV slots are taken")
         return self._free.pop(0)
 
     async def acquire(self, seconds: float | None = None, name: Hashable = None) -> int:
-        """A slot as soon as one is free, first come first served; NoFreeSlot if too many wait already.
+        """Waits for a slot, first come first served. Raises NoFreeSlot if too many wait, or after `seconds`.
 
-        With `seconds` it waits no longer, then raises NoFreeSlot. Whoever comes back soon by the same `name` has kept
-        its place: many short waits get as far as one long one.
+        A request that comes back soon with the same `name` keeps its place, so that many short waits have the effect of
+        a long one.
         """
         self._check()
         place = self._place(name)
@@ -91,7 +91,7 @@ class SlotPool:
                 timer.cancel()
 
     def _place(self, name: Hashable) -> _Place:
-        """The one that was kept for `name`, or a new one. What was kept too long is gone."""
+        """Returns the place kept for `name`, or a new one; drops places that were kept too long."""
         if self._queue:
             now = asyncio.get_running_loop().time()
             self._queue = [place for place in self._queue if place.turn is not None or place.kept_until > now]
@@ -111,7 +111,7 @@ class SlotPool:
             self._queue.remove(place)
 
     def close(self, error: Exception) -> None:
-        """Nobody gets a slot any more: who waits for one, or comes later, gets `error`."""
+        """Closes the pool: waiting and later requests get `error`."""
         self._closed = error
         queue, self._queue = self._queue, []
         for place in queue:
@@ -123,7 +123,7 @@ class SlotPool:
             raise self._closed
 
     def release(self, slot: int) -> None:
-        """Gives a slot back. Safe while its last step still runs: later steps come after it on the same thread."""
+        """Returns a slot to the pool. Safe while its last step still runs, because later steps run after it."""
         for place in self._queue:
             if place.turn is not None and not place.turn.done():
                 self._leave(place)

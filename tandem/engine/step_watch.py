@@ -1,9 +1,9 @@
-"""Watches the steps of a device: one that does not come back fails its rows and, in the end, the engine.
+"""Watches the steps of a device: a step that hangs fails its rows and, if it does not return, the engine.
 
-The watch is one timer of the event loop that looks, about once a second, at which step is running; a step itself pays
-for one comparison. A step that runs beyond its bound is abandoned: its rows and all others get StepHung at once, so
-that callers go on elsewhere. If it comes back within as long again, the device is used again; if it does not, or fails,
-the engine is lost, and the process ends to be started again.
+A timer of the event loop checks about once a second which step is running; a step itself costs one comparison. A step
+that exceeds its bound is abandoned: all rows get StepHung at once, so that callers can continue elsewhere. If it
+returns within the same time again, the device is used again. If it does not, or fails, the engine is lost, and the
+process ends to be restarted.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 log = logging.getLogger("tandem.models")
 
 FIRST_SECONDS = 300.0
-"""For the first step of a kind: an accelerator may still have to compile or load something for it."""
+"""Bound of the first step of a kind, for which an accelerator may still have to compile or load something."""
 LEAST_SECONDS = 30.0
-"""A prefill of a whole chunk takes many times as long as one of a token."""
+"""Least bound of later steps, since a prefill of a whole chunk takes many times as long as one of a token."""
 TIMES_LONGEST = 20.0
+"""The bound as a multiple of the longest recent step."""
 FADES = 0.999
-"""What is left, after each further step, of the time of the longest."""
+"""Factor by which each further step fades the time of the longest."""
 LOOKS_EVERY = 1.0
 
 
 class StepBound:
-    """How long a step may take, in seconds: fixed, or learned from the steps of its kind (the type of its rows).
+    """The longest time that a step may take, in seconds: fixed, or learned per kind of step (the type of its rows).
 
-    Learned: 20 times the longest recent step, and at least 30 s; 300 s for the first. Raises ValueError.
+    The learned bound is 20 times the longest recent step and at least 30 s; 300 s for the first. Raises ValueError.
     """
 
     def __init__(self, fixed: float | None = None) -> None:
@@ -42,12 +43,12 @@ class StepBound:
         self.looks_every = LOOKS_EVERY if fixed is None else min(LOOKS_EVERY, fixed / 4)
 
     def learn(self, kind: type, seconds: float) -> None:
-        """A step of this kind took so long."""
+        """Records that a step of this kind took `seconds`."""
         longest = self._longest.get(kind, 0.0) * FADES
         self._longest[kind] = seconds if seconds > longest else longest
 
     def seconds(self, kind: type) -> float:
-        """The bound of the next step of this kind."""
+        """Returns the bound of the next step of this kind."""
         if self._fixed is not None:
             return self._fixed
         longest = self._longest.get(kind)
@@ -55,7 +56,7 @@ class StepBound:
 
 
 def named_seconds(given: str) -> float | None:
-    """What --step_seconds says: a number, or None for auto. Raises ValueError."""
+    """Parses --step_seconds: a number, or None for auto. Raises ValueError."""
     try:
         return None if given == "auto" else float(given)
     except ValueError:
@@ -63,9 +64,9 @@ def named_seconds(given: str) -> float | None:
 
 
 class StepWatch:
-    """Of one device thread. `lose` is called once, where a step does not come back or fails after it hung.
+    """Watches one device thread. Calls `lose` once if a step that hung does not return, or fails.
 
-    `changed` is told False when a step hangs and True when it came back in time. `clock`: seconds, monotonic.
+    `changed` is called with False when a step hangs, and with True if it returns in time. `clock`: monotonic seconds.
     """
 
     def __init__(
@@ -82,15 +83,15 @@ class StepWatch:
         batcher.learn, batcher.came_back = bound.learn, self._came_back
 
     async def forever(self) -> None:
-        """Looks again and again, until cancelled."""
+        """Checks periodically, until cancelled."""
         while True:
             await asyncio.sleep(self._bound.looks_every)
             self.look()
 
     def look(self) -> None:
-        """Whether the step that runs has run for too long.
+        """Checks whether the running step has exceeded its bound.
 
-        Time in which the loop did not run either does not count: the whole process stood still, not a step.
+        Time in which the event loop did not run either is not counted, because then the whole process was stopped.
         """
         now = self._clock()
         passed, self._looked = min(now - self._looked, 2 * self._bound.looks_every), now
@@ -132,7 +133,7 @@ class StepWatch:
 
 
 def described(rows: list[object]) -> str:
-    """What a step is, for the log: kind, rows, tokens of its widest row."""
+    """Describes a step for the log: its kind, its rows and the tokens of its widest row."""
     kind = type(rows[0]).__name__.removesuffix("Row").lower()
     return f"a {kind} step of {len(rows)} {'row' if len(rows) == 1 else 'rows'}, width {max(map(_width, rows))}"
 

@@ -17,12 +17,12 @@ from tandem.rpc.request_context import outgoing
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
 from tandem.speculation.types import (
     Draft,
-    DraftLimit,
     InvalidField,
     ModelInfo,
     Rule,
     SamplingParams,
     SpeculationStats,
+    model_part,
 )
 from tandem.v1 import draft_worker_pb2 as pb
 
@@ -99,11 +99,10 @@ class RemoteDrafter:
         vocab_size: int,
         stats: SpeculationStats,
         rule: Rule = Rule.AGREEMENT,
-        limit: DraftLimit | None = None,
         deadline: float | None = None,
     ) -> None:
         self._client, self._vocab_size, self._stats, self._rule = client, vocab_size, stats, rule
-        self._limit, self._deadline = limit or DraftLimit(), deadline
+        self._deadline = deadline
         self._sampling = SamplingParams()
         self._session_id = ""
         self._known = 0
@@ -111,11 +110,11 @@ class RemoteDrafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Sends the prompt to the worker. The time counts as prompt processing, not as network time."""
         self._session_id, self._known, self._sampling = uuid.uuid4().hex, 0, sampling
-        await self._propose(prompt, 0)
+        await self._propose(prompt, 0, None)
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         sent = time.perf_counter()
-        reply = await self._propose(tokens, k)
+        reply = await self._propose(tokens, k, model_k)
         if reply is None:
             return Draft()
         self._stats.network_seconds += max(0.0, time.perf_counter() - sent - reply.server_seconds)
@@ -130,7 +129,7 @@ class RemoteDrafter:
             self._stats.bytes_up += self._client.end(self._session_id)
             self._session_id = ""
 
-    async def _propose(self, tokens: Sequence[int], k: int) -> pb.ProposeResponse | None:
+    async def _propose(self, tokens: Sequence[int], k: int, model_k: int | None) -> pb.ProposeResponse | None:
         """Returns the worker's reply, or None if the sequence is too long for it. Resends all tokens if necessary."""
         now, seconds = time.monotonic(), self._client.seconds
         if self._deadline is not None:
@@ -141,10 +140,10 @@ class RemoteDrafter:
             if len(tokens) >= limits.max_sequence_length:
                 return None
             k = min(k, limits.max_speculation_length)
-            reply = await self._ask(tokens, k, give_up)
+            reply = await self._ask(tokens, k, model_k, give_up)
             if reply.unknown:
                 self._known = 0
-                reply = await self._ask(tokens, k, give_up)
+                reply = await self._ask(tokens, k, model_k, give_up)
             if reply.unknown:
                 raise TandemError("ABORTED", "the worker does not know a session that has just begun")
         except TandemError as error:
@@ -158,14 +157,14 @@ class RemoteDrafter:
         self._known = len(tokens)
         return reply
 
-    async def _ask(self, tokens: Sequence[int], k: int, give_up: float) -> pb.ProposeResponse:
+    async def _ask(self, tokens: Sequence[int], k: int, model_k: int | None, give_up: float) -> pb.ProposeResponse:
         first = self._known == 0
         request = pb.ProposeRequest(
             session_id=self._session_id,
             known_length=self._known,
             tokens=tokens[self._known :],
             speculation_length=k,
-            model_speculation_length=self._limit.of_model(k),
+            model_speculation_length=model_part(k, model_k),
             sampling=wire.sampling_to_wire(self._sampling) if first else None,
             tokenizer_sha256=self._client.tokenizer_sha256 if first else "",
             rule=wire.rule_to_wire(self._rule) if first else None,

@@ -72,10 +72,10 @@ class _Traced(Generic[Opens]):
 class TracedDrafter(_Traced[Drafts]):
     _opening = "open draft"
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         span = self._current().child("draft", {"k": k, "base_length": len(tokens)})
         with within(span):
-            draft = await self._inner.propose(tokens, k)
+            draft = await self._inner.propose(tokens, k, model_k)
             span.note({"drafted": len(draft.token_ids), **_seconds(draft)})
         return draft
 
@@ -120,10 +120,10 @@ class TracedFlights(_Traced[FlightVerifier]):
 
 
 class TracedRounds(_Traced[Rounds]):
-    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         span = self._current().child("round", {"base_length": len(tokens)})
         with within(span):
-            draft, verdict = await self._inner.round(tokens, k)
+            draft, verdict = await self._inner.round(tokens, k, model_k)
             span.note({"k": len(draft.token_ids), "accepted": verdict.accepted, **_seconds(verdict)})
             span.note({"draft_seconds": draft.compute_seconds})
         return draft, verdict

@@ -14,8 +14,11 @@ class Drafter(Protocol):
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Prepares for a request whose prompt is `prompt`."""
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
-        """Returns at most `k` tokens that may follow `tokens`, which are the prompt and everything committed."""
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+        """Returns at most `k` tokens that may follow `tokens`, which are the prompt and everything committed.
+
+        A draft model may propose at most `model_k` of them (None: all).
+        """
 
     async def close(self) -> None:
         """Frees what `open` took. May be called at any time, and more than once."""
@@ -64,7 +67,7 @@ class NgramDrafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._forget()
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         _, copied = self.match(tokens, k)
         return Draft(copied, proposed_by=(Proposer.NGRAM,) * len(copied))
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 from tandem.speculation.drafters import BonusDrafter, Drafter, teach
 from tandem.speculation.types import Draft, SamplingParams, SpeculationStats
@@ -82,8 +83,24 @@ class Backoff:
         return changed
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A call of a drafter, whose outcome must be reported. `trial`: made to find out whether the drafter is back."""
+
+    health: DrafterHealth
+    trial: bool = False
+
+    def failed(self, error: Exception) -> None:
+        """Reports that the call failed."""
+        self.health.failed(error, self.trial)
+
+    def succeeded(self) -> None:
+        """Reports that the drafter answered."""
+        self.health.succeeded()
+
+
 class DrafterHealth:
-    """What the requests of a process know together about one drafter. Says each change once."""
+    """The health of one drafter, shared by the requests of a process. Logs each change once."""
 
     def __init__(self, name: str, backoff: Backoff | None = None) -> None:
         self.name, self.backoff = name, backoff or Backoff()
@@ -93,7 +110,19 @@ class DrafterHealth:
     def up(self) -> bool:
         return self.backoff.up
 
+    def attempt(self) -> Attempt | None:
+        """Returns the attempt that may be made now: a call if the drafter is up, a trial if one is due, or None."""
+        if self.up:
+            return Attempt(self)
+        return Attempt(self, trial=True) if self.backoff.due() else None
+
+    def skipped(self, stats: SpeculationStats) -> None:
+        """Counts a round that went undrafted, here and in the statistics of its request."""
+        self.undrafted += 1
+        stats.undrafted_rounds += 1
+
     def failed(self, error: Exception, trial: bool = False) -> None:
+        """Records that a call failed."""
         self.failures += 1
         if self.backoff.failed(trial):
             reason = " ".join(f"{error}".split()) or type(error).__name__
@@ -105,6 +134,7 @@ class DrafterHealth:
             )
 
     def succeeded(self) -> None:
+        """Records that a call was answered."""
         down = self.backoff.seconds
         if self.backoff.succeeded():
             log.info(
@@ -113,10 +143,10 @@ class DrafterHealth:
 
 
 class FallibleDrafter:
-    """Another drafter's proposals for one request, or none for as long as it fails. Raises nothing.
+    """Wraps a drafter for one request: proposes nothing for as long as it fails, and raises no exceptions.
 
-    How long a call may take is the other drafter's to bound. `refusals`: exceptions that are about this request alone.
-    Rounds that went undrafted are counted into `stats`.
+    The wrapped drafter must limit the time of its calls. `refusals`: exceptions that concern only this request, which
+    has its own `backoff` for them. Rounds that go undrafted are counted in `stats`.
     """
 
     def __init__(
@@ -129,7 +159,7 @@ class FallibleDrafter:
     ) -> None:
         self._drafter, self._health = drafter, health
         self._stats = stats if stats is not None else SpeculationStats()
-        self._refusals, self._backoff = refusals, backoff or Backoff()  # of this request alone
+        self._refusals, self._backoff = refusals, backoff or Backoff()
         self._sampling = SamplingParams()
         self._opened = False
         self._trial: asyncio.Task[Draft | None] | None = None
@@ -137,12 +167,12 @@ class FallibleDrafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
         if self._health.up:
-            await self._attempt(prompt, _nothing)
+            await self._call(prompt, _nothing, Attempt(self._health))
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
-        draft = await self._asked(tokens, (lambda known: self._drafter.propose(known, k)) if k else _nothing)
-        self._health.undrafted += draft is None
-        self._stats.undrafted_rounds += draft is None
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
+        draft = await self._try(tokens, (lambda known: self._drafter.propose(known, k, model_k)) if k else _nothing)
+        if draft is None:
+            self._health.skipped(self._stats)
         return draft or Draft()
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -154,44 +184,46 @@ class FallibleDrafter:
             await asyncio.gather(self._trial, return_exceptions=True)
         await self._drafter.close()
 
-    async def _asked(self, tokens: Sequence[int], call: _Call) -> Draft | None:
+    async def _try(self, tokens: Sequence[int], call: _Call) -> Draft | None:
+        """Calls the drafter if it is up; otherwise begins a trial if one is due, and returns None."""
         if self._trial and not self._trial.done():
             return None  # one call at a time
-        if self._health.up and self._backoff.up:
-            return await self._attempt(tokens, call)
-        if self._trial_is_due():
-            # Beside the rounds: it brings the drafter up to date, its proposal comes too late for any.
-            self._trial = asyncio.create_task(self._attempt(list(tokens), call, trial=True), name="drafter trial")
+        attempt = self._health.attempt()
+        if attempt is None or not (self._backoff.up or self._backoff.due()):
+            return None
+        if self._backoff.up and not attempt.trial:
+            return await self._call(tokens, call, attempt)
+        # A trial runs beside the rounds and brings the drafter up to date; its proposal comes too late to be used.
+        trial = Attempt(self._health, trial=True)
+        self._trial = asyncio.create_task(self._call(list(tokens), call, trial), name="drafter trial")
         return None
 
-    def _trial_is_due(self) -> bool:
-        return (self._health.up or self._health.backoff.due()) and (self._backoff.up or self._backoff.due())
-
-    async def _attempt(self, tokens: Sequence[int], call: _Call, trial: bool = False) -> Draft | None:
+    async def _call(self, tokens: Sequence[int], call: _Call, attempt: Attempt) -> Draft | None:
+        """Makes the attempt and reports its outcome. Returns None if it fails."""
         try:
             if not self._opened:
-                await self._drafter.close()  # what an opening that failed may hold
+                await self._drafter.close()  # frees what a failed `open` may hold
                 await self._drafter.open(tokens, self._sampling)
                 self._opened = True
             draft = await call(tokens)
         except DrafterLate:
-            self._backoff.failed(trial)
+            self._backoff.failed(attempt.trial)
             return None
         except self._refusals as error:
-            self._health.succeeded()  # it answers
-            if self._backoff.failed(trial):
+            attempt.succeeded()  # a refusal is an answer
+            if self._backoff.failed(attempt.trial):
                 log.debug("drafter %s refused a request: %s", self._health.name, error)
             return None
-        except Exception as error:  # whatever it is: a drafter never ends a request
-            self._health.failed(error, trial)
+        except Exception as error:  # no error of a drafter may end a request
+            attempt.failed(error)
             return None
         self._backoff.succeeded()
-        self._health.succeeded()
+        attempt.succeeded()
         return draft
 
 
 class FallibleBonusDrafter(FallibleDrafter):
-    """Likewise for a drafter that guesses; a guess that fails is none."""
+    """A FallibleDrafter that also drafts bonus tokens; if that fails, there is none."""
 
     def __init__(
         self,
@@ -204,7 +236,7 @@ class FallibleBonusDrafter(FallibleDrafter):
         self._bonus_drafter = drafter
 
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
-        return await self._asked(tokens, self._bonus_drafter.draft_bonus) or Draft()
+        return await self._try(tokens, self._bonus_drafter.draft_bonus) or Draft()
 
 
 _Call = Callable[[Sequence[int]], Awaitable[Draft]]

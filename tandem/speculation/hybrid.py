@@ -19,11 +19,11 @@ class HybridDrafter:
         await self._lookup.open(prompt, sampling)
         await self._model.open(prompt, sampling)
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         copied = await self._lookup.propose(tokens, k)
         if copied.token_ids:
             return copied
-        draft = await self._model.propose(tokens, k)
+        draft = await self._model.propose(tokens, k, model_k)
         self._lookup.modelled(tokens, draft.token_ids)
         return draft
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from tandem.speculation.acceptance_rates import HIGHEST, AcceptanceCounts
 from tandem.speculation.round_statistics import ANY_ROWS, RoundStatistics, proposer_of, without_queue
-from tandem.speculation.types import Draft, DraftLimit, Proposer, Verdict
+from tandem.speculation.types import Draft, DraftLength, Proposer, Verdict
 
 FIRST = 3
 """Draft tokens of the first round of a process."""
@@ -43,7 +43,7 @@ class LengthPolicy(Protocol):
     It may have to choose for a round before it is told the outcome of the one under way.
     """
 
-    def choose(self, remaining: int) -> int:
+    def choose(self, remaining: int) -> DraftLength:
         """Returns how many draft tokens to ask for: 0 to `remaining` - 1, given `remaining` >= 1 tokens to produce."""
 
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
@@ -60,8 +60,8 @@ class FixedLength:
         if self.length < 0:
             raise ValueError(f"speculation_length: {self.length} is below 0")
 
-    def choose(self, remaining: int) -> int:
-        return min(self.length, remaining - 1)
+    def choose(self, remaining: int) -> DraftLength:
+        return DraftLength(min(self.length, remaining - 1))
 
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """Does nothing: the length is fixed."""
@@ -172,15 +172,14 @@ class _Choice(NamedTuple):
 class AdaptiveLength:
     """Chooses lengths of at most `most` for one session; sessions share measurements through `statistics`.
 
-    Copies may be longer than the model's drafts: `choose` returns the longer, and `limit` holds the model's length. If
+    Copies may be longer than the model's drafts: `choose` returns both lengths. If
     nothing is drafted because it does not pay, the evidence fades, so that after a while drafting may pay again. Trials
     are paid from a small share of the session's time: a failed trial is charged to it, a successful one pays for
     itself. So trials become rare where they fail and frequent where they succeed.
     """
 
-    def __init__(self, most: int, statistics: RoundStatistics, limit: DraftLimit | None = None) -> None:
+    def __init__(self, most: int, statistics: RoundStatistics) -> None:
         self._most, self._statistics = most, statistics
-        self._limit = limit if limit is not None else DraftLimit()
         self._prior = {proposer: statistics.rates(proposer, most) for proposer in Proposer}
         self._counts = {proposer: AcceptanceCounts(FADING) for proposer in Proposer}
         self._idle = dict.fromkeys(Proposer, 0)  # rounds since the proposer's last draft
@@ -191,12 +190,11 @@ class AdaptiveLength:
         self._allowance: float | None = None
         self._chosen: deque[_Choice] = deque()
 
-    def choose(self, remaining: int) -> int:
+    def choose(self, remaining: int) -> DraftLength:
         most = min(self._most, remaining - 1)
         choice = self._choose(most) if most > 0 else _Choice(0, 0)
         self._chosen.append(choice)
-        self._limit.model = choice.model
-        return choice.length
+        return DraftLength(choice.length, choice.model)
 
     def _choose(self, most: int) -> _Choice:
         if self._statistics.rounds < TRIED or not self._statistics.verify.steps:

@@ -74,7 +74,7 @@ class PolicedLookup:
         await self._lookup.open(prompt, sampling)
         self._open, self._learned = [], len(prompt)
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         """Returns a copy of `k` tokens, or nothing if the model is expected to do better."""
         size, copied = self._lookup.match(tokens, k)
         if not copied or self._expected_accepted(min(size, LONG), k) < self._expected_accepted(MODEL, k):

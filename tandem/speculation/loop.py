@@ -12,7 +12,15 @@ from tandem.speculation.cleanup import finish
 from tandem.speculation.drafters import Drafter, teach
 from tandem.speculation.length import LengthPolicy
 from tandem.speculation.stopping import Stopping
-from tandem.speculation.types import Chunk, Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.types import (
+    Chunk,
+    Draft,
+    DraftLength,
+    SamplingParams,
+    SparseDistribution,
+    SpeculationStats,
+    Verdict,
+)
 
 
 class Verifier(Protocol):
@@ -39,7 +47,8 @@ class Rounds(Protocol):
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Prepares for a request whose prompt is `prompt`."""
 
-    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]: ...
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+        """Drafts at most `k` tokens, at most `model_k` of them by a model (None: all), and verifies them."""
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Reports that all of `tokens` is committed; the next round may have begun already."""
@@ -60,8 +69,8 @@ class DraftThenVerify:
         if self.drafter:
             await self.drafter.open(prompt, sampling)
 
-    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
-        draft = await self.drafter.propose(tokens, k) if self.drafter and k else Draft()
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+        draft = await self.drafter.propose(tokens, k, model_k) if self.drafter and k else Draft()
         verdict = await self.verifier.verify(tokens, draft.token_ids, draft.distributions)
         return draft, verdict
 
@@ -96,22 +105,22 @@ async def speculate(
         started = time.perf_counter()
         await rounds.open(tokens, sampling)
         stats.prefill_seconds = time.perf_counter() - started
-        k = lengths.choose(stopping.remaining)
+        length = lengths.choose(stopping.remaining)
         while stopping.remaining:
             if under_way is None:
-                under_way = _Round(rounds, tokens, min(k, stopping.remaining - 1), time.perf_counter())
+                under_way = _Round(rounds, tokens, length, stopping.remaining - 1, time.perf_counter())
                 await _let_round_start()
-                k = lengths.choose(stopping.remaining)
+                length = lengths.choose(stopping.remaining)
             draft, verdict, ended = await under_way.task
             done, under_way = under_way, None
             tokens += verdict.token_ids
             if left := stopping.left_after(verdict.token_ids):
-                under_way = _Round(rounds, tokens, min(k, left - 1), ended)
+                under_way = _Round(rounds, tokens, length, left - 1, ended)
                 await _let_round_start()
             rounds.learn(tokens)
             lengths.observe(done.k, draft, verdict, ended - done.started)
             if left:
-                k = lengths.choose(left)
+                length = lengths.choose(left)
             stats.spent(draft)
             stats.observe(draft.token_ids, verdict)
             stats.attribute(draft.proposed_by, verdict.accepted)
@@ -135,17 +144,20 @@ async def _let_round_start() -> None:
 
 
 class _Round:
-    """A round of `k` draft tokens under way. `started`: the earliest time at which it could begin (perf_counter)."""
+    """A round under way, of `length` but at most `most` draft tokens.
 
-    def __init__(self, rounds: Rounds, tokens: Sequence[int], k: int, started: float) -> None:
-        self.k, self.started = k, started
-        self.task = asyncio.create_task(_timed(rounds, tokens, k), name="round")
+    `started`: the earliest time at which it could begin (perf_counter).
+    """
+
+    def __init__(self, rounds: Rounds, tokens: Sequence[int], length: DraftLength, most: int, started: float) -> None:
+        self.k, self.started = min(length.k, most), started
+        self.task = asyncio.create_task(_timed(rounds, tokens, self.k, length.model_k), name="round")
 
     async def cancel(self) -> None:
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-async def _timed(rounds: Rounds, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict, float]:
-    draft, verdict = await rounds.round(tokens, k)
+async def _timed(rounds: Rounds, tokens: Sequence[int], k: int, model_k: int | None) -> tuple[Draft, Verdict, float]:
+    draft, verdict = await rounds.round(tokens, k, model_k)
     return draft, verdict, time.perf_counter()

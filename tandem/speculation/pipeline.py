@@ -98,6 +98,7 @@ class PipelinedRounds:
     _ahead: asyncio.Task[bool] | None = None  # drafts and sends one round; False: no bonus token was drafted
     _no_bonus: bool = False  # no bonus token can be drafted until the next verdict
     _k: int = 0
+    _model_k: int | None = None
     _answered: float = 0.0
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
@@ -105,9 +106,9 @@ class PipelinedRounds:
         await self.drafter.open(prompt, sampling)
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
 
-    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Returns the verdict on the round that extends `tokens`: one in flight already, or a new one of `k` drafts."""
-        self._k = k
+        self._k, self._model_k = k, model_k
         if not self._flights:
             await self._send_first(tokens)
         stale = 0
@@ -191,7 +192,7 @@ class PipelinedRounds:
         return sent
 
     async def _propose(self, tokens: Sequence[int]) -> Draft:
-        return await self._timed(self.drafter.propose(tokens, min(self._k, self._end - len(tokens) - 1)))
+        return await self._timed(self.drafter.propose(tokens, min(self._k, self._end - len(tokens) - 1), self._model_k))
 
     async def _timed(self, drafting: Awaitable[Draft]) -> Draft:
         began = self.clock()

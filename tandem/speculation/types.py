@@ -188,17 +188,20 @@ class Draft:
             raise ValueError(f"proposed_by: {len(self.proposed_by)} entries for {len(self.token_ids)} tokens")
 
 
-@dataclass(slots=True)
-class DraftLimit:
-    """How many draft tokens of a session's next round may be a model's, where copies may be more. None: all of them.
+@dataclass(frozen=True, slots=True)
+class DraftLength:
+    """How many draft tokens a round asks for: at most `k`, of which a model may propose `model_k` (None: all).
 
-    Written by what chooses lengths, read by what drafts.
+    A copy may be longer than a model's draft.
     """
 
-    model: int | None = None
+    k: int
+    model_k: int | None = None
 
-    def of_model(self, k: int) -> int:
-        return k if self.model is None else min(k, self.model)
+
+def model_part(k: int, model_k: int | None) -> int:
+    """Returns how many of `k` draft tokens a model may propose (see DraftLength)."""
+    return k if model_k is None else min(k, model_k)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Making draft models."""
+"""Trains and evaluates draft models."""

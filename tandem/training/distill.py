@@ -1,8 +1,9 @@
-"""Distillation: the student learns the target's distribution at every token that the target said.
+"""Distills the target: the student learns the target's distribution at every token that the target generated.
 
-The loss is the cross-entropy against the target's best tokens, mixed with the cross-entropy against the first of them
-(greedy decoding asks for nothing else). The softmax runs over the tokens most often said and a random sample of all
-others, which keeps tokens that the target never says from rising: a quarter of the whole vocabulary's cost.
+The loss is the cross-entropy against the target's best tokens, mixed with the cross-entropy against the first of them,
+the only one that matters for greedy decoding. The softmax runs over the most frequent tokens and a random sample of all
+others, which keeps the logits of tokens that the target never generates low, at a quarter of the cost of the whole
+vocabulary.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from tandem.training.shards import Answered
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """tokens [rows, length]; where [answered, 2] are (row, column) of the positions that predict an answered token;
-    ids and probs [answered, top] are the target's."""
+    """A training batch; "answered" tokens are those that the target generated.
+
+    tokens: int64 [rows, length]. where: int64 [answered, 2], (row, column) of the position that predicts each answered
+    token. ids: int64 [answered, top] and probs: float32 [answered, top] are the target's best tokens.
+    """
 
     tokens: Tensor
     where: Tensor
@@ -29,13 +33,14 @@ class Batch:
     probs: Tensor
 
     def to(self, device: str) -> Batch:
+        """Returns the batch on `device`."""
         return Batch(*(part.to(device) for part in (self.tokens, self.where, self.ids, self.probs)))
 
 
 def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random.Generator) -> list[list[int]]:
-    """All sequences in random groups of about `tokens` answered tokens, those of like length together.
+    """Returns the indices of all sequences in random groups of about `tokens` answered tokens and similar lengths.
 
-    `lengths` are (prompt, answer) of each sequence.
+    `lengths`: (prompt tokens, answered tokens) of each sequence.
     """
     order = rng.permutation(len(lengths)).tolist()
     groups: list[list[int]] = []
@@ -54,6 +59,7 @@ def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random
 
 
 def make_batch(data: Sequence[Answered]) -> Batch:
+    """Pads and stacks sequences into a batch."""
     length = max(len(s.prompt) + len(s.answer) for s in data) - 1
     tokens = np.zeros((len(data), length), np.int64)
     where = []
@@ -72,9 +78,10 @@ def make_batch(data: Sequence[Answered]) -> Batch:
 
 
 def copies(data: Sequence[Answered], count: int, rng: np.random.Generator) -> list[Answered]:
-    """Sequences in which something is said twice, the second time to be learnt.
+    """Makes `count` sequences that repeat a span of `data`, with the repetition as the answer.
 
-    Copying from the context is what a small model learns last and needs most (Olsson et al. 2022, induction heads).
+    Copying from the context is the most useful skill of a small model and the last that it learns (Olsson et al. 2022,
+    induction heads).
     """
     made = []
     for i in rng.integers(len(data), size=count):
@@ -106,16 +113,20 @@ class Softmax:
         self._at = self._at.to(device)
 
     def sample(self) -> Tensor:
+        """Returns the ids of a step's softmax, int64 [seen + others]: the seen ids, then a random sample."""
         picked = torch.randint(len(self._rest), (self._others,), device=self.seen.device) if self._others else None
         return self.seen if picked is None else torch.cat((self.seen, self._rest[picked]))
 
     def columns(self, ids: Tensor) -> Tensor:
-        """Where `ids` stand in a sample; -1 for those not seen."""
+        """Returns the columns of `ids` in a sample, int64 of the same shape; -1 for ids not in `seen`."""
         return self._at[ids]
 
 
 def loss_of(student: Any, batch: Batch, softmax: Softmax, hard: float) -> tuple[Tensor, Tensor]:
-    """Mean loss over the answered tokens, and how many of them the student's first choice agrees on."""
+    """Returns the mean loss over the answered tokens, and on how many of them the student's first choice agrees.
+
+    `hard`: the weight of the target's first choice.
+    """
     hidden = student.model(input_ids=batch.tokens, use_cache=False).last_hidden_state
     rows = hidden[batch.where[:, 0], batch.where[:, 1]]
     ids = softmax.sample()
@@ -130,9 +141,9 @@ def loss_of(student: Any, batch: Batch, softmax: Softmax, hard: float) -> tuple[
 class _CrossEntropy(torch.autograd.Function):
     """Cross-entropy of softmax(rows @ weight.T) against sparse targets, a few rows at a time.
 
-    rows [n, h], weight [s, h], columns [n, top] and probs [n, top] (their sum may be below 1). Gives the mean loss and
-    each row's best column. The gradient is made along with the loss, while a block of logits is in the CPU's cache:
-    all n x s of them at once would be read from memory ten times over.
+    rows [n, h], weight [s, h], columns [n, top] and probs [n, top] (their sum may be below 1). Returns the mean loss
+    and each row's best column. The gradient is computed with the loss, while a block of logits is in the CPU's cache;
+    computing all n x s logits at once would read them from memory ten times.
     """
 
     @staticmethod
@@ -163,7 +174,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def agreement(student: Any, data: Sequence[Answered], rows: int = 32) -> dict[str, tuple[int, int]]:
-    """By kind and over all, on greedy continuations: (tokens on which the whole-vocabulary argmax agrees, tokens)."""
+    """Returns, by kind and for all greedy continuations: (tokens on which the student's argmax agrees, tokens)."""
     counts: dict[str, list[int]] = {}
     greedy = sorted((s for s in data if s.temperature == 0), key=lambda s: len(s.prompt) + len(s.answer))
     student.eval()

@@ -1,8 +1,8 @@
-"""Measures a trained draft against its target, and writes the model card beside the weights.
+"""Measures a trained draft against its target, and writes the model card next to the weights.
 
     python -m tandem.training.evaluate --draft_model DRAFT [--temperatures 0,0.8] [--curve RUN ...]
 
-The figures are those of `main.py --role accept`, on the built-in prompts: none of them was trained on.
+It measures the same as `main.py --role accept`, on the built-in prompts, none of which is used in training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tandem.training.card import card
 
 @dataclass(frozen=True, slots=True)
 class EvaluateConfig:
-    """curve: other drafts, trained on less, whose held-out agreement shows what data brings."""
+    """What to evaluate. curve: drafts trained on less data, whose held-out agreement the card compares."""
 
     draft: Path
     target: str | None = None
@@ -41,9 +41,9 @@ class EvaluateConfig:
 
 
 async def evaluate(config: EvaluateConfig, show: Callable[[str], None]) -> list[Measured]:
-    """Measures at every temperature, writes figures (acceptance.json) and card (README.md), returns the figures.
+    """Measures at every temperature; writes and returns the results (acceptance.json), and writes the card (README.md).
 
-    The figures of a temperature are written before the next is measured.
+    The results of a temperature are written before the next is measured.
     """
     found: list[Measured] = []
     for temperature in config.temperatures:

@@ -1,8 +1,8 @@
-"""Training data: the target continues prompts of every kind, and its distribution at every token is kept.
+"""Generates training data: the target's continuations of prompts, with its distribution at every token.
 
     python -m tandem.training.generate --output DIR [--target_model T] [--tokens 2000000]
 
-Can be cut short and started again: whole shards stay. A draft is only as good as this is large.
+It can be interrupted and started again: whole shards are kept. More data makes a better draft.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tandem.runners.loading import end_ids
 from tandem.training.prompts import TrainingPrompt, training_prompt
 from tandem.training.shards import Answered, ShardFolder, join
 
-TEMPERATURES = (0.0, 0.6, 0.9)  # of the continuations of one prompt
+TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
 _OWN_FILE = "own_prompts.json"
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateConfig:
-    """tokens: how many the target says in all. own: prompts the target writes itself. shard: sequences in a file."""
+    """tokens: how many the target generates in all. own: prompts that the target writes. shard: sequences per file."""
 
     output: Path
     target: str | None = None
@@ -53,7 +53,7 @@ class GenerateConfig:
 
 
 def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
-    """Writes shards until they hold config.tokens tokens of the target's; returns how many they hold."""
+    """Writes shards until they hold config.tokens generated tokens; returns how many they hold."""
     target = _Target(config)
     folder = ShardFolder(config.output)
     folder.claim(_meta(config))
@@ -112,7 +112,7 @@ class _Target:
         self._kinds: dict[int, str] = {}
 
     def asks(self, config: GenerateConfig, own: tuple[str, ...], done: set[int]) -> Iterator[Any]:
-        """Every prompt that fits, of every shard not done, without end."""
+        """Yields the prompts of every shard that is not done, without end."""
         from tandem.training.sampling import Ask
 
         number = 0
@@ -127,6 +127,7 @@ class _Target:
             number += 1
 
     def run(self, asks: Iterator[Any]) -> Iterator[tuple[int, Answered]]:
+        """Yields (index, continuation) as continuations end."""
         for c in self._sampler.run(asks):
             kind = self._kinds.pop(c.ask.index, "")
             prompt = np.array(c.ask.prompt, np.int32)
@@ -142,7 +143,10 @@ class _Target:
         return str(self.tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
     def write_prompts(self, count: int) -> list[str]:
-        """Instructions that the target writes when it is let begin the user's turn (Magpie, Xu et al. 2024)."""
+        """Returns instructions that the target writes when given only the start of a user turn (Magpie, Xu et al.
+
+        2024).
+        """
         from tandem.training.sampling import Ask
 
         mark = "\u241f"
@@ -158,7 +162,7 @@ def _own_prompts(config: GenerateConfig, target: _Target, show: Callable[[str], 
     if not target.tokenizer.chat_template or not config.own:
         return ()
     if not file.exists():
-        show(f"the target writes {config.own} prompts of its own")
+        show(f"generating {config.own} prompts with the target")
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(target.write_prompts(config.own), indent=0))
         partial.rename(file)
@@ -166,7 +170,7 @@ def _own_prompts(config: GenerateConfig, target: _Target, show: Callable[[str], 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Lets the target continue prompts and keeps what it says.")
+    parser = argparse.ArgumentParser(description="Generates training data: the target's continuations of prompts.")
     parser.add_argument("--output", type=Path, required=True, help="folder for the shards")
     parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
     parser.add_argument("--tokens", type=int, default=2_000_000, help="tokens to generate in all (default 2000000)")

@@ -1,4 +1,4 @@
-"""The training loop: steps in a seeded order, saved every few minutes, taken up where it was cut short."""
+"""Runs the training loop: steps in a seeded order, saved every few minutes and resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tandem.training.shards import Answered
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """counts [vocabulary]: how often each token was among the target's four best."""
+    """The training sequences. counts [vocabulary]: how often each token was among the target's four best."""
 
     train: list[Answered]
     held_out: list[Answered]
@@ -27,7 +27,7 @@ class TrainingData:
 
 
 def rate_at(step: int, steps: int, warm_up: int) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth."""
+    """Returns the learning rate of a step: linear warm-up, then a cosine decay to a fiftieth."""
     if step < warm_up:
         return (step + 1) / warm_up
     along = (step - warm_up) / max(1, steps - warm_up)
@@ -35,7 +35,7 @@ def rate_at(step: int, steps: int, warm_up: int) -> float:
 
 
 class Training:
-    """The loop over steps, with saving and taking up."""
+    """Runs the steps of a training run, with saving and resuming."""
 
     def __init__(self, config: TrainConfig, student: Any, softmax: Softmax, data: TrainingData, steps: int, device: str,
                  show: Callable[[str], None]) -> None:  # fmt: skip
@@ -66,7 +66,7 @@ class Training:
         partial.replace(self.config.state)
 
     def run(self) -> float:
-        """Trains to the last step; returns the seconds that it took, earlier tries included."""
+        """Trains to the last step; returns the seconds that it took, including runs before an interruption."""
         self.student.train()
         epoch = first = 0
         lengths = [(len(s.prompt), len(s.answer)) for s in self.data.train]

@@ -1,8 +1,7 @@
-"""Training prompts of the built-in kinds, made from a seed: the same (seed, index) is always the same prompt.
+"""Makes training prompts of the built-in kinds from a seed: the same (seed, index) always gives the same prompt.
 
-A draft learns what its target says, so the prompts only have to lead the target into every kind of text that will be
-asked of it. The built-in evaluation prompts (`tandem/comparison/measuring/prompts.py`) are held out: a test holds these
-apart.
+A draft learns from the target's continuations, so the prompts only have to cover the kinds of text that users will ask
+for. The built-in evaluation prompts (`tandem/comparison/measuring/prompts.py`) are not among them; a test checks this.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from tandem.training import words
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrompt:
-    """`kind` groups prompts in figures; `chat` wraps the text in the target's chat template."""
+    """A prompt. `kind` groups prompts in reports; `chat`: the text is wrapped in the target's chat template."""
 
     kind: str
     text: str
@@ -25,7 +24,7 @@ class TrainingPrompt:
 
 
 def training_prompt(seed: int, index: int, own: tuple[str, ...] = ()) -> TrainingPrompt:
-    """Prompt `index` of the stream `seed`. `own` are instructions that the target wrote itself."""
+    """Returns prompt `index` of the stream `seed`. `own`: instructions that the target wrote itself."""
     rng = random.Random(f"{seed}/{index}")
     kinds = [kind for kind in WEIGHTS if own or kind != "own"]
     kind = rng.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]

@@ -1,10 +1,10 @@
-"""First lessons at no cost of the target's: what another model said, in the target's tokens.
+"""Converts training data of another model to the target's tokens, for a first stage of training.
 
     python -m tandem.training.retell --data DIR --said_by MODEL --target_model T --output DIR2
 
-A large target says few tokens a second on a CPU, and a draft that knows nothing of lists, code and chat spends them on
-learning what they look like. A small model's data (`generate`) teaches that; `train --start` then goes on with what the
-target itself says. The shards hold the text alone: no distributions, since another vocabulary has none to give.
+A large target generates few tokens per second on a CPU, and an untrained draft needs many of them to learn what lists,
+code and chat look like. Data of a small model (`generate`) teaches that; `train --start` then continues with data of
+the target itself. The shards hold only text, no distributions, since those of another vocabulary cannot be converted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARK = "\u241f"
 
 
 class Teller:
-    """A tokenizer and its chat template, read backwards or forwards."""
+    """Converts between text and tokens with a tokenizer and its chat template."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -38,7 +38,10 @@ class Teller:
         return str(self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
     def read(self, prompt: Iterable[int], answer: Iterable[int]) -> tuple[str, bool, str, bool] | None:
-        """(what was asked, as a chat, the answer, to its end); None where a prompt was cut within its template."""
+        """Returns (prompt, whether it is a chat, answer, whether it ended).
+
+        None if the prompt was cut in its template.
+        """
         answer = list(answer)
         ended = bool(answer) and answer[-1] == self._end
         said = self._text(answer[:-1] if ended else answer)
@@ -53,7 +56,7 @@ class Teller:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def tell(self, asked: str, chat: bool, said: str, ended: bool) -> tuple[list[int], list[int]]:
-        """(prompt, answer) in this tokenizer's ids. Prompt and answer are cut where a token would span both."""
+        """Returns (prompt, answer) as this tokenizer's ids. They are cut where a token would span both."""
         special = not (chat and self._around)
         begun = asked if special else self._chat(asked)
         prompt = self._ids(begun, special)
@@ -67,7 +70,7 @@ class Teller:
 
 
 def retold(one: Answered, by: Teller, to: Teller) -> Answered | None:
-    """The same sequence in other tokens; None where nothing is left to learn from."""
+    """Returns the same sequence in other tokens, or None if no answer is left to learn from."""
     read = by.read(one.prompt.tolist(), one.answer.tolist())
     if read is None:
         return None
@@ -80,7 +83,10 @@ def retold(one: Answered, by: Teller, to: Teller) -> Answered | None:
 
 
 def retell(data: Path, said_by: str | None, target: str | None, output: Path, show: Callable[[str], None]) -> int:
-    """Writes every shard of `data` again; returns how many tokens it came to. Raises ValueErrors of one line."""
+    """Converts every shard of `data`.
+
+    Returns the number of answered tokens. Raises ValueError with a one-line message.
+    """
     from transformers import AutoTokenizer
 
     speaker, listener = unpacked(find(said_by)), unpacked(find(target))
@@ -103,8 +109,10 @@ def retell(data: Path, said_by: str | None, target: str | None, output: Path, sh
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Writes one model's training data in another's tokens.")
     parser.add_argument("--data", type=Path, required=True, help="folder that generate wrote")
-    parser.add_argument("--said_by", "--said-by", help="the model that said it (default: the embedded one)")
-    parser.add_argument("--target_model", "--target-model", help="whose tokens to write (default: the embedded one's)")
+    parser.add_argument("--said_by", "--said-by", help="the model that generated the data (default: the embedded one)")
+    parser.add_argument(
+        "--target_model", "--target-model", help="model whose tokens to write (default: the embedded one)"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the shards")
     args = parser.parse_args(argv)
     try:

@@ -1,4 +1,4 @@
-"""What a training run is made from."""
+"""Defines the configuration of a training run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 from tandem.training.student import StudentConfig
 
-HELD_OUT = 50  # every 50th prompt, with all its continuations, is kept from training
+HELD_OUT = 50  # every 50th prompt is held out, with all its continuations
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
     """batch: answered tokens per step. hard: weight of the target's first choice. softmax: how many of the
-    tokens most often said take part in every step's softmax. others: how many of the rest.
-    copies: sequences that say something twice, made from the data, per sequence of it.
-    max_tokens: use no more of the data than that (for curves).
-    start: a draft to go on from, whose shape it keeps; `student` counts without."""
+    most frequent tokens are in every step's softmax. others: how many of the rest are sampled into it.
+    copies: sequences with a repeated span that are made from the data, per sequence of it.
+    max_tokens: the most tokens of the data to use, for learning curves.
+    start: a draft to continue training, whose shape is kept; `student` is used without one."""
 
     data: Path
     output: Path
@@ -47,5 +47,5 @@ class TrainConfig:
 
     @property
     def state(self) -> Path:
-        """Where a run that was cut short is taken up."""
+        """The file from which an interrupted run is resumed."""
         return self.output / "training_state.pt"

@@ -1,7 +1,7 @@
-"""Training data on disk: numbered shards, each written whole or not at all, so that a run can be cut short anywhere.
+"""Stores training data on disk in numbered shards, each written atomically, so that runs can be interrupted.
 
-A shard holds sequences one after another: tokens [n] (prompt and continuation), and for the tokens that the target
-said, in order, its best ids and log-probabilities [answered, top].
+A shard holds sequences one after another: tokens [n] (prompts and continuations), and for the tokens that the target
+generated, in order, its best ids and their log-probabilities, [answered, top].
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _META = "data.json"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """lengths [sequences], prompts [sequences] (tokens of the prompt), kinds [sequences], the rest as above."""
+    """A shard: lengths, prompts (prompt tokens) and kinds, all [sequences]; the other arrays as described above."""
 
     lengths: NDArray[np.int32]
     prompts: NDArray[np.int32]
@@ -33,7 +33,7 @@ class Shard:
 
     @property
     def answered(self) -> int:
-        """Tokens that the target said."""
+        """The number of tokens that the target generated."""
         return len(self.ids)
 
 
@@ -62,7 +62,7 @@ def join(sequences: Sequence[Answered]) -> Shard:
 
 
 def split(shard: Shard) -> Iterator[Answered]:
-    """The sequences of a shard."""
+    """Returns the sequences of a shard."""
     at = answered = 0
     for i, length in enumerate(shard.lengths.tolist()):
         middle, end = at + int(shard.prompts[i]), at + length
@@ -85,7 +85,7 @@ class ShardFolder:
         self.folder = folder
 
     def claim(self, meta: Mapping[str, Any]) -> None:
-        """Notes what the data is made from; a second run must be made from the same."""
+        """Stores the configuration of the data; raises ValueError if the folder was made with another."""
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / _META
         if not file.exists():

@@ -1,7 +1,7 @@
-"""The draft's shape, and where its weights start: the target's embeddings in fewer dimensions, fresh layers.
+"""Builds the draft model: the target's embeddings reduced to fewer dimensions, and newly initialized layers.
 
-A plain Llama with tied embeddings, because every loader knows one. On a small draft the embeddings are most of the
-bytes, so the hidden size is set by the file's size and the feed-forward width takes what is left.
+It is a plain Llama with tied embeddings, which every loader supports. The embeddings are most of a small draft's bytes,
+so the file size determines the hidden size, and the feed-forward width takes the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StudentConfig:
 
 
 def build(target: Any, config: StudentConfig, counts: Tensor, seed: int) -> Any:
-    """A student for `target`. `counts` [vocabulary] says how often the target said each token."""
+    """Builds a student for `target`. `counts` [vocabulary]: how often the target generated each token."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -67,7 +67,7 @@ def build(target: Any, config: StudentConfig, counts: Tensor, seed: int) -> Any:
 
 
 def go_on_from(folder: Path, target: Any) -> Any:
-    """A trained Llama to train further as a student of the model whose configuration is `target`."""
+    """Loads a trained Llama for further training, as a student of the model with the configuration `target`."""
     from transformers import AutoModelForCausalLM
 
     student: Any = AutoModelForCausalLM.from_pretrained(**find(str(folder)).source, dtype=torch.float32)
@@ -87,7 +87,7 @@ def shape_of(student: Any) -> StudentConfig:
 
 
 def _reduced(embeddings: Tensor, counts: Tensor, hidden: int) -> Tensor:
-    """The principal directions of `embeddings` [vocabulary, d], tokens weighted by how often they are said."""
+    """Projects `embeddings` [vocabulary, d] on their principal directions, weighting tokens by frequency."""
     weights = (counts + 1).sqrt()
     weights = weights / weights.sum()
     centred = embeddings - (weights[:, None] * embeddings).sum(0)
@@ -102,13 +102,13 @@ def _reduced(embeddings: Tensor, counts: Tensor, hidden: int) -> Tensor:
 
 @torch.no_grad()
 def begin_copying(student: Any, counts: Tensor) -> None:
-    """Writes an induction circuit (Olsson et al. 2022) into the first two layers: training need not find it.
+    """Initializes an induction circuit (Olsson et al. 2022) in the first two layers, so that training need not find it.
 
-    Text that repeats is what a draft gets right most cheaply, and a small model finds out last, after millions of
-    tokens. In the first layer, head 0 attends to the token before (its query and key are biases that rotary positions
-    turn into a peak at distance 1) and notes that token's leading components in the last dimensions, which hold least.
-    In the second, heads look for positions whose note is the current token, in the slow rotary frequencies, and bring
-    on what stands there. Models of one layer, or of heads below 16, are left alone.
+    Repeated text is the easiest for a draft to predict, but a small model learns this last, after millions of tokens.
+    In the first layer, head 0 attends to the previous token (rotary positions turn its query and key biases into a peak
+    at distance 1) and copies that token's leading components to the last dimensions, which hold least. In the second
+    layer, heads attend to positions where this copy matches the current token, in the slow rotary frequencies, and
+    output the token found there. Models with one layer or with heads smaller than 16 are left unchanged.
     """
     heads, hidden = student.config.num_attention_heads, student.config.hidden_size
     size = hidden // heads
@@ -144,7 +144,7 @@ def begin_copying(student: Any, counts: Tensor) -> None:
 
 
 def _moments(embeddings: Tensor, counts: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of the leading components as a layer sees them (after its norm), over tokens as they occur."""
+    """Returns mean and deviation of the leading components after a layer's norm, weighting tokens by frequency."""
     seen = embeddings / embeddings.pow(2).mean(1, keepdim=True).sqrt().clamp(min=1e-6)
     weights = ((counts + 1e-3) / (counts + 1e-3).sum())[:, None]
     mean = (weights * seen).sum(0)
@@ -152,7 +152,7 @@ def _moments(embeddings: Tensor, counts: Tensor, size: int) -> tuple[Tensor, Ten
 
 
 def _clear(attention: Any, first: int, size: int) -> None:
-    """Silences a head."""
+    """Sets the weights of a head to zero."""
     for part in (attention.q_proj, attention.k_proj, attention.v_proj):
         part.weight[first : first + size] = 0
         part.bias[first : first + size] = 0

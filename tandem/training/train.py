@@ -1,8 +1,8 @@
-"""Trains a draft on what `generate` wrote, and writes a Hugging Face folder.
+"""Trains a draft on the data of `generate`, and writes a Hugging Face folder.
 
     python -m tandem.training.train --data DIR --output DRAFT [--epochs 4]
 
-Can be cut short and started again with the same arguments: it goes on from the last saved step.
+It can be interrupted and started again with the same arguments: it resumes from the last saved step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def read_data(config: TrainConfig, revision: str, vocab_size: int) -> TrainingDa
 
 
 def _held_out(prompts: set[bytes]) -> set[bytes]:
-    """One prompt in HELD_OUT, at least one; which ones does not depend on the order of the data."""
+    """Selects one prompt in HELD_OUT, at least one, independently of the order of the data."""
     return set(sorted(prompts, key=lambda p: (zlib.crc32(p), p))[: -(-len(prompts) // HELD_OUT)])
 
 
@@ -61,13 +61,13 @@ def _without_spaces(file: Path) -> None:
 
 
 def most_said(counts: torch.Tensor, most: int) -> torch.Tensor:
-    """Ids said at all, at most the `most` frequent of them, in order."""
+    """Returns the ids that occur, at most the `most` frequent ones, in ascending order."""
     ids = counts.argsort(descending=True, stable=True)[:most]
     return ids[counts[ids] > 0].sort().values
 
 
 def _begin(config: TrainConfig, source: dict[str, Any], revision: str) -> tuple[TrainingData, Any]:
-    """The data, and the student as it is before its first step."""
+    """Returns the data, and the student before its first step."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if config.start:
@@ -79,7 +79,7 @@ def _begin(config: TrainConfig, source: dict[str, Any], revision: str) -> tuple[
 
 
 def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
-    """Trains, writes config.output, and returns what is in its training.json."""
+    """Trains, writes config.output, and returns the content of its training.json."""
     from transformers import AutoTokenizer
 
     from tandem.runners.loading import choose_device, transformers_logging
@@ -120,7 +120,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="folder that generate wrote")
     parser.add_argument("--output", type=Path, required=True, help="folder for the draft")
     parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
-    parser.add_argument("--start", type=Path, help="a draft with the target's vocabulary to go on from, shape and all")
+    parser.add_argument(
+        "--start", type=Path, help="a draft with the target's vocabulary to train further, in its shape"
+    )
     parser.add_argument("--hidden", type=int, default=shape.hidden)
     parser.add_argument("--layers", type=int, default=shape.layers)
     parser.add_argument("--heads", type=int, default=shape.heads)
@@ -129,7 +131,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=run.batch, help=f"tokens per step (default {run.batch})")
     parser.add_argument("--rate", type=float, default=run.rate, help=f"learning rate (default {run.rate})")
     parser.add_argument("--hard", type=float, default=run.hard, help="weight of the target's first choice, 0 to 1")
-    parser.add_argument("--max-tokens", type=int, help="use no more of the data (for a curve)")
+    parser.add_argument("--max-tokens", type=int, help="the most tokens of the data to use, for a learning curve")
     parser.add_argument("--seed", type=int, default=run.seed)
     parser.add_argument("--device", default="auto")
     args = vars(parser.parse_args())
@@ -141,7 +143,7 @@ def main() -> int:
         print(f"train: {error}", file=sys.stderr)
         return 2
     print(json.dumps(report["held_out_agreement"]))
-    print(f"wrote {config.output}; measure it with: python -m draft_training.evaluate --draft_model {config.output}")
+    print(f"wrote {config.output}; measure it with: python -m tandem.training.evaluate --draft_model {config.output}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Words that training prompts are made of. None of the built-in evaluation prompts is among them."""
+"""Lists the words that training prompts are made of; none of the built-in evaluation prompts uses them."""
 
 from __future__ import annotations
 

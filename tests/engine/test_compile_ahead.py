@@ -60,8 +60,8 @@ def test_it_says_what_it_made(
     ("arguments", "message"),
     [
         (["--compile_for", "targets"], "compile_for: 'targets' is not one of target, draft, fused"),
-        (["--compile_for", "draft"], "draft_model: name the draft that is to be compiled"),
-        (["--compile", "off"], "compile: off makes no graphs; leave it out, or say inductor"),
+        (["--compile_for", "draft"], "draft_model: name the draft model to compile"),
+        (["--compile", "off"], "compile: off compiles no graphs; leave it out, or use inductor"),
         (["--compile", "neuron"], "compile: neuron is not for cpu: auto or native or inductor or off"),
         (["--backend", "toy"], "device: --role compile with --backend toy does not take it; --backend torch does"),
         (["--batch_buckets", "1,x"], "batch_buckets: '1,x' is not a list of numbers, as in 1,4"),

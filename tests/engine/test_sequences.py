@@ -231,7 +231,7 @@ class Prompter(PolicedLookup):
         super().__init__(LookupPolicy())
         self.script, self.sampling = iter(script), sampling
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         right = next(self.script)
         if right is None:
             return Draft()

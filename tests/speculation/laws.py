@@ -247,7 +247,7 @@ class ModelDrafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         context = list(tokens)
         for _ in range(k):
             at = len(context) + self._impl.draft_offset
@@ -269,7 +269,7 @@ class GarbageDrafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         pass
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         return Draft(tuple(int(t) for t in self._rng.integers(0, self._vocabulary, self._rng.integers(0, k + 1))))
 
     async def close(self) -> None:
@@ -415,7 +415,7 @@ class EnumeratedDrafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         pass
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         context = tuple(tokens)
         for _ in range(k):
             rows = self._coupling(self._law(context), self._own_law(context))

@@ -158,7 +158,7 @@ class EnumeratedDrafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         pass
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         if self._copies:
             return Draft((1,) * k)
         context, sent = list(tokens), []

@@ -52,7 +52,7 @@ class SimulatedDraft:
     async def draft_bonus(self, tokens: Sequence[int]) -> Draft:
         return await self.propose(tokens, 1)
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         if self.dry:
             return Draft()
         if self.tokens == self.fails_at:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.speculation.length import LengthPolicy
-from tandem.speculation.types import Draft, DraftLimit, Proposer, Verdict
+from tandem.speculation.types import Draft, DraftLength, Proposer, Verdict, model_part
 
 Acceptance = Callable[[int, int], float]
 """(absolute position, position in the draft) -> how likely a draft token is accepted if those before it were."""
@@ -60,7 +60,6 @@ class Session:
 
     world: World
     policy: LengthPolicy
-    limit: DraftLimit = field(default_factory=DraftLimit)
     seed: int = 0
     lengths: list[int] = field(default_factory=list)
 
@@ -69,19 +68,19 @@ class Session:
         noise = random.Random(f"noise {self.seed}")
         done, seconds = 0, 0.0
         while done < tokens:
-            k = self.policy.choose(tokens - done)
-            assert 0 <= k < tokens - done or k == 0
-            draft, verdict, took = self._round(k, done, noise)
+            length = self.policy.choose(tokens - done)
+            assert 0 <= length.k < tokens - done or length.k == 0
+            draft, verdict, took = self._round(length, done, noise)
             self.lengths.append(len(draft.token_ids))
-            self.policy.observe(k, draft, verdict, took)
+            self.policy.observe(length.k, draft, verdict, took)
             done += len(verdict.token_ids)
             seconds += took
         return seconds
 
-    def _round(self, k: int, position: int, noise: random.Random) -> tuple[Draft, Verdict, float]:
+    def _round(self, length: DraftLength, position: int, noise: random.Random) -> tuple[Draft, Verdict, float]:
         world, text = self.world, _text(self.seed, position)
-        copied = k > 0 and text[0] < world.copies
-        n = k if copied else self.limit.of_model(k)
+        copied = length.k > 0 and text[0] < world.copies
+        n = length.k if copied else model_part(length.k, length.model_k)
         accepted = 0
         while accepted < n:
             rate = world.copy_rate if copied else world.acceptance(position + accepted, accepted)
@@ -90,7 +89,7 @@ class Session:
             accepted += 1
         verify = (world.verify + world.position * world.rows * (n + 1)) * _shaken(world, noise)
         drafting = 0.0 if copied else n * world.draft * _shaken(world, noise)
-        beside = (world.each_round + (world.asking if k else 0.0)) * _shaken(world, noise)
+        beside = (world.each_round + (world.asking if length.k else 0.0)) * _shaken(world, noise)
         by = (Proposer.NGRAM if copied else Proposer.MODEL,) * n
         draft = Draft((0,) * n, 0.0, drafting, by, rows=world.rows)
         verdict = Verdict((0,) * (accepted + 1), accepted, 0.0, verify, rows=world.rows, width=n + 1)
@@ -112,10 +111,9 @@ def quiet(world: World) -> World:
     return dataclasses.replace(world, noise=0.0, spike=1.0)
 
 
-def total(worlds: Sequence[World], policy: Callable[[DraftLimit], LengthPolicy], tokens: int) -> float:
+def total(worlds: Sequence[World], policy: Callable[[], LengthPolicy], tokens: int) -> float:
     """Seconds of one session in each world, one after the other."""
     seconds = 0.0
     for seed, world in enumerate(worlds):
-        limit = DraftLimit()
-        seconds += Session(world, policy(limit), limit, seed).run(tokens)
+        seconds += Session(world, policy(), seed).run(tokens)
     return seconds

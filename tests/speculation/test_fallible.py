@@ -35,7 +35,7 @@ class Scripted:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         await self._do(f"open {len(prompt)}")
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         await self._do(f"propose {len(tokens)}")
         return Draft((7,))
 

@@ -1,4 +1,4 @@
-"""The output follows the target's own distribution, and for one seed is one output (design section 3)."""
+"""The output follows the target's own distribution, and is always the same for the same seed."""
 
 from __future__ import annotations
 

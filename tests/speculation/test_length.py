@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tandem.speculation.acceptance_rates import AcceptanceCounts
 from tandem.speculation.length import AdaptiveLength, Costs, FixedLength, Mix, best_plan, expected_tokens
 from tandem.speculation.round_statistics import RoundStatistics, tokens_of_step
-from tandem.speculation.types import Draft, DraftLimit, Proposer, Verdict
+from tandem.speculation.types import Draft, DraftLength, Proposer, Verdict
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
 
 MOST = 5
@@ -33,19 +33,18 @@ PLACES: dict[str, dict[str, float]] = {
 
 def informed(world: World) -> RoundStatistics:
     """What a process knows that served such a machine, and middling texts."""
-    experience = RoundStatistics()
+    statistics = RoundStatistics()
     for seed in range(3):
-        limit = DraftLimit()
         middling = replace(world, acceptance=constant(0.55))
-        Session(middling, AdaptiveLength(MOST, experience, limit), limit, 1000 + seed).run(200)
-    return experience
+        Session(middling, AdaptiveLength(MOST, statistics), 1000 + seed).run(200)
+    return statistics
 
 
 def seconds_of(world: World, tokens: int = TOKENS) -> tuple[float, dict[int, float]]:
     """Adaptive, and every fixed length."""
-    experience = informed(world)
-    adaptive = total([world] * SESSIONS, lambda limit: AdaptiveLength(MOST, experience, limit), tokens)
-    fixed = {k: total([world] * SESSIONS, lambda limit, k=k: FixedLength(k), tokens) for k in range(MOST + 1)}
+    statistics = informed(world)
+    adaptive = total([world] * SESSIONS, lambda: AdaptiveLength(MOST, statistics), tokens)
+    fixed = {k: total([world] * SESSIONS, lambda k=k: FixedLength(k), tokens) for k in range(MOST + 1)}
     return adaptive, fixed
 
 
@@ -73,47 +72,44 @@ def test_where_copies_are_good_and_the_model_is_not_each_gets_a_length_of_its_ow
 def test_a_process_that_knows_nothing_learns_within_its_first_session() -> None:
     for rate in (0.0, 0.5, 0.9):
         world = World(constant(rate), **FUSED)  # type: ignore[arg-type]
-        adaptive = total([world], lambda limit: AdaptiveLength(MOST, RoundStatistics(), limit), TOKENS)
-        fixed = [total([world], lambda limit, k=k: FixedLength(k), TOKENS) for k in range(MOST + 1)]
+        adaptive = total([world], lambda: AdaptiveLength(MOST, RoundStatistics()), TOKENS)
+        fixed = [total([world], lambda k=k: FixedLength(k), TOKENS) for k in range(MOST + 1)]
         assert adaptive <= 1.08 * min(fixed)
 
 
 def test_drafting_ends_where_it_does_not_pay_and_trials_grow_rare() -> None:
     world = World(constant(0.0), **FUSED)  # type: ignore[arg-type]
-    limit = DraftLimit()
-    session = Session(world, AdaptiveLength(MOST, informed(world), limit), limit)
+    session = Session(world, AdaptiveLength(MOST, informed(world)))
     seconds = session.run(600)
-    assert seconds <= 1.02 * total([world], lambda limit: FixedLength(0), 600)
+    assert seconds <= 1.02 * total([world], lambda: FixedLength(0), 600)
     assert any(session.lengths[300:])  # it does not give up for good
 
 
 def test_a_plain_step_that_was_measured_long_by_accident_is_measured_again() -> None:
     world = World(constant(0.0), **FUSED)  # type: ignore[arg-type]
-    experience = informed(world)
+    statistics = informed(world)
     for _ in range(25):
-        experience.verify.note(1, 1, 0.1)
-    limit = DraftLimit()
-    session = Session(world, AdaptiveLength(MOST, experience, limit), limit)
+        statistics.verify.note(1, 1, 0.1)
+    session = Session(world, AdaptiveLength(MOST, statistics))
     session.run(2000)
     assert sum(length == 0 for length in session.lengths[-200:]) > 150
 
 
 def test_one_slow_step_changes_no_decision() -> None:
     world = quiet(World(constant(0.7), **FUSED))  # type: ignore[arg-type]
-    experience = informed(world)
-    before = experience.verify.table(1, MOST + 1)
+    statistics = informed(world)
+    before = statistics.verify.table(1, MOST + 1)
     for _ in range(2):
-        experience.verify.note(1, 4, 10.0)
+        statistics.verify.note(1, 4, 10.0)
     for _ in range(4):
-        experience.verify.note(1, 4, before[4])
-    assert experience.verify.table(1, MOST + 1) == pytest.approx(before, rel=0.02)
+        statistics.verify.note(1, 4, before[4])
+    assert statistics.verify.table(1, MOST + 1) == pytest.approx(before, rel=0.02)
 
 
 def test_rows_that_share_a_step_make_drafts_shorter() -> None:
     def usual(rows: int) -> float:
         world = quiet(World(constant(0.7), verify=0.009, position=0.0012, draft=0.0005, rows=rows))
-        limit = DraftLimit()
-        session = Session(world, AdaptiveLength(MOST, informed(world), limit), limit)
+        session = Session(world, AdaptiveLength(MOST, informed(world)))
         session.run(400)
         return sum(session.lengths) / len(session.lengths)
 
@@ -142,7 +138,7 @@ def test_the_best_plan_is_the_best_of_all_pairs_of_lengths() -> None:
 
 
 def test_a_fixed_length_leaves_room_for_the_targets_own_token() -> None:
-    assert [FixedLength(3).choose(remaining) for remaining in (1, 2, 3, 4, 100)] == [0, 1, 2, 3, 3]
+    assert [FixedLength(3).choose(remaining).k for remaining in (1, 2, 3, 4, 100)] == [0, 1, 2, 3, 3]
     with pytest.raises(ValueError, match="speculation_length: -1"):
         FixedLength(-1)
 
@@ -166,14 +162,14 @@ ROUNDS = st.lists(
 @given(most=st.integers(0, 12), rounds=ROUNDS)
 def test_whatever_is_observed_lengths_stay_within_their_bounds(most, rounds) -> None:  # type: ignore[no-untyped-def]
     def run() -> list[tuple[int, int | None]]:
-        limit = DraftLimit()
-        policy = AdaptiveLength(most, RoundStatistics(), limit)
+        policy = AdaptiveLength(most, RoundStatistics())
         chosen = []
         for remaining, drafted, by, share, verify, draft_seconds, seconds, rows in rounds:
-            k = policy.choose(remaining)
+            length = policy.choose(remaining)
+            k, model_k = length.k, length.model_k
             assert 0 <= k <= min(most, remaining - 1)
-            assert limit.model is not None and 0 <= limit.model <= k
-            chosen.append((k, limit.model))
+            assert model_k is not None and 0 <= model_k <= k
+            chosen.append((k, model_k))
             n = 0 if by is None else min(drafted, k)
             draft = Draft((0,) * n, 0.0, draft_seconds if n else 0.0, (by,) * n, rows=rows)
             accepted = int(share * n)
@@ -186,9 +182,8 @@ def test_whatever_is_observed_lengths_stay_within_their_bounds(most, rounds) -> 
 
 def test_the_simulation_accepts_as_often_as_it_was_told() -> None:
     world = quiet(World(constant(0.6), **FUSED))  # type: ignore[arg-type]
-    limit = DraftLimit()
     policy = Counting(1)
-    Session(world, policy, limit).run(4000)
+    Session(world, policy).run(4000)
     assert policy.accepted / policy.drafted == pytest.approx(0.6, abs=0.03)
 
 
@@ -198,7 +193,7 @@ class Counting:
     def __init__(self, k: int) -> None:
         self._fixed, self.drafted, self.accepted = FixedLength(k), 0, 0
 
-    def choose(self, remaining: int) -> int:
+    def choose(self, remaining: int) -> DraftLength:
         return self._fixed.choose(remaining)
 
     def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
@@ -208,15 +203,15 @@ class Counting:
 
 def crowded(rows: int, others: int) -> RoundStatistics:
     """Of a process whose steps have so many rows, all but one of `others` tokens: 10 ms, and 0.5 for each token."""
-    experience = RoundStatistics()
+    statistics = RoundStatistics()
     for i in range(200):
         n = i % (MOST + 1)
         tokens = (rows - 1) * others + n + 1
         verdict = Verdict(
             (0, 0), 1, 0.0, 0.010 + 0.0005 * tokens, rows=rows, width=max(others, n + 1), step_tokens=tokens
         )
-        experience.note(n, Draft((0,) * n, 0.0, 0.0, (Proposer.MODEL,) * n), verdict, verdict.compute_seconds, True)
-    return experience
+        statistics.note(n, Draft((0,) * n, 0.0, 0.0, (Proposer.MODEL,) * n), verdict, verdict.compute_seconds, True)
+    return statistics
 
 
 @pytest.mark.parametrize(("rate", "alone", "beside_others"), [(0.3, True, False), (0.9, True, True)])
@@ -224,14 +219,14 @@ def test_a_row_that_makes_others_wait_drafts_only_what_is_worth_their_while(
     rate: float, alone: bool, beside_others: bool
 ) -> None:
     """A token drafted costs 0.5 ms: alone that is worth 0.05 tokens, beside seven others that commit two each 0.5."""
-    for experience, drafts in ((crowded(1, 0), alone), (crowded(8, 2), beside_others)):
-        experience.accepted = {proposer: AcceptanceCounts(1.0) for proposer in Proposer}
+    for statistics, drafts in ((crowded(1, 0), alone), (crowded(8, 2), beside_others)):
+        statistics.accepted = {proposer: AcceptanceCounts(1.0) for proposer in Proposer}
         for proposer in Proposer:
             for _ in range(400):
-                experience.accepted[proposer].note(MOST, MOST if _ % 10 < 10 * rate else 0)
-        policy = AdaptiveLength(MOST, experience)
+                statistics.accepted[proposer].note(MOST, MOST if _ % 10 < 10 * rate else 0)
+        policy = AdaptiveLength(MOST, statistics)
         policy._allowance = -1.0  # no trials
-        assert (policy.choose(50) > 0) is drafts
+        assert (policy.choose(50).k > 0) is drafts
 
 
 def test_a_step_s_tokens_are_those_of_ragged_rows_or_of_rows_as_wide_as_the_widest() -> None:

@@ -27,7 +27,7 @@ class Model:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self.calls.append("open")
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         self.calls.append(list(tokens))
         said = tuple(self.knows[len(tokens) : len(tokens) + k]) if self.knows else (900,) * k
         return Draft(said, compute_seconds=0.5, proposed_by=(Proposer.MODEL,) * len(said))

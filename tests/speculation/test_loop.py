@@ -29,7 +29,7 @@ class Script:
         self.calls.append(("open", tuple(prompt), sampling))
         self._on("open")
 
-    async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         self.calls.append(("round", tuple(tokens), k))
         self._on("round")
         await asyncio.sleep(0)
@@ -115,7 +115,7 @@ def test_speculation_length_zero_is_plain_decoding():
     verifier = laws.ToyVerifier(OURS, model)
 
     class Untouchable(laws.ModelDrafter):
-        async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+        async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
             raise AssertionError("asked for a draft")
 
     out, stats = laws.generate(OURS, model, Untouchable(OURS, model), SAMPLING, 0, 9, verifier)
@@ -240,7 +240,7 @@ def test_rounds_are_closed_on_cancellation():
     reached = asyncio.Event()
 
     class Hanging(Script):
-        async def round(self, tokens: Sequence[int], k: int) -> tuple[Draft, Verdict]:
+        async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
             self.calls.append(("round", tuple(tokens), k))
             reached.set()
             await asyncio.sleep(3600)
@@ -284,7 +284,7 @@ class Part:
         assert (tuple(prompt), sampling) == (PROMPT, SAMPLING)
         self._note("open")
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         self._note("propose")
         return Draft((1,) * k)
 

@@ -1,4 +1,4 @@
-"""Each trap of design section 3, planted in a copy, makes the checks fail. The copies differ in one place each."""
+"""Plants known implementation mistakes, one per copy of a module, and checks that the tests catch each of them."""
 
 from __future__ import annotations
 
@@ -226,8 +226,8 @@ MUTANTS = [
     Mutant(
         "drafts are made without the last committed token",
         "loop",
-        "await self.drafter.propose(tokens, k)",
-        "await self.drafter.propose(tokens[:-1], k)",
+        "await self.drafter.propose(tokens, k, model_k)",
+        "await self.drafter.propose(tokens[:-1], k, model_k)",
         (laws.check_perfect_draft,),
     ),
     Mutant(
@@ -247,8 +247,8 @@ MUTANTS = [
     Mutant(
         "drafts reach past max_new_tokens",
         "loop",
-        "min(k, left - 1)",
-        "k",
+        "length, left - 1, ended",
+        "length, length.k, ended",
         (laws.check_nothing_drafted_past_the_end,),
     ),
 ]

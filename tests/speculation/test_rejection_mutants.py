@@ -1,4 +1,4 @@
-"""Each trap of the rejection rule, planted in a copy, makes the law checks fail."""
+"""Plants known mistakes of the rejection rule, one per copy, and checks that the tests of its law catch each."""
 
 from __future__ import annotations
 

@@ -210,7 +210,8 @@ def test_evaluation_writes_figures_and_a_card(
     assert greedy["model"].agreement["all"].agreed > 0
     card = (draft / "README.md").read_text()
     share = greedy["model"].agreement["letters"]
-    assert f"{share.agreed / share.tokens:.3f}" in card and "apache-2.0" in card and "What data brings" in card
+    assert f"{share.agreed / share.tokens:.3f}" in card and "apache-2.0" in card
+    assert "Agreement by amount of data" in card
     figures = json.loads((draft / "acceptance.json").read_text())
     assert [one["sampling"]["temperature"] for one in figures] == [0.0, 0.8]
     assert figures[0]["costs"]["ratio"] > 0

@@ -1,1 +1,1 @@
-"""What a draft is worth to a target, measured before anyone deploys the pair."""
+"""Measures how well a draft serves a target, before the pair is deployed."""

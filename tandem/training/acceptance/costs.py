@@ -1,4 +1,4 @@
-"""What steps cost here and now: the target's by draft length, the draft model's. Median of repeats, taken in turn."""
+"""Measures the cost of steps on this machine, of the target and of the draft model, as medians of repeats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Costs:
 
     @property
     def draft_step(self) -> float | None:
-        """One more draft token: the slope over the lengths measured (the whole where only one was)."""
+        """Seconds of one more draft token: the slope over the measured lengths, or the step if there is only one."""
         if not self.propose:
             return None
         first, last = min(self.propose), max(self.propose)
@@ -32,7 +32,10 @@ class Costs:
 
     @property
     def ratio(self) -> float | None:
-        """A draft step over a plain target step; None where there is no draft, or the step took no time."""
+        """The time of a draft step over that of a plain target step.
+
+        None without a draft, or if the step took no time.
+        """
         return None if self.draft_step is None else ratio(self.draft_step, self.verify[0])
 
 
@@ -45,7 +48,7 @@ async def measure_costs(
     context: int,
     repeats: int,
 ) -> Costs:
-    """Steps of one sequence of `context` tokens, in slot 0, on `batcher`'s device thread; draws under `sampling`."""
+    """Times steps of one sequence of `context` tokens in slot 0, on `batcher`'s device thread, under `sampling`."""
     return await batcher.on_device(_measure, target, draft, sampling, longest, context, repeats)
 
 
@@ -83,7 +86,7 @@ def _propose_step(runner: Runner, row: ProposeRow) -> Callable[[], object]:
 
 
 def _in_turn(steps: Mapping[tuple[str, int], Callable[[], object]], repeats: int) -> dict[tuple[str, int], float]:
-    """One of each, again and again, so that a busy moment of the machine falls on all."""
+    """Runs one step of each kind in turn, repeatedly, so that a busy moment of the machine affects all kinds."""
     taken: dict[tuple[str, int], list[float]] = {name: [] for name in steps}
     for step in steps.values():
         step()

@@ -1,4 +1,4 @@
-"""Measures a pair: the target speaks once, then every drafter is replayed against it, and steps are timed."""
+"""Measures a pair: generates with the target once, replays every drafter against its output, and times steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class AcceptConfig:
-    """What to measure: on which prompts, how long, under which sampling, up to which speculation length."""
+    """What to measure: models, prompts, output length, sampling parameters, and the longest speculation length."""
 
     models: ModelConfig
     prompts: tuple[Prompt, ...]
@@ -49,7 +49,7 @@ class AcceptConfig:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """A drafter's rounds at one speculation length, over some prompts. asked: rounds in which the model drafted."""
+    """A drafter's rounds at one speculation length over some prompts. asked: the rounds in which the model drafted."""
 
     rounds: int
     tokens: int
@@ -62,13 +62,13 @@ class Rounds:
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean acceptance length, the target's own token included; 0 where there was no round."""
+        """Mean tokens per round, the target's own included; 0 if there was no round."""
         return ratio(self.tokens, self.rounds) or 0.0
 
     def speedup(self, costs: Costs, k: int) -> float:
-        """Over plain decoding, from measured costs; what surrounds the steps (requests, network) is not in it.
+        """Returns the speedup over plain decoding predicted from step costs, without request handling and network.
 
-        1 where the steps took no time to compare.
+        It is 1 if the steps took no time.
         """
         drafting = costs.propose[k] * self.asked / self.rounds if self.asked else 0.0
         found = ratio(self.tokens_per_round * costs.verify[0], costs.verify[k] + drafting)
@@ -77,14 +77,14 @@ class Rounds:
 
 @dataclass(frozen=True, slots=True)
 class DrafterFigures:
-    """One drafter. agreement: by workload and over all. rounds: by speculation length, then likewise."""
+    """Results of one drafter. agreement: by workload and overall. rounds: by speculation length, then by workload."""
 
     name: str
     agreement: Mapping[str, Agreement]
     rounds: Mapping[int, Mapping[str, Rounds]]
 
     def best(self, costs: Costs, kind: str = ALL) -> tuple[int, float]:
-        """The best speculation length and its predicted speedup; 0 where drafting does not pay."""
+        """Returns the best speculation length and its predicted speedup; length 0 if drafting does not pay."""
         speedups = {k: by_kind[kind].speedup(costs, k) for k, by_kind in self.rounds.items()}
         k = max(speedups, key=speedups.__getitem__)
         return (k, speedups[k]) if speedups[k] > 1 else (0, 1.0)
@@ -92,7 +92,7 @@ class DrafterFigures:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Everything, with what it was measured on."""
+    """All results, with the models, settings and machine that they were measured on."""
 
     target: str
     draft: str | None
@@ -114,7 +114,7 @@ class Measured:
 
 
 async def measure(config: AcceptConfig, show: Show) -> Measured:
-    """Loads the pair and measures it. Raises ValueErrors of one line."""
+    """Loads the pair and measures it. Raises ValueError with a one-line message."""
     async with _pair(config) as (batcher, target, draft):
         said = await _continuations(config, target, show)
         show(f"timing steps, {config.repeats} of each")
@@ -156,7 +156,7 @@ async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Lo
 
 
 async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> list[Continuation]:
-    """What the target says, by plain decoding."""
+    """Generates the target's continuations by plain decoding."""
     generator = plain_generator(target)
     said: list[Continuation] = []
     for number, prompt in enumerate(config.prompts, 1):
@@ -174,7 +174,7 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
-    """One continuation under one drafter."""
+    """One continuation replayed with one drafter."""
 
     said: Continuation
     agreement: Agreement
@@ -182,13 +182,13 @@ class _Replayed:
 
 
 def _drafters(model: Remembered | None) -> dict[str, Callable[[LookupPolicy], Drafter]]:
-    """Every way to draft with this pair."""
+    """Returns a maker of each kind of drafter for this pair."""
     if model is None:
-        return {"ngram": lambda trust: NgramDrafter()}
+        return {"ngram": lambda policy: NgramDrafter()}
     return {
-        "ngram": lambda trust: NgramDrafter(),
-        "model": lambda trust: model,
-        "hybrid": lambda trust: HybridDrafter(PolicedLookup(trust), model),
+        "ngram": lambda policy: NgramDrafter(),
+        "model": lambda policy: model,
+        "hybrid": lambda policy: HybridDrafter(PolicedLookup(policy), model),
     }
 
 
@@ -196,14 +196,15 @@ async def _replay_all(
     said: Sequence[Continuation], draft: Loaded | None, vocab_size: int, longest: int, show: Show
 ) -> tuple[DrafterFigures, ...]:
     replayed: dict[str, list[_Replayed]] = {}
-    trusts: dict[tuple[str, int], LookupPolicy] = defaultdict(LookupPolicy)  # each length is a deployment of its own
+    # Each speculation length is measured as a separate deployment.
+    policies: dict[tuple[str, int], LookupPolicy] = defaultdict(LookupPolicy)
     for number, one in enumerate(said, 1):
         show(f"drafting for what the target said ({number} of {len(said)})")
         inner = ModelDrafter(draft.engine, vocab_size) if draft else None
         model = Remembered(inner, one, longest) if inner else None
         try:
             for name, drafter in _drafters(model).items():
-                lengths = [drafter(trusts[name, k]) for k in range(longest + 1)]
+                lengths = [drafter(policies[name, k]) for k in range(longest + 1)]
                 replayed.setdefault(name, []).append(await _replay(lengths, model, one))
         finally:
             if inner:
@@ -212,7 +213,7 @@ async def _replay_all(
 
 
 async def _replay(lengths: Sequence[Drafter], model: Remembered | None, said: Continuation) -> _Replayed:
-    """`lengths`: the drafter of each speculation length; that of 0 is asked for every single token."""
+    """Replays a continuation. `lengths`: the drafter for each speculation length; that of 0 drafts every token."""
     agreed = await agreement(lengths[0], said)
     rounds: dict[int, tuple[SpeculationStats, int]] = {}
     for k, drafter in enumerate(lengths[1:], 1):

@@ -1,7 +1,7 @@
-"""A drafter against what the target said already.
+"""Replays a drafter against a continuation that the target has generated before.
 
-The target's output does not depend on the draft (design section 3). So its continuation is made once, and any drafter,
-at any speculation length, is judged against it: the rounds are those of a deployment, without the target's work.
+The target's output does not depend on the draft. So its continuation is generated once, and any drafter is evaluated
+against it at any speculation length: the rounds are those of a deployment, without the target's work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A prompt and what the target said after it, with its own draws under `sampling`."""
+    """A prompt and the target's continuation, drawn under `sampling`."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -29,13 +29,13 @@ class Continuation:
 
 
 class KnownTarget:
-    """speculation's Verifier over a continuation that is known."""
+    """Implements Verifier with a known continuation instead of a model."""
 
     def __init__(self, said: Continuation) -> None:
         self._said = said
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        """Nothing to prepare."""
+        """Does nothing."""
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
@@ -45,14 +45,14 @@ class KnownTarget:
         return agree(draft[: len(left) - 1], lambda i: Drawn(left[i], 0.0))
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Does nothing."""
 
 
 class Remembered:
-    """A model drafter over one continuation that drafts once at each place, as far as anyone will ask.
+    """A model drafter for one continuation that drafts once at each position, up to the longest length needed.
 
-    A shorter draft is the beginning of a longer one (greedy or seeded draws), so drafters and speculation lengths
-    share the work. `asked` counts the rounds that wanted the model.
+    A shorter draft is a prefix of a longer one (greedy or seeded draws), so drafters and speculation lengths share the
+    drafts. `asked` counts the rounds that used the model.
     """
 
     def __init__(self, inner: Drafter, said: Continuation, longest: int) -> None:
@@ -66,7 +66,7 @@ class Remembered:
             await self._inner.open(prompt, sampling)
             self._opened = True
 
-    async def propose(self, tokens: Sequence[int], k: int) -> Draft:
+    async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
         self.asked += 1
         if len(tokens) not in self._drafts:
             self._drafts[len(tokens)] = await self._inner.propose(tokens, self._longest)
@@ -77,7 +77,7 @@ class Remembered:
         return await self.propose(tokens, 1)
 
     async def close(self) -> None:
-        """Keeps what is remembered; whoever made the inner drafter closes it."""
+        """Does nothing: the drafts are kept, and the creator of the inner drafter closes it."""
 
 
 class _NoText:
@@ -89,7 +89,7 @@ class _NoText:
 
 
 async def replay(drafter: Drafter, said: Continuation, k: int) -> SpeculationStats:
-    """The rounds of a deployment at speculation length `k`."""
+    """Returns the rounds of a deployment at speculation length `k`."""
     stats = SpeculationStats()
     stopping = Stopping(StopRules(max_new_tokens=len(said.answer)), _NoText())
     rounds = DraftThenVerify(KnownTarget(said), drafter)
@@ -100,7 +100,7 @@ async def replay(drafter: Drafter, said: Continuation, k: int) -> SpeculationSta
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Tokens on which a drafter's next token was the target's, of all tokens; and of those it proposed anything for."""
+    """Counts of all tokens, of those for which a drafter proposed one, and of those on which it agreed."""
 
     agreed: int
     proposed: int
@@ -108,15 +108,15 @@ class Agreement:
 
 
 async def agreement(drafter: Drafter, said: Continuation) -> Agreement:
-    """Every token of the continuation in turn, each after the target's own text: one guess a token."""
+    """Compares the drafter's next token with the target's at every position of the continuation."""
     agreed = proposed = 0
     await drafter.open(said.prompt, said.sampling)
     try:
         text = list(said.prompt)
         for token in said.answer:
-            guess = (await drafter.propose(text, 1)).token_ids
-            proposed += bool(guess)
-            agreed += guess == (token,)
+            draft = (await drafter.propose(text, 1)).token_ids
+            proposed += bool(draft)
+            agreed += draft == (token,)
             text.append(token)
             teach(drafter, text)
     finally:

@@ -1,4 +1,4 @@
-"""--role accept: measures a pair, prints it, and keeps it as JSON."""
+"""Implements --role accept: measures a pair, prints the results, and writes them as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tandem.training.acceptance.show import print_measured
 
 
 async def run_accept(config: AcceptConfig, file: Path | None) -> None:
-    """`file`: where the figures go as JSON, or None."""
+    """Measures and prints; also writes the results as JSON to `file`, unless it is None."""
     from rich.console import Console
 
     screen, progress = Console(), Console(stderr=True)

@@ -1,4 +1,4 @@
-"""The figures of a pair as tables."""
+"""Prints the results of a pair as tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _agreement(found: Measured) -> Table:
 
 
 def _rounds(found: Measured) -> Table:
-    """At each drafter's longest rounds: how many rounds get as far as each position."""
+    """Returns a table of how many rounds reach each position, at each drafter's longest speculation length."""
     longest = max(found.drafters[0].rounds)
     positions = [str(i) for i in range(1, longest + 1)]
     table = _table(f"Rounds of {longest}: share of rounds in which draft token i was accepted", "drafter", *positions)
@@ -57,7 +57,7 @@ def _rounds(found: Measured) -> Table:
 
 
 def _lengths(found: Measured) -> Table:
-    """Tokens per round and predicted speedup by speculation length, under what the steps cost."""
+    """Returns a table of tokens per round and predicted speedup by speculation length, with the step costs."""
     lengths, costs = sorted(found.drafters[0].rounds), found.costs
     table = _table("By speculation length: tokens per round, predicted speedup", "", *map(str, lengths))
     table.add_row("verify, ms", *(f"{1000 * costs.verify[k]:.1f}" for k in lengths))

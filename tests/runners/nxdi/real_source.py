@@ -351,8 +351,8 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     verifier, drafter = one("target", True), one("draft", False)
     report["shapes"] = [verifier.runner.shapes.bit_exact, verifier.runner.shapes.note]
 
-    def drafts(request: Any, stats: Any, limit: Any) -> Any:
-        return ModelDrafter(drafter.engine, VOCABULARY, request.rule, limit=limit)
+    def drafts(request: Any, stats: Any) -> Any:
+        return ModelDrafter(drafter.engine, VOCABULARY, request.rule)
 
     await compare("plain, to the last position", lambda: plain_generator(verifier), target, total=LENGTH)
     await compare("plain, sampled", lambda: plain_generator(verifier), target, sampled)

@@ -56,8 +56,8 @@ def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling,
     async def scenario() -> list[Answer]:
         target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(miss), Batcher("d"))
 
-        def drafter(request, stats, limit):
-            return ModelDrafter(draft.engine, target.runner.limits.vocab_size, request.rule, limit=limit)
+        def drafter(request, stats):
+            return ModelDrafter(draft.engine, target.runner.limits.vocab_size, request.rule)
 
         generator = drafted_generator(target, 4, "draft", drafter)
         return await together(generator, [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
@@ -141,8 +141,8 @@ def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(
     async def scenario() -> list[Answer]:
         target, draft = loaded(bench.target(**given), Batcher("t")), loaded(bench.draft(0.2, **given), Batcher("d"))
 
-        def drafter(request, stats, limit):
-            return ModelDrafter(draft.engine, 258, request.rule, limit=limit)
+        def drafter(request, stats):
+            return ModelDrafter(draft.engine, 258, request.rule)
 
         return await together(drafted_generator(target, 4, "d", drafter), [asked(p, GREEDY, 50) for p in PROMPTS])
 
@@ -158,8 +158,8 @@ def test_rejection_draws_from_what_the_draft_model_said(bench: Bench) -> None:  
         for _ in range(2):
             target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(0.3), Batcher("d"))
 
-            def drafter(request, stats, limit, draft=draft):
-                return ModelDrafter(draft.engine, 258, request.rule, limit=limit)
+            def drafter(request, stats, draft=draft):
+                return ModelDrafter(draft.engine, 258, request.rule)
 
             request = ids(b"abc", 40, sampling=SAMPLED, rule=Rule.REJECTION, ignore_end_of_sequence=True)
             answers.append(await answer(drafted_generator(target, 3, "d", drafter).generate, request))

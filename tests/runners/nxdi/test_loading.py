@@ -69,7 +69,7 @@ def test_a_fused_target_loads_both_in_one_graph_and_copies_nothing(config: Model
 
 def test_lookup_before_a_fused_graph_is_refused(config: ModelConfig) -> None:
     wanted = replace(config, draft=replace(config.draft, kind="hybrid"))
-    with pytest.raises(ValueError, match="draft: a fused nxdi graph verifies its own drafts alone"):
+    with pytest.raises(ValueError, match="draft: a fused nxdi graph verifies only its own drafts"):
         run(load_pair(wanted, Batcher("test")))
 
 
