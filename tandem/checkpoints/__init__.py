@@ -1,1 +1,1 @@
-"""Finds and reads weights and tokenizers."""
+"""Finds, checks and reads weights and tokenizers."""

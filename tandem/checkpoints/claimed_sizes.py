@@ -1,4 +1,4 @@
-"""What a checkpoint says about its sizes, held against what its files can hold, before anything is made of it."""
+"""Checks the sizes that a checkpoint claims against the size of its files, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 BITS = 8
-"""Parameters for each byte of weights, at most: no format stores less than a bit."""
-_LEAST_OF_TENSOR = 8 + 4 + 4 + 8  # bytes of its entry in a GGUF's table, without name and dimensions
+"""Maximum number of parameters per byte of weights: no format uses less than a bit."""
+_LEAST_OF_TENSOR = 8 + 4 + 4 + 8  # bytes of a tensor's entry in a GGUF, without name and dimensions
 _MOST_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
-# What the names of a config.json and of a GGUF's metadata say.
+# Names of sizes in a config.json and in a GGUF's metadata.
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "block_count")
 _WIDTH = ("hidden_size", "n_embd", "d_model", "embedding_length")
 _PER_LAYER = (
@@ -32,7 +32,7 @@ _ROWS = ("vocab_size", "tokens")
 
 
 class ImplausibleSize(ValueError):
-    """A size is said that the files cannot hold; the message names it and both numbers."""
+    """A claimed size does not fit the files; the message names it and both numbers."""
 
 
 def check_folder(folder: Path, weights: list[Path]) -> None:
@@ -46,7 +46,7 @@ def check_folder(folder: Path, weights: list[Path]) -> None:
 
 
 def check_gguf(file: Path) -> None:
-    """Holds a GGUF's metadata against its table of tensors, and that against the file. Raises ImplausibleSize."""
+    """Checks a GGUF's metadata against its tensor table, and that against the file. Raises ImplausibleSize."""
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         header = _Header(content)
         try:
@@ -83,7 +83,7 @@ def _check_header(header: _Header) -> None:
 
 
 def _check(said: Mapping[str, Any], elements: int) -> None:
-    """`elements`: how many parameters there may be."""
+    """Checks sizes against `elements`, the number of parameters that the files can hold."""
     layers, width = _largest(said, _LAYERS)[1], _largest(said, _WIDTH)[1]
     if layers * width > elements:
         raise ImplausibleSize(f"{layers} layers of width {width}, and the weights have at most {elements} parameters")
@@ -97,20 +97,20 @@ def _check(said: Mapping[str, Any], elements: int) -> None:
 
 
 def _largest(said: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, int]:
-    """The largest of these sizes that is said, and its name."""
+    """The name and value of the largest of these sizes that is given; 0 if none is."""
     sizes = ((value, name) for name in names if type(value := said.get(name)) is int)
     size, name = max(sizes, default=(0, names[0]))
     return name, size
 
 
 class _Header:
-    """Reads on, and never beyond the end: struct.error."""
+    """Reads a GGUF header in sequence. Raises struct.error at the end of the file."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self.content, self._at = content, 0
 
     def read(self, kind: str) -> Any:
-        """The first of the little-endian values of `kind`."""
+        """Reads little-endian values of `kind` and returns the first."""
         found = struct.unpack_from(f"<{kind}", self.content, self._at)
         self._at += struct.calcsize(f"<{kind}")
         return found[0]
@@ -121,7 +121,7 @@ class _Header:
         return self.content[self._at - length : self._at].decode()
 
     def value(self, kind: int) -> Any:
-        """A number or a text; of an array its length, which of numbers the largest says too where it is larger."""
+        """Reads a number or a string; for an array, returns its length or its largest integer, if that is larger."""
         if kind == _STRING:
             return self.text()
         if kind != _ARRAY:

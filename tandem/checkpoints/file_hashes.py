@@ -1,4 +1,4 @@
-"""SHA-256 of whole files, remembered: a large file is read once, and again when anything about it has changed."""
+"""Computes and remembers SHA-256 hashes of files; a large file is read again only after it has changed."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pathlib import Path
 log = logging.getLogger("tandem.models")
 
 _BLOCK = 1 << 22
-REMEMBERED_BYTES = 1 << 24  # smaller files take less to hash than to look up
-SETTLED_SECONDS = 2.0  # two writes within a tick of the file system's clock leave the same times
+REMEMBERED_BYTES = 1 << 24  # smaller files are faster to hash than to look up
+SETTLED_SECONDS = 2.0  # two writes within one tick of the file system's clock leave the same timestamps
 PROGRESS_SECONDS = 5.0
 
 Facts = list[int]
 
 
 class FileHashes:
-    """`folder` None: nothing is remembered. The folder must be one that nobody else can write to."""
+    """Hashes files; remembers hashes in `folder`, which no other user may write to. None: remembers nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
 
     def of(self, file: Path) -> str:
-        """The hash of name, size and content. Raises OSError, also where the file changes meanwhile."""
+        """The hash of a file's name, size and content. Raises OSError, also if the file changes meanwhile."""
         with file.open("rb") as stream:
             facts = _facts(stream.fileno())
             remembered = self._remembered(file, facts)
@@ -67,7 +67,7 @@ class FileHashes:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The file is there with all of `text`, or as it was before."""
+    """Writes a file atomically: it has either all of `text` or its previous content."""
     number, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}")
     try:
         with os.fdopen(number, "w", encoding="utf-8") as file:
@@ -79,7 +79,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _facts(number: int) -> Facts:
-    """Size and what changes with every write. Nobody but root can set the time of change (ctime) back."""
+    """Size, timestamps, inode and device. Only root can set the change time (ctime) back."""
     status = os.fstat(number)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
 

@@ -1,6 +1,6 @@
-"""GGUF files unpacked once: parsing one takes transformers 15 to 20 s, loading the folder it becomes takes 1.
+"""Unpacks each GGUF file once: transformers parses one in 15 to 20 s, and loads the unpacked folder in 1 s.
 
-The folder holds float32 weights (unpacking is exact in float32) and the tokenizer, keyed by the file's content.
+The folder holds float32 weights (unpacking is exact in float32) and the tokenizer; its name is a hash of the file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, 
 from tandem.checkpoints.trusted_cache import NOTE, cache_root, flaw, locked, private_folder, seal
 
 log = logging.getLogger("tandem.models")
-_LAYOUT = 2  # part of the key: raise it when the folder's content changes
+_LAYOUT = 2  # part of the folder's name; increase it when the folder's content changes
 
 
 def unpacked(checkpoint: Checkpoint) -> Checkpoint:
-    """The folder that a GGUF checkpoint unpacks to, made now if need be; other checkpoints as they are."""
+    """The unpacked folder of a GGUF checkpoint, unpacking it if necessary; other checkpoints unchanged."""
     if checkpoint.gguf is None:
         return checkpoint
     revision = weights_revision(checkpoint)
@@ -52,7 +52,7 @@ def _unpack(checkpoint: Checkpoint, folder: Path) -> None:
 
 
 def _make_way(folder: Path) -> None:
-    """What stands where an unpacked folder belongs goes, be it a folder, a file or a link."""
+    """Deletes whatever is at `folder`: a folder, a file or a link."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
     else:
@@ -77,7 +77,7 @@ def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> Non
 
 
 def _dense(checkpoint: Checkpoint) -> dict[str, object]:
-    """from_pretrained's arguments; blocks are unpacked, since packed kernels would choose another arithmetic."""
+    """from_pretrained's arguments; weights are dequantized, because kernels for packed ones compute differently."""
     import transformers
 
     source = checkpoint.source

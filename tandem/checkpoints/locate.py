@@ -1,4 +1,4 @@
-"""Finding weights: a Hugging Face folder, a .gguf file, a hub id, or the embedded pair. Errors name the file."""
+"""Finds weights: a Hugging Face folder, a .gguf file, a hub id, or the embedded pair."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a model is. `folder` may be a hub id; `gguf` names a file inside `folder`.
+    """Where a model is. `folder`: a folder or a hub id. `gguf`: the name of a file in `folder`.
 
-    `revision` is that of the weights where it is known already (an unpacked GGUF keeps its file's).
+    `revision`: the weights' revision if already known (an unpacked GGUF keeps that of its file).
     """
 
     name: str
@@ -45,9 +45,9 @@ class Checkpoint:
 
 
 def frequent_tokens(checkpoint: Checkpoint) -> tuple[int, ...] | None:
-    """The only tokens that a draft proposes, in order, if its folder says so (FR-Spec, Zhao et al. 2025).
+    """The token ids that a draft may propose, ascending, if its folder restricts them (FR-Spec, Zhao et al. 2025).
 
-    The head of a small model is most of its cost; a draft that never says rare tokens needs a quarter of it.
+    The head is most of a small model's cost; a draft without rare tokens needs a quarter of it. Raises CheckpointError.
     """
     file = Path(checkpoint.folder) / FREQUENT_TOKENS
     if not file.is_file():
@@ -62,7 +62,7 @@ def frequent_tokens(checkpoint: Checkpoint) -> tuple[int, ...] | None:
 
 
 def find(model: str | None) -> Checkpoint:
-    """The checkpoint that `model` names: None is the embedded target. Raises CheckpointError."""
+    """The checkpoint that `model` names (None: the embedded target). Raises CheckpointError."""
     if model is None:
         return _embedded()
     path = Path(model).expanduser()
@@ -78,7 +78,7 @@ def find(model: str | None) -> Checkpoint:
 
 
 def embedded_draft() -> str | None:
-    """The folder of the draft shipped with Tandem, if one is."""
+    """The folder of the draft shipped with Tandem, or None."""
     return str(EMBEDDED_DRAFT) if (EMBEDDED_DRAFT / "config.json").is_file() else None
 
 
@@ -121,7 +121,7 @@ def _folder(path: Path) -> Checkpoint:
 
 
 def _check_index(path: Path) -> None:
-    """Every shard that an index names is there."""
+    """Raises CheckpointError unless every shard that an index names exists."""
     for index in (*path.glob("*.safetensors.index.json"), *path.glob("*.bin.index.json")):
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())
@@ -138,9 +138,9 @@ def _weight_files(path: Path) -> Iterator[Path]:
 
 
 def weights_revision(checkpoint: Checkpoint) -> str:
-    """Hash of all that decides what the model says: its weights, whole, and its configuration. A GGUF file has both.
+    """A hash of the weights and the configuration, which determine the model's output; a GGUF file has both.
 
-    Of a hub id it is the commit that is on this machine, where one is.
+    For a hub id, the commit that is cached on this machine, if any. Raises CheckpointError.
     """
     if checkpoint.revision:
         return checkpoint.revision
@@ -158,7 +158,7 @@ def weights_revision(checkpoint: Checkpoint) -> str:
 
 
 def check_sizes(checkpoint: Checkpoint) -> None:
-    """Nothing is made of sizes that the files cannot hold. Raises CheckpointError; a hub id is taken as it is."""
+    """Raises CheckpointError if the files cannot hold the sizes that they claim. Does not check a hub id."""
     folder = Path(checkpoint.folder)
     if not folder.is_dir():
         return
@@ -173,7 +173,7 @@ def check_sizes(checkpoint: Checkpoint) -> None:
 
 
 def _configurations(folder: Path) -> list[Path]:
-    """The same weights say something else under another rotation, or end elsewhere."""
+    """Configuration files that change the output of the same weights."""
     return [file for name in ("config.json", "generation_config.json") if (file := folder / name).is_file()]
 
 
@@ -185,5 +185,5 @@ def _hub_revision(name: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """An error of somebody's library as one line."""
+    """The first line of an error from another library."""
     return str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

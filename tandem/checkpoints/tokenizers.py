@@ -1,4 +1,4 @@
-"""Text to token ids and back, and the fingerprint by which draft and target know that they speak of the same ids."""
+"""Converts text to token ids and back; fingerprints vocabularies so that draft and target can compare them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ _INCOMPLETE = "�"
 
 
 class Tokenizer(Protocol):
-    """What a server needs of a tokenizer."""
+    """The tokenizer interface that servers use."""
 
     sha256: str
     vocab_size: int  # ids are below it
     end_of_sequence_ids: tuple[int, ...]
 
-    def encode(self, text: str, chat: bool) -> list[int]: ...
+    def encode(self, text: str, chat: bool) -> list[int]:
+        """Token ids of `text`; with `chat`, of the chat template with `text` as the user's message."""
 
-    def stream(self) -> TextStream: ...
+    def stream(self) -> TextStream:
+        """A decoder of one sequence's tokens."""
 
 
 class HuggingFaceTokenizer:
-    """transformers' tokenizer of a checkpoint."""
+    """Wraps a checkpoint's transformers tokenizer. Raises CheckpointError."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._tokenizer = _load(checkpoint)
@@ -36,7 +38,7 @@ class HuggingFaceTokenizer:
         self.end_of_sequence_ids = _end_ids(self._tokenizer)
 
     def encode(self, text: str, chat: bool) -> list[int]:
-        """Token ids of `text`; with `chat`, of the template with `text` as the user's message."""
+        """Like Tokenizer.encode. Raises ValueError if there is no chat template."""
         if not chat:
             return list(self._tokenizer(text)["input_ids"])
         if not self._tokenizer.chat_template:
@@ -51,7 +53,7 @@ class HuggingFaceTokenizer:
 
 
 class IncrementalText:
-    """Decodes tokens as they come. Keeps a short tail, since a token's text can depend on those before it."""
+    """Decodes tokens one by one. Keeps a short tail, because a token's text can depend on those before it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -80,7 +82,7 @@ class IncrementalText:
 
 
 def fingerprint(vocabulary: dict[str, int], special_ids: Iterable[int]) -> str:
-    """SHA-256 over the vocabulary and the special ids: equal where token ids mean the same."""
+    """SHA-256 of the vocabulary and special ids; equal if token ids mean the same."""
     content = json.dumps([sorted(vocabulary.items()), sorted(special_ids)], ensure_ascii=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -99,7 +101,7 @@ def _end_ids(tokenizer: Any) -> tuple[int, ...]:
 
 
 def same_tokens(draft: Tokenizer, target_sha256: str) -> None:
-    """Raises ValueError unless draft and target speak of the same ids."""
+    """Raises ValueError unless draft and target have the same vocabulary."""
     if draft.sha256 != target_sha256:
         raise ValueError(
             f"draft_model: its tokenizer ({draft.sha256[:12]}) is not the target's ({target_sha256[:12]}); "

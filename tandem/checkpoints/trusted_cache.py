@@ -1,7 +1,7 @@
-"""Folders of things made once, and whether they may be used: nobody else can write there, and files are whole.
+"""Manages cache folders, and checks that nobody else could have changed their files.
 
-What lies in a cache is executed, or decides what a model says. A file is used if this user or root owns it, nobody else
-may write it, and its hash is the one noted when it was made; else it is made again.
+Cached files are executed, or determine a model's output. A file is used only if this user or root owns it, nobody else
+may write it, and its hash is the one recorded when it was made; otherwise it is made again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Untrusted(OSError):
-    """Somebody else could have written it; the message says what and how."""
+    """Another user could have written a file or folder; the message says which and how."""
 
 
 def cache_root() -> Path:
-    """$TANDEM_CACHE, or tandem/ in the user's cache folder."""
+    """The cache folder: $TANDEM_CACHE, or tandem/ in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("TANDEM_CACHE") or f"{base}/tandem").expanduser()
 
 
 def file_hashes() -> FileHashes:
-    """Hashes remembered in the user's cache; where it cannot be used, none are."""
+    """Hashes remembered in the user's cache, or not remembered if that cannot be used."""
     try:
         return FileHashes(private_folder(cache_root() / "hashes"))
     except OSError:
@@ -41,9 +41,10 @@ def file_hashes() -> FileHashes:
 
 
 def private_folder(path: Path) -> Path:
-    """`path`, made if need be, where nobody else may write; in a shared folder of root's, one of this user's own.
+    """Creates a folder that nobody else may write to and returns it: `path`, or a subfolder of it for this user.
 
-    A folder of ours that others may write into is closed to them. Raises OSError, Untrusted where it is another's.
+    A subfolder is used if `path` is root's and shared. If `path` is ours, write permission of others is removed. Raises
+    OSError, or Untrusted if the folder belongs to another user.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.stat()
@@ -61,7 +62,7 @@ def private_folder(path: Path) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time. A link in the lock's place is not followed, and nothing is written into the file."""
+    """Holds a lock file, so that one process at a time runs the block. Does not follow links or write to the file."""
     number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -73,9 +74,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def seal(note: Path, files: Sequence[Path]) -> None:
-    """Notes the hashes of `files`, which lie in the note's folder or below, once all of them are written.
+    """Records the hashes of `files` in `note`; the files are complete and in the note's folder or below it.
 
-    Whatever the umask left to others, they may not write them from here on.
+    Also removes write permission of others from the files and their folders.
     """
     for each in {*files, *(file.parent for file in files)}:
         each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
@@ -85,7 +86,7 @@ def seal(note: Path, files: Sequence[Path]) -> None:
 
 
 def flaw(note: Path) -> str | None:
-    """Why what `note` seals may not be used, on one line; None where it may; "" where no note is: not made yet."""
+    """Why the files sealed by `note` may not be used, in one line; None if they may; "" if there is no note yet."""
     try:
         _check_ours(note)
         sealed = json.loads(note.read_text(encoding="utf-8"))
@@ -109,7 +110,7 @@ def flaw(note: Path) -> str | None:
 
 
 def _check_ours(path: Path) -> None:
-    """Raises Untrusted unless it is no link, this user's or root's, and nobody else's to write."""
+    """Raises Untrusted if `path` is a link, belongs to another user, or may be written by others."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode):
         raise Untrusted(f"{path} is a link")

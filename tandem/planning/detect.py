@@ -1,6 +1,6 @@
-"""Which Neuron software is here, whether it can run here, and the one line that says why not.
+"""Detects Neuron software and devices, and explains in one line why they cannot be used.
 
-Nothing heavy is imported: `missing` may be asked before any model library is loaded.
+Imports no model library, so `missing` can be called before any is loaded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DOCTOR = "python main.py --role doctor says more"
 
 
 class Stack(Enum):
-    """Which of the two incompatible stacks an environment holds: both install a package torch-neuronx."""
+    """Which of two incompatible stacks is installed; both have a package called torch-neuronx."""
 
     TORCHNEURON = "TorchNeuron"
     NXDI = "XLA torch-neuronx + NxD Inference"
@@ -36,7 +36,7 @@ class Stack(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Neuron:
-    """What was found."""
+    """The Neuron software and devices that were found."""
 
     stack: Stack
     packages: tuple[Package, ...]
@@ -55,7 +55,7 @@ class Neuron:
 def detect(
     root: Path = Path("/"), path: Sequence[str] | None = None, environment: Mapping[str, str] | None = None
 ) -> Neuron:
-    """Looks. The arguments are for tests: another file system, package path and environment."""
+    """Detects software and devices. The arguments are for tests: file system, package path and environment."""
     packages = installed_packages(path)
     return Neuron(_stack(packages), packages, find_devices(root, os.environ if environment is None else environment))
 
@@ -70,7 +70,7 @@ def _stack(packages: Sequence[Package]) -> Stack:
 
 
 def missing(backend: str, compile_only: bool = False, found: Neuron | None = None) -> str | None:
-    """Why `neuron` (--device) or `nxdi` (--backend) cannot run here, in one line; None where it can.
+    """Why `neuron` (--device) or `nxdi` (--backend) cannot run here, in one line; None if it can.
 
     `compile_only`: no device is needed. Raises ValueError for another name.
     """
@@ -115,7 +115,7 @@ def _no_nxdi(found: Neuron) -> str | None:
 
 
 def _absent(found: Neuron, names: Sequence[str]) -> str:
-    """Placeholders are named: `pip install` from PyPI looks as if it had worked."""
+    """The missing packages, with placeholders named: installing those from PyPI seems to work."""
     fakes = [f"{p.name} {p.version}" for p in found.placeholders if p.name in names]
     if fakes:
         plural = "are placeholders" if len(fakes) > 1 else "is a placeholder"

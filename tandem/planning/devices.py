@@ -1,4 +1,4 @@
-"""Which Neuron devices are here: from /dev, sysfs, the driver, and neuron-ls where it is installed.
+"""Finds Neuron devices: from /dev, sysfs, the driver, and neuron-ls if it is installed.
 
 Formats: neuron-ls user guide (`neuron-ls --json-output`: a list with one object per device; nc_count counts logical
 cores, memory_size is bytes) and Neuron sysfs user guide. `root` stands for / in tests.
@@ -25,7 +25,7 @@ SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What the machine says. None is what it does not say.
+    """The devices that were found. None: the machine does not tell.
 
     cores: logical, of all devices. memory_bytes: of one device. lnc: physical cores per logical one. visible:
     NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES as set. busy: processes that hold cores, by neuron-ls.
@@ -51,7 +51,7 @@ class Devices:
 
 
 def find_devices(root: Path, environment: Mapping[str, str]) -> Devices:
-    """Never raises: what cannot be read is None, and a neuron-ls that fails is a `problem`."""
+    """Finds devices without raising: what cannot be read is None, and a failing neuron-ls is a `problem`."""
     nodes = [path for path in (root / "dev").glob("neuron*") if path.name[6:].isdecimal()]
     told, problem = _neuron_ls(root, environment)
     instance = _text(told, "instance_type") or _read(root / "sys/class/dmi/id/product_name")
@@ -73,7 +73,7 @@ def find_devices(root: Path, environment: Mapping[str, str]) -> Devices:
 
 
 def _neuron_ls(root: Path, environment: Mapping[str, str]) -> tuple[list[dict[str, Any]], str]:
-    """Its devices, or none and why."""
+    """neuron-ls's devices, and why there are none if it failed."""
     tool = shutil.which("neuron-ls", path=environment.get("PATH", "")) or shutil.which(str(root / TOOL))
     if tool is None:
         return [], ""
@@ -108,7 +108,7 @@ def _busy(told: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _chip_name(root: Path) -> str | None:
-    """sysfs says Trainium1, Inferentia2, Trainium2 or Trainium3."""
+    """The chip by sysfs, such as trn2 for Trainium2."""
     for path in sorted((root / SYSFS).glob("neuron*/info/architecture/device_name")):
         name = (_read(path) or "").lower()
         return name.replace("trainium", "trn").replace("inferentia", "inf")
@@ -116,14 +116,14 @@ def _chip_name(root: Path) -> str | None:
 
 
 def _cores(root: Path, lnc: int | None) -> int | None:
-    """sysfs counts physical cores."""
+    """Logical cores, from sysfs's count of physical ones."""
     counts = [_read(path) or "" for path in (root / SYSFS).glob("neuron*/core_count")]
     physical = sum(int(count) for count in counts if count.isdecimal())
     return physical // (lnc or 1) or None
 
 
 def _lnc(family: str | None, environment: Mapping[str, str]) -> int | None:
-    """What a process here would get: the variable, else the chip's default."""
+    """The logical core configuration that a process would get: the variable's, else the chip's default."""
     for name in LNC_VARIABLES:
         if environment.get(name, "").isdecimal():
             return int(environment[name])
@@ -131,7 +131,7 @@ def _lnc(family: str | None, environment: Mapping[str, str]) -> int | None:
 
 
 def _runtime(root: Path) -> str | None:
-    """From the library's file name: libnrt.so.2.35.30.0."""
+    """The runtime library's version, from its file name: libnrt.so.2.35.30.0."""
     names = [path.name.removeprefix("libnrt.so.") for path in (root / RUNTIME).glob("libnrt.so.*.*")]
     return max(names, key=len) if names else None
 

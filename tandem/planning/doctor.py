@@ -1,4 +1,4 @@
-"""`--role doctor`: what is here, which devices it can serve on, and what to do next."""
+"""Reports for `--role doctor` what is installed, which devices can serve, and what to do next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TORCHNEURON_PYTHONS = (3, 12)
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The machine, its Neuron software, and per device whether it serves: None, or why not."""
+    """The machine, its Neuron software, what to do next, and for each device why it cannot serve (None: it can)."""
 
     host: Host
     neuron: Neuron
@@ -26,7 +26,7 @@ class Findings:
 
 
 def examine(host: Host | None = None, neuron: Neuron | None = None) -> Findings:
-    """Looks at everything once. The arguments are for tests."""
+    """Examines the machine. The arguments are for tests."""
     host, neuron = host or find_host(), neuron or detect()
     devices = {
         "cpu": _no_cpu(host),
@@ -97,7 +97,7 @@ def _neuron_steps(host: Host, neuron: Neuron, devices: dict[str, str | None]) ->
 
 
 def finding_lines(findings: Findings) -> Iterator[str]:
-    """Everything in one page."""
+    """The findings as the lines of one page."""
     host = findings.host
     memory = f", {host.memory_bytes / 2**30:.0f} GiB" if host.memory_bytes else ""
     yield "Machine"
@@ -117,7 +117,7 @@ def finding_lines(findings: Findings) -> Iterator[str]:
 
 
 def _bare(why: str) -> str:
-    """Without the flag before it and the pointer to here behind it, which an error elsewhere needs."""
+    """The reason without the flag before it and the hint to run the doctor after it."""
     return why.partition("is not available here: ")[2].rpartition(";")[0] or why
 
 
@@ -153,7 +153,7 @@ def _device_words(neuron: Neuron) -> str:
 
 
 def findings_json(findings: Findings) -> dict[str, Any]:
-    """The same for programs. `devices`: null where models can run, else why not."""
+    """The findings as JSON. `devices`: null if models can run there, else why not."""
     neuron = asdict(findings.neuron)
     neuron["stack"] = findings.neuron.stack.value
     neuron["versions"] = {p.name: version_of([p], p.name) for p in findings.neuron.packages}
@@ -166,7 +166,7 @@ def findings_json(findings: Findings) -> dict[str, Any]:
 
 
 def run_doctor(as_json: bool = False) -> int:
-    """Prints what was found; 0, whatever it is."""
+    """Prints the findings; always returns 0."""
     findings = examine()
     print(json.dumps(findings_json(findings), indent=2) if as_json else "\n".join(finding_lines(findings)))
     return 0

@@ -1,4 +1,4 @@
-"""How many graphs a role compiles, and which bucket lists are valid."""
+"""Counts the graphs that a role compiles, and reads bucket lists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def graphs_of(role: str, load: Load, route: Route) -> int:
 
 
 def automatic(longest: int) -> tuple[int, ...]:
-    """NxD Inference's with enable_bucketing (modules/autobucketing.py): powers of two from 128, and the longest."""
+    """NxD Inference's default buckets (modules/autobucketing.py): powers of two from 128, and the longest."""
     return (*(2**i for i in range(7, round(math.log2(longest)))), longest)
 
 

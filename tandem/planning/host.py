@@ -1,4 +1,4 @@
-"""The rest of the machine: CPU, memory, compiler, torch, CUDA. Files, metadata and small tools; no imports of torch."""
+"""Describes the machine apart from Neuron: CPU, memory, compiler, torch, CUDA; without importing torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What runs the CPU path, and which GPUs there are. `compiler`: builds the native steps, None where none does."""
+    """The machine's CPU, libraries and GPUs. `compiler`: the one that builds the native steps, or None."""
 
     system: str
     python: str
@@ -32,7 +32,7 @@ class Host:
 
 
 def find_host(root: Path = Path("/"), environment: Mapping[str, str] | None = None) -> Host:
-    """The arguments are for tests."""
+    """Examines the machine. The arguments are for tests."""
     environment = os.environ if environment is None else environment
     cpu = _cpu(root)
     return Host(
@@ -75,7 +75,7 @@ def _memory(root: Path) -> int | None:
 
 
 def _compiler(environment: Mapping[str, str]) -> str | None:
-    """As tandem/runners/native/build.py looks for one."""
+    """The C++ compiler that tandem/runners/native/build.py would use."""
     names = (environment.get("CXX"), "g++", "clang++", "c++")
     found = (shutil.which(name, path=environment.get("PATH")) for name in names if name)
     return next((path for path in found if path), None)

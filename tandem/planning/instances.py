@@ -1,7 +1,7 @@
-"""AWS instances with Neuron chips: chips, cores, memory.
+"""Lists AWS instances with Neuron chips: chips, cores, memory.
 
 Sources: AWS Neuron documentation, pages trn1-arch, inf2-arch, trn2-arch, trn3-arch, logical-neuroncore-config, and for
-the tensor-parallel degrees the NxD Inference features guide. AWS publishes no sizes of Trn3: these are its two kinds of
+the tensor-parallel degrees the NxD Inference features guide. AWS lists no sizes of Trn3: the table has its two kinds of
 server, and `FAMILY:CHIPS` names anything else.
 """
 
@@ -26,20 +26,21 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """So many chips under one name."""
+    """An instance type: a number of chips under one name."""
 
     name: str
     chip: Chip
     chips: int
 
     def lnc(self, asked: int | None) -> int:
-        """Physical cores per logical core. Raises ValueError for what the chip does not do."""
+        """Physical cores per logical core; None asks for the default. Raises ValueError if the chip cannot do it."""
         choices = self.chip.lnc
         if asked is not None and asked not in choices:
             raise ValueError(f"lnc: {asked} is not one of {', '.join(map(str, choices))} on {self.name}")
         return asked or choices[0]
 
     def cores(self, lnc: int) -> int:
+        """Number of logical cores."""
         return self.chips * self.chip.physical_cores // lnc
 
     def core_bytes(self, lnc: int) -> int:
@@ -74,7 +75,7 @@ INSTANCES = {
 
 
 def instance_named(name: str) -> Instance:
-    """A known instance, or FAMILY:CHIPS such as trn3:4. Raises ValueError with the list."""
+    """A known instance, or FAMILY:CHIPS such as trn3:4. Raises ValueError that lists the known ones."""
     known = INSTANCES.get(name)
     if known is not None:
         return known
@@ -88,5 +89,5 @@ def instance_named(name: str) -> Instance:
 
 
 def family_of(name: str | None) -> str | None:
-    """The family that an instance type belongs to: trn1n.32xlarge is a trn1, trn3pd98.3xlarge a trn3."""
+    """The family of an instance type, or None: trn1 for trn1n.32xlarge, trn3 for trn3pd98.3xlarge."""
     return next((family for family in FAMILIES if name and name.lower().startswith(family)), None)

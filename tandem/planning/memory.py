@@ -1,7 +1,7 @@
-"""What one core must hold for a load: weights, KV, buffers, graphs; and the largest load that it can.
+"""Estimates what one core must hold for a load (weights, KV, buffers, graphs) and the largest load that fits.
 
-Weights and KV are counted. Buffers, graphs and the runtime's share are estimates by the formulas and constants here;
-no device was at hand to measure them. `ASSUMPTIONS` says so wherever a plan is shown.
+Weights and KV are counted. Buffers, graphs and the runtime's share are estimated with the formulas and constants below,
+not measured on a device; every plan shows `ASSUMPTIONS`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a server is asked to hold: rows, tokens a row, draft tokens a round, and the shapes compiled.
+    """A server's load: rows, tokens per row, draft tokens per round, and the compiled shapes.
 
     context_buckets, decode_buckets: NxD Inference's. row_buckets, draft_buckets, and `chunk` tokens of a prefill step:
     Tandem's own steps'.
@@ -47,7 +47,7 @@ class Load:
     chunk: int = 64
 
     def resized(self, batch: int, length: int) -> Load:
-        """The same server for other sizes: its largest buckets follow."""
+        """The load with another batch and length, and a largest context bucket to match."""
         if not self.context_buckets:
             return replace(self, batch=batch, length=length)
         prompt = self.context_buckets[-1]
@@ -66,7 +66,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Bytes on one core, and how many there are."""
+    """Bytes used on one core, and its capacity."""
 
     weights: int
     kv: int
@@ -88,7 +88,7 @@ class Core:
 
 
 def core_of(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int) -> Core:
-    """One core that holds its shares of these models."""
+    """A core that holds its shares of these models."""
     return Core(
         weights=sum(weight_bytes(p.shape, p.degree, route, p.weights) for p in parts),
         kv=sum(kv_bytes(p, load, route) for p in parts),
@@ -99,7 +99,7 @@ def core_of(parts: Sequence[Part], load: Load, route: Route, graphs: int, capaci
 
 
 def kv_bytes(part: Part, load: Load, route: Route) -> int:
-    """Tandem's cache has a spare row for padding rows, and room for the widest step behind the last position."""
+    """Bytes of KV on one core. Tandem's cache has a spare row for padding, and room for the widest step at the end."""
     if route is Route.NXDI:
         positions = load.batch * (load.length + GUARD)
     else:
@@ -108,7 +108,7 @@ def kv_bytes(part: Part, load: Load, route: Route) -> int:
 
 
 def buffer_bytes(part: Part, load: Load, route: Route) -> int:
-    """The larger of a prefill step and a verification, see ASSUMPTIONS."""
+    """Bytes of buffers: the larger of a prefill step's and a verification's, see ASSUMPTIONS."""
     shape, each = part.shape, part.weights.bytes_each
     q, kv = core_heads(shape, part.degree, route)
     per_token = (4 * shape.hidden + 2 * -(-shape.intermediate // part.degree) + (q + 2 * kv) * shape.head_dim) * each
@@ -120,7 +120,7 @@ def buffer_bytes(part: Part, load: Load, route: Route) -> int:
 
 
 def longest_for(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int, batch: int) -> int:
-    """The longest sequence that fits with so many rows, in steps of 128; 0 where none does."""
+    """The longest sequence that fits with `batch` rows, a multiple of 128; 0 if none fits."""
     low, high = 0, min(p.shape.longest for p in parts) // 128
     while low < high:
         middle = (low + high + 1) // 2
@@ -132,7 +132,7 @@ def longest_for(parts: Sequence[Part], load: Load, route: Route, graphs: int, ca
 
 
 def largest_batch(parts: Sequence[Part], load: Load, route: Route, graphs: int, capacity: int) -> int:
-    """The most rows of the load's length; 0 where not even one fits."""
+    """The largest number of rows of the load's length that fits; 0 if none does."""
     low, high = 0, 4096
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Where draft and target go: fused and distributed on the same number of cores, so that a comparison is fair."""
+"""Places draft and target, fused and distributed, on the same number of cores, so that a comparison is fair."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tandem.planning.sharding import Degree, Route, Weights, degrees, padding_re
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The models, how they are stored, and where."""
+    """A target, its draft if any, how their weights are stored, and the instance that runs them."""
 
     instance: Instance
     lnc: int
@@ -36,9 +36,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One server: its cores, what one of them holds, its graphs, and the largest loads.
+    """A server process: its cores, what one of them holds, its graphs, and its largest loads.
 
-    `loads`: (rows, longest sequence) pairs. `most_rows`: at the length asked for.
+    `loads`: (rows, longest sequence) pairs. `most_rows`: for the requested length.
     """
 
     role: str
@@ -53,7 +53,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One architecture on `cores` cores. Without processes it does not fit, and `why` says why."""
+    """An architecture on `cores` cores. If it does not fit it has no processes, and `why` has the reason."""
 
     architecture: str
     cores: int
@@ -70,7 +70,7 @@ class Placement:
 
 
 def process_of(pair: Pair, role: str, degree: int) -> Process:
-    """A server of that role on `degree` cores, whether it fits or not."""
+    """The process of a role on `degree` cores, whether it fits or not."""
     parts, remarks = parts_of(pair, role, degree)
     graphs = graphs_of(role, pair.load, pair.route)
     where = (pair.route, graphs, pair.capacity)
@@ -89,7 +89,10 @@ def process_of(pair: Pair, role: str, degree: int) -> Process:
 
 
 def parts_of(pair: Pair, role: str, degree: int) -> tuple[list[Part], list[str]]:
-    """A fused draft: NxD Inference divides it as the target, Tandem's own runner repeats it on every core."""
+    """The models of a role, and remarks.
+
+    NxD Inference divides a fused draft like the target; Tandem's own runner repeats it on every core.
+    """
     target = Part(pair.target, degree, pair.target_weights)
     if role == "target":
         return [target], []
@@ -103,7 +106,7 @@ def parts_of(pair: Pair, role: str, degree: int) -> tuple[list[Part], list[str]]
 
 
 def fused(pair: Pair, cores: int, degree: int | None = None) -> Placement:
-    """The widest allowed degree, or the one asked for."""
+    """The fused placement, at the widest allowed degree or at `degree`."""
     options = [d.degree for d in pair.allowed(pair.target, cores) if degree in (None, d.degree)]
     if not options:
         return Placement("fused", cores, (), f"no allowed degree for {pair.target.name} on {cores} cores")
@@ -112,7 +115,7 @@ def fused(pair: Pair, cores: int, degree: int | None = None) -> Placement:
 
 
 def distributed(pair: Pair, cores: int, degree: int | None = None) -> Placement:
-    """The target as wide as fits beside a draft, on cores of their own; the draft as narrow as fits."""
+    """The distributed placement: the widest target that leaves cores for a draft, and the narrowest draft."""
     assert pair.draft is not None
     last: Process | None = None
     for option in reversed(pair.allowed(pair.target, cores - 1)):
@@ -142,9 +145,9 @@ def _full(architecture: str, cores: int, process: Process) -> Placement:
 
 
 def compared(pair: Pair, cores: int | None, degree: int | None) -> tuple[Placement, ...]:
-    """Both on `cores` cores; without a number, on the fewest that hold both, else on the fewest that hold fused.
+    """Fused and distributed on `cores` cores; None: on the fewest that hold both, else on the fewest that hold fused.
 
-    Without a draft: the target alone, on the fewest.
+    Without a draft: the target alone, on the fewest cores.
     """
     every = pair.instance.cores(pair.lnc)
     if pair.draft is None:
@@ -172,7 +175,7 @@ def _alone(pair: Pair, cores: int, degree: int | None, smallest: bool) -> Placem
 
 
 def advice(pair: Pair, placements: tuple[Placement, ...]) -> Iterator[str]:
-    """For what does not fit: the fewest cores of this instance that would do, or what else."""
+    """For each placement that does not fit: the reason, and how many cores or what else would be needed."""
     every = pair.instance.cores(pair.lnc)
     for placement in placements:
         if placement.fits:

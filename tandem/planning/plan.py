@@ -1,4 +1,4 @@
-"""`--role plan`: what fits on an instance, from two config.json files."""
+"""Plans for `--role plan` what fits on an instance, from two config.json files."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ QUANTIZATIONS = ("auto", "none", "int8", "f8e4m3", "f8e5m2")
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """What to plan. `drafts` is Tandem's speculation length: draft tokens a round.
+    """What to plan. `drafts`: Tandem's speculation length, draft tokens a round.
 
-    `degree`, `cores`: None lets the plan choose. `quantization`: of the target; auto is what its checkpoint says.
-    `keep`: parts of module names that keep `dtype` under a quantisation of the plan's.
+    `degree`, `cores`: None lets the plan choose. `quantization`: the target's; auto is that of its checkpoint. `keep`:
+    parts of names of modules that are not quantized.
     """
 
     instance: str
@@ -64,7 +64,7 @@ class PlanConfig:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer: every degree of the target with what a core would hold, and both placements."""
+    """A plan: every degree of the target with what a core would hold, and both placements."""
 
     pair: Pair
     degrees: tuple[tuple[Degree, Process | None], ...]
@@ -74,7 +74,7 @@ class Plan:
 
 
 def make_plan(config: PlanConfig) -> Plan:
-    """Raises ValueError: unknown instance, missing key, a degree or a length that cannot be."""
+    """Makes a plan. Raises ValueError for an unknown instance, a missing key, or an impossible degree or length."""
     instance = instance_named(config.instance)
     lnc = instance.lnc(config.lnc)
     target = read_shape(config.target_model, "target_model")
@@ -102,7 +102,7 @@ def make_plan(config: PlanConfig) -> Plan:
 
 
 def route_for(backend: str, instance: Instance) -> Route:
-    """TorchNeuron where it runs, unless NxD Inference is asked for."""
+    """TorchNeuron if the instance runs it, unless NxD Inference is requested."""
     return Route.TORCHNEURON if backend == "torch" and instance.chip.torchneuron else Route.NXDI
 
 
@@ -198,7 +198,7 @@ def _remarks(config: PlanConfig, pair: Pair) -> Iterator[str]:
 
 
 def run_plan(config: PlanConfig, as_json: bool = False) -> int:
-    """Prints the plan; the exit code."""
+    """Prints the plan; returns the exit code."""
     from tandem.planning.show import plan_json, plan_lines
 
     plan = make_plan(config)

@@ -1,4 +1,4 @@
-"""A decoder's dimensions from its config.json, and how many parameters follow. No weights are read."""
+"""Reads a decoder's dimensions from its config.json and counts its parameters, without reading weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DENSE = ("llama", "mistral", "qwen2", "qwen3")
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """One kind of matrix in every layer. `split`: what tensor parallelism divides it by (q or kv heads, or columns)."""
+    """A matrix that every layer has. `split`: what tensor parallelism divides (q or kv heads, or columns)."""
 
     name: str
     inputs: int
@@ -28,7 +28,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """The dimensions of a dense Llama-like decoder. `converted`: its checkpoint's own quantisation, if it has one."""
+    """The dimensions of a dense Llama-like decoder. `converted`: its checkpoint's own quantization, if any."""
 
     name: str
     model_type: str
@@ -58,13 +58,13 @@ class DecoderShape:
 
     @property
     def norm_parameters(self) -> int:
-        """Of all layers and the last one; Qwen3 also normalises queries and keys."""
+        """Parameters of all norms; Qwen3 also normalizes queries and keys."""
         each = 2 * self.hidden + (2 * self.head_dim if self.model_type == "qwen3" else 0)
         return self.layers * each + self.hidden
 
     @property
     def parameters(self) -> int:
-        """As published: a tied output matrix counts once."""
+        """Number of parameters as published: a tied output matrix counts once."""
         each = sum(linear.parameters for linear in self.linears())
         tables = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return self.layers * each + self.norm_parameters + tables
@@ -72,7 +72,7 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a checkpoint's quantization_config says: one byte a weight, but for modules whose names contain these."""
+    """A checkpoint's quantization: one byte per weight, except in modules whose names contain these parts."""
 
     method: str
     except_for: tuple[str, ...]
@@ -100,7 +100,7 @@ def read_shape(folder: str, field: str) -> DecoderShape:
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
-    """Raises ValueError naming the missing or unfitting key."""
+    """Reads a configuration. Raises ValueError that names the missing or invalid key."""
     kind = config.get("model_type")
     if kind not in DENSE:
         raise ValueError(
@@ -139,7 +139,7 @@ def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> i
 
 
 def _converted(config: object) -> Converted | None:
-    """Only methods of eight bits are counted; another one is refused rather than guessed."""
+    """The checkpoint's quantization. Raises ValueError for methods other than eight-bit ones."""
     if config is None:
         return None
     if not isinstance(config, dict) or config.get("quant_method") not in ("fbgemm_fp8", "fp8"):

@@ -1,8 +1,8 @@
-"""How a model is divided over cores on each route: heads, weights and KV of one core; which degrees are allowed.
+"""Divides a model over cores: heads, weights and KV of one core, and the degrees that each route allows.
 
 NxD Inference pads query heads and repeats KV heads until every core has some (its gqa.py and the GQA section of the
-features guide). TorchNeuron here is transformers' own plan under DTensor: linear layers and the output matrix are
-divided, the embedding is not, and nothing is padded or repeated.
+features guide). On TorchNeuron, transformers' own plan under DTensor applies: it divides linear layers and the output
+matrix but not the embedding, and pads or repeats nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEEN_GROUPS = (1, 4, 8, 16, 32, 64)
 
 
 class Route(Enum):
-    """What runs the model on the device."""
+    """The software that runs the model on the device."""
 
     TORCHNEURON = "TorchNeuron"
     NXDI = "NxD Inference"
@@ -27,7 +27,7 @@ class Route(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How weights are stored: bytes of one, and which matrices take one byte and a scale per output instead."""
+    """How weights are stored: bytes each, and which matrices use one byte and a scale per output instead."""
 
     bytes_each: int
     eight_bit: Converted | None = None
@@ -35,7 +35,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Degree:
-    """A tensor-parallel degree. `refused`: why it cannot be; `remark`: what it costs or what is not known."""
+    """A tensor-parallel degree. `refused`: why it is impossible. `remark`: its cost, or what is not known about it."""
 
     degree: int
     refused: str = ""
@@ -65,7 +65,7 @@ def weight_bytes(shape: DecoderShape, degree: int, route: Route, weights: Weight
 
 
 def _linear_bytes(shape: DecoderShape, linear: Linear, unit: int, bytes_each: int, eight: bool) -> int:
-    """Of one layer's matrix: one side is the hidden size, the other this core's share."""
+    """Bytes of one layer's matrix on one core: one side is the hidden size, the other the core's share."""
     outputs = unit if linear.inputs == shape.hidden and linear.name != "self_attn.o_proj" else shape.hidden
     bias = outputs * bytes_each if linear.bias else 0
     matrix = unit * shape.hidden
@@ -73,7 +73,7 @@ def _linear_bytes(shape: DecoderShape, linear: Linear, unit: int, bytes_each: in
 
 
 def _table_weights(shape: DecoderShape, degree: int, route: Route) -> int:
-    """Embedding and output matrix. NxD Inference divides both, and unties tied ones."""
+    """Parameters of embedding and output matrix on one core. NxD Inference divides both, and unties tied ones."""
     table = shape.vocabulary * shape.hidden
     part = -(-shape.vocabulary // degree) * shape.hidden
     if route is Route.NXDI:
@@ -82,12 +82,12 @@ def _table_weights(shape: DecoderShape, degree: int, route: Route) -> int:
 
 
 def kv_bytes_per_token(shape: DecoderShape, degree: int, route: Route, bytes_each: int) -> int:
-    """Keys and values of one position on one core."""
+    """Bytes of one position's keys and values on one core."""
     return 2 * shape.layers * core_heads(shape, degree, route)[1] * shape.head_dim * bytes_each
 
 
 def degrees(shape: DecoderShape, chip: Chip, cores: int, route: Route) -> tuple[Degree, ...]:
-    """Every degree that the runtime knows on that many cores, with the reason against it."""
+    """Every degree that the runtime supports on that many cores, with the reason if the model refuses it."""
     return tuple(_assess(shape, degree, route) for degree in chip.degrees if degree <= cores)
 
 
@@ -114,7 +114,7 @@ def _against(shape: DecoderShape, degree: int, route: Route) -> Iterator[str]:
 
 
 def padding_remark(shape: DecoderShape, degree: int) -> str:
-    """What NxD Inference does with a draft that has fewer heads than its target has cores."""
+    """A remark that NxD Inference pads the model's heads to a multiple of `degree`; empty if it does not."""
     if shape.heads % degree == 0:
         return ""
     return f"{shape.name}'s {shape.heads} heads are padded to {-(-shape.heads // degree) * degree}"

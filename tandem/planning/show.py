@@ -1,4 +1,4 @@
-"""A plan as text for a terminal, and as JSON."""
+"""Formats a plan as text for a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gb(count: int) -> str:
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """The instance, the target's degrees, both placements, what follows, what was assumed."""
+    """A plan's lines: instance, target's degrees, both placements, remarks, assumptions."""
     yield from _heading(plan)
     yield ""
     yield f"{plan.pair.target.name} alone, GB (10^9 bytes) on each core:"
@@ -120,7 +120,7 @@ def _idle_words(placement: Placement) -> str:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The same for programs: bytes are bytes on one core."""
+    """A plan as JSON; bytes are those on one core."""
     pair, load = plan.pair, plan.pair.load
     return {
         "kind": "plan, not a measurement",

@@ -1,4 +1,4 @@
-"""Tables for a terminal without a library: a Trainium host has no reason to hold one."""
+"""Formats tables for a terminal without a library, which a Trainium host need not have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Figures to the right; the first column to the left, and a last one without a heading too."""
+    """The table's lines. The first column and one without a heading are left-aligned, the others right-aligned."""
     widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
     for index, row in enumerate((heads, *rows)):
         cells = [

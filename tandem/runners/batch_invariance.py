@@ -1,11 +1,11 @@
-"""Same row, same bits: checked on this device, with these weights and threads, before a server says it is ready.
+"""Checks batch invariance on this device, with these weights and threads, before a server is ready.
 
-Tandem's promise is that a token's logits are bit-identical whether it was decoded alone or verified in a window, in any
-row, beside any neighbours, and after its prefix was rebuilt by prefill. Kernels choose their order of summation by
-shape, not by data, so a shape that gives the same bits on one sequence for every column, row and 30 layers of sums
-gives them on all. Where some shape differs (cuBLAS, float16), only one remains in use: the widest window at the full
-batch over the whole cache; and the result says whether even that one agrees with prefill. Not `exact`: all shapes
-remain, and the result says that their bits differ.
+Tandem promises that a token's logits are bit-identical whether it was decoded alone or verified in a window, in any
+row, next to any other rows, and after its prefix was rebuilt by prefill. Kernels choose their order of summation by
+shape, not by data, so a shape that gives the same bits on one sequence, for every column, row and layer, gives them on
+all sequences. If some shape differs (cuBLAS, float16), only one stays in use: the widest window at the full batch over
+the whole cache, and the result says whether at least that one agrees with prefill. If `exact` is false, all shapes stay
+in use, and the result says that their bits differ.
 """
 
 from __future__ import annotations
@@ -18,20 +18,22 @@ from torch import Tensor
 
 from tandem.runners.protocol import Limits, StepShapes
 
-DEEPEST = 1024  # positions to which longer caches are filled for the check
+DEEPEST = 1024  # positions that the check fills at most
 
 
 class ShapedModel(Protocol):
-    """What is checked: a model that feeds rows of one width to slots, as TorchModel.forward says."""
+    """The model to check: feeds rows of one width to slots, like TorchModel."""
 
     device: str
     vocab_size: int
 
     def forward(
         self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Logits [rows, width, vocabulary] of tokens [rows, width] fed at positions starts [rows]; see TorchModel."""
 
-    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor: ...
+    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        """The values as integers on the device: [n] or [n, m]."""
 
 
 def check_batch_invariance(
@@ -43,7 +45,7 @@ def check_batch_invariance(
     chunks: tuple[int, ...] = (),
     exact: bool = True,
 ) -> StepShapes:
-    """Runs one sequence through the shapes. Returns those that agree, or else the one that all steps must take."""
+    """Runs one sequence through all shapes; returns those that agree, or else the one that every step must use."""
     probe = _Probe(model, limits, widths[-1])
     reference = probe.stepwise(widths[-1], batches[-1])
     agreeing = [(width, batch) for batch in batches for width in widths if probe.agrees(reference, width, batch)]
@@ -74,7 +76,7 @@ def check_batch_invariance(
 def check_graph_invariance(
     model: ShapedModel, limits: Limits, width: int, batches: tuple[int, ...], exact: bool
 ) -> StepShapes:
-    """The same for graphs: one width, one chunk, the whole cache, and rows in `batches`."""
+    """Like `check_batch_invariance`, for graphs: one width, one chunk, the whole cache, and several batches."""
     probe = _Probe(model, limits, width)
     reference, chunks = probe.stepwise(width, batches[-1]), (limits.chunk,)
     rebuilt = probe.rebuilt(limits.chunk, reference, width, batches[-1]) and probe.refilled(
@@ -89,7 +91,7 @@ def check_graph_invariance(
 
 
 class FusedGraphs(Protocol):
-    """A pair's fused steps: tandem/runners/torch/fused_graph.py."""
+    """A pair's fused graphs (tandem/runners/torch/fused_graph.py)."""
 
     @property
     def target(self) -> ShapedModel: ...
@@ -101,7 +103,7 @@ class FusedGraphs(Protocol):
 
 
 def check_fused_invariance(fused: FusedGraphs, limits: Limits, shapes: StepShapes) -> bool:
-    """Whether every fused step gives the logits of a verification of the tokens that it drafted."""
+    """Whether every fused graph gives the same logits as verifying the tokens that it drafted."""
     width, batch = shapes.widths[-1], shapes.batches[-1]
     probe = _Probe(fused.target, limits, width)
     for rows, k in fused.shapes:
@@ -113,7 +115,7 @@ def check_fused_invariance(fused: FusedGraphs, limits: Limits, shapes: StepShape
 
 
 class _Probe:
-    """A fixed pseudo-random sequence fed in different shapes."""
+    """Feeds a fixed pseudo-random sequence in different shapes."""
 
     def __init__(self, model: ShapedModel, limits: Limits, widest: int) -> None:
         self.model, self.limits = model, limits
@@ -130,19 +132,19 @@ class _Probe:
         return torch.stack([self._window(self.start + i, 1, width, batch)[0, 0] for i in range(self.count)])
 
     def agrees(self, reference: Tensor, width: int, batch: int) -> bool:
-        """Whether a window over the tokens gives the reference's bits in every column of every row."""
+        """Whether a window over the tokens has the bits of `reference` [count, vocabulary] in every column and row."""
         used = min(width, self.count)
         logits = self._window(self.start, used, width, batch)
         return all(torch.equal(row[:used], reference[:used]) for row in logits)
 
     def rebuilt(self, chunk: int, reference: Tensor, width: int, batch: int) -> bool:
-        """Whether the last token has the reference's bits when everything before it came in chunks of this size."""
+        """Whether the last token has the reference's bits after a prefill in chunks of this size."""
         last = self.start + self.count - 1
         self._prefill(self.limits.slots - 1, 0, last, chunk)
         return torch.equal(self._window(last, 1, width, batch)[0, 0], reference[-1])
 
     def same_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
-        """`agree_at`, after a prefill up to there."""
+        """Like `agree_at`, after a prefill up to `end`."""
         self.fill(end)
         return self.agree_at(end, length, shapes)
 
@@ -150,9 +152,9 @@ class _Probe:
         self._prefill(self.limits.slots - 1, 0, end, self.limits.chunk)
 
     def agree_at(self, end: int, length: int | None, shapes: list[tuple[int, int]]) -> bool:
-        """Whether windows of all (width, batch) that end at position `end` agree while reading `length` positions.
+        """Whether windows of all (width, batch) that end at position `end` and read `length` positions agree.
 
-        They are compared with the widest of them reading the whole cache.
+        The reference is the widest window, reading the whole cache.
         """
         widest = max(width for width, _ in shapes)
         whole = self._window(end - widest, widest, widest, 1)[0]
@@ -162,7 +164,7 @@ class _Probe:
         )
 
     def refilled(self, end: int, width: int, batch: int) -> bool:
-        """Whether a window before position `end` has the same bits where a chunk was decoded, not prefilled."""
+        """Whether a window before `end` has the same bits after its preceding chunk is decoded again."""
         slot, decoded = self.limits.slots - 1, max(0, end - width - self.limits.chunk)
         self._prefill(slot, 0, end - width, self.limits.chunk)
         prefilled = self._window(end - width, width, width, batch)[0]

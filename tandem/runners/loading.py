@@ -1,4 +1,4 @@
-"""From a checkpoint to a runner: dtype, device and threads chosen, weights loaded, errors put in one line."""
+"""Loads a checkpoint into a runner: chooses dtype, device and threads, loads weights, reports errors in one line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tandem.runners.torch.buckets import AskedBuckets
 from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, compile_order, platform_of
 from tandem.runners.torch.tensor_parallel import sharding
 
-Only = Sequence[int] | None  # the tokens that a draft model's head knows
+Only = Sequence[int] | None  # the token ids that a draft model's head is cut down to
 log = logging.getLogger("tandem.models")
 COMPILE = ("auto", "native", "inductor", "neuron", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -33,14 +33,13 @@ SMALL = 50_000_000  # parameters
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How models run. `threads` None leaves torch's own choice.
+    """How models run. `threads`: None leaves the choice to torch.
 
-    `compile` is where a step's code comes from: "native" is our C++ (CPU), "inductor" and "neuron" make graphs of
-    torch's modules, "off" runs these as they are; "auto" is native where it can be had (the fastest,
-    benchmarks/README.md), graphs on CUDA and Trainium, else off. `exact`: where kernels differ in their last bits, only
-    one shape is used; else all are, and GetModelInfo says bit_exact false. `compiled`: the folder that compiled code is
-    kept in. `cores`: which of the device's this process uses, such as "0-3". `tp_degree`: processes that share the
-    target.
+    `compile`: what runs a step. "native" is our C++ (CPU), "inductor" and "neuron" compile torch modules into graphs,
+    "off" runs the modules as they are; "auto" is native where available (the fastest, benchmarks/README.md), graphs on
+    CUDA and Trainium, else off. `exact`: if kernels differ in their last bits, use a single shape; otherwise use all,
+    and report bit_exact false in GetModelInfo. `compiled`: the folder of compiled code. `cores`: the device's cores
+    that this process uses, such as "0-3". `tp_degree`: number of processes that share the target.
     """
 
     device: str = "auto"
@@ -67,9 +66,9 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a server offers: KV slots, tokens per sequence, draft tokens per round.
+    """A server's sizes: KV slots, tokens per sequence, draft tokens per round.
 
-    `chunk`: tokens of a prefill step, `asked`: buckets to make graphs for.
+    `chunk`: tokens of a prefill step. `asked`: the graph buckets that the user asked for.
     """
 
     slots: int = 4
@@ -87,16 +86,16 @@ def load_runner(
     alone: bool = False,
     startup: Startup | None = None,
 ) -> Runner:
-    """Loads a torch runner. Call it on the device thread. Raises CheckpointError or ValueError, one line each.
+    """Loads a torch runner; on the device thread. Raises CheckpointError or ValueError, one line each.
 
-    `alone`: a small model then takes one thread on the CPU. Products this small are no faster on two; and a second
-    thread spins after each, which takes a core away from a target on the same machine.
+    `alone`: a small model on the CPU then uses one thread. Its products are no faster on two, and a second thread would
+    spin after each, taking a core away from a target on the same machine.
     """
     startup = startup or Startup()
     with startup.stage("importing"):
         import torch
 
-        import tandem.runners.torch.model  # noqa: F401  (what takes long in "loading" otherwise)
+        import tandem.runners.torch.model  # noqa: F401  (else its import counts as "loading")
 
     if execution.threads:
         torch.set_num_threads(execution.threads)
@@ -134,7 +133,7 @@ def load_runner(
 
 
 def _check_graphs(order: Sequence[str], execution: Execution, shape: Shape) -> None:
-    """What is asked of graphs is refused where there are none. Raises ValueError."""
+    """Raises ValueError if graph options are given and no graphs will be made."""
     asked = {
         "batch_buckets": shape.asked.batches,
         "draft_buckets": shape.asked.drafts,
@@ -147,7 +146,7 @@ def _check_graphs(order: Sequence[str], execution: Execution, shape: Shape) -> N
 
 @dataclass(frozen=True, slots=True)
 class RunnerInputs:
-    """What a runner is made of."""
+    """Everything that a runner is made from."""
 
     module: Any
     checkpoint: Checkpoint
@@ -164,7 +163,7 @@ class RunnerInputs:
 
     @property
     def widest(self) -> int:
-        """Tokens of the widest step."""
+        """Tokens per row of the widest step."""
         return max(self.limits.max_draft + 1, self.limits.chunk, TAIL)
 
     def identity(self, backend: str) -> Identity:
@@ -190,7 +189,7 @@ def _module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) 
 
 
 class NativeRefused(ValueError):
-    """Native steps were asked for and cannot be had."""
+    """Native steps were requested but are unavailable."""
 
 
 def _native(inputs: RunnerInputs) -> Runner:
@@ -231,7 +230,7 @@ _RUNNERS = {"native": _native, "off": _off, "inductor": _graphs, "neuron": _grap
 
 
 def transformers_logging() -> None:
-    """Progress bars and advice of transformers do not belong into a server's log."""
+    """Silences transformers' progress bars and advice, which do not belong in a server's log."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -239,12 +238,12 @@ def transformers_logging() -> None:
 
 
 def choose_device(name: str) -> str:
-    """The name of the device to use. Raises ValueError."""
+    """The name of the device to use; resolves auto. Raises ValueError."""
     return choose_platform(name).name
 
 
 def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]
-    """auto is bfloat16 where the device multiplies it natively, else float32."""
+    """The torch dtype called `name`; auto is bfloat16 if the device multiplies it natively, else float32."""
     import torch
 
     if name != "auto":
@@ -253,6 +252,7 @@ def choose_dtype(name: str, device: str):  # type: ignore[no-untyped-def]
 
 
 def end_ids(module) -> tuple[int, ...]:  # type: ignore[no-untyped-def]
+    """Token ids that end a sequence, from the generation config or else the model's config."""
     eos = getattr(module.generation_config, "eos_token_id", None)
     if eos is None:
         eos = module.config.eos_token_id

@@ -1,5 +1,5 @@
-"""Decoders of the Llama family on the CPU, in C++: every token has the same bits in every shape of step."""
+"""Runs decoders of the Llama family on the CPU, in C++; a token has the same bits in every step shape."""
 
 
 class NativeUnavailable(ValueError):
-    """Native steps cannot be had for this model on this machine; the message says why."""
+    """Native steps are unavailable for this model or machine; the message says why."""

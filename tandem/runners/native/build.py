@@ -1,6 +1,6 @@
-"""The C++ of this folder compiled for this CPU, once: 7 s with g++, then a file in the cache folder.
+"""Compiles this folder's C++ for this CPU once (7 s with g++) and caches the library.
 
-Needs a C++20 compiler ($CXX, g++ or clang++). Its only library is the C++ standard library.
+Needs a C++20 compiler ($CXX, g++ or clang++) and the C++ standard library, nothing else.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-s
 
 
 class CannotBuild(ValueError):
-    """No compiler, or it refuses."""
+    """There is no compiler, or it failed."""
 
 
 def library_path() -> Path:
-    """The compiled library, made now if need be. Raises CannotBuild."""
+    """The compiled library; compiles it if it is not cached. Raises CannotBuild."""
     compiler = _compiler()
     try:
         target = private_folder(cache_root()) / f"native-{_key(compiler)}.so"
@@ -35,7 +35,7 @@ def library_path() -> Path:
             with locked(target.with_suffix(".lock")):
                 wrong = flaw(note)
                 if wrong:
-                    log.warning("compiled steps are not used and made again: %s", wrong)
+                    log.warning("cached native steps are not used and are compiled again: %s", wrong)
                 if wrong is not None:
                     _compile(compiler, target)
                     seal(note, [target])
@@ -52,7 +52,7 @@ def _compiler() -> str:
 
 
 def _key(compiler: str) -> str:
-    """What the machine code depends on: sources, flags, compiler, CPU."""
+    """Hash of everything that the machine code depends on: sources, flags, compiler, CPU."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     parts = [*FLAGS, version, platform.machine(), _cpu_features()]
     parts += [path.read_text() for path in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp"))]
@@ -68,7 +68,7 @@ def _cpu_features() -> str:
 
 
 def _compile(compiler: str, target: Path) -> None:
-    """A process that has the old file mapped keeps it: the new one takes its name."""
+    """Compiles to a new file and renames it, so that processes which mapped the old file keep it."""
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         command = [compiler, *FLAGS, str(SOURCES / "api.cpp"), "-o", str(made)]

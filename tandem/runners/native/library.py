@@ -1,4 +1,4 @@
-"""The C interface of api.cpp: structures, signatures, arrays in and out. Calls release the GIL."""
+"""Declares the C interface of api.cpp: structures, signatures, arrays. Calls release the GIL."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 Ints = ctypes.Array[c_int32]
-"""int32 values, not numpy's: made and handed over in a tenth of the time, and a step waits for them."""
+"""A ctypes array of int32: created and passed in a tenth of numpy's time, which every step pays."""
 
 
 class ModelShape(ctypes.Structure):
-    """Shape of transformer.h. `outputs` are the head's, `length` the positions of a slot."""
+    """Shape of transformer.h. `outputs`: rows of the head. `length`: positions of a slot."""
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
@@ -32,32 +32,34 @@ LAYER_FIELDS = (
 
 
 class LayerWeights(ctypes.Structure):
-    """LayerWeights of transformer.h: addresses, None where the model has no such thing."""
+    """LayerWeights of transformer.h: addresses of weights, None for those that the model lacks."""
 
     _fields_ = tuple((name, c_void_p) for name in LAYER_FIELDS)
 
 
 class Rows(ctypes.Structure):
-    """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] at starts[r] and on of slot slots[r]."""
+    """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r]."""
 
     _fields_ = (("count", c_int32), *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens")))
 
 
 def ints(values: Sequence[int]) -> Ints:
+    """The values as an array of int32."""
     return (c_int32 * len(values))(*values)
 
 
 def zeros(count: int) -> Ints:
+    """An array of `count` zeros."""
     return (c_int32 * count)()
 
 
 def pointer(array: NDArray[Any] | None, of: type) -> Any:
-    """To a numpy array's data."""
+    """A pointer to a numpy array's data; None for None."""
     return None if array is None else array.ctypes.data_as(POINTER(of))
 
 
 class Batch:
-    """Rows and the arrays that they point to."""
+    """Keeps rows together with the arrays that they point to."""
 
     def __init__(self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
         self.begins = ints([0, *itertools.accumulate(len(row) for row in tokens)])
@@ -89,7 +91,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def load_library(path: Path) -> Any:
-    """The library with its signatures. Any thread may call it; a model and its pool, one thread at a time."""
+    """Loads the library. Any thread may call it, but a model and its pool only one thread at a time."""
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(library, name)

@@ -1,4 +1,4 @@
-"""From a loaded module to a native runner, once it has said what the module itself says."""
+"""Builds a NativeRunner after checking its logits against the module."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PROBE = 12  # tokens
 def load_native(
     module: Any, threads: int, limits: Limits, identity: Identity, verifies: bool, only: Sequence[int] | None
 ) -> NativeRunner:
-    """Compiles the library if need be, packs the weights and compares with the module. Raises NativeUnavailable."""
+    """Compiles the library if necessary, packs the weights, checks the logits. Raises NativeUnavailable."""
     try:
         if module.device.type != "cpu":
             raise NotNative(f"device {module.device.type}")
@@ -42,7 +42,7 @@ def load_native(
 
 @torch.inference_mode()
 def check_logits(model: NativeModel, module: Any) -> float:
-    """How far the native logits are from the module's, relative to their spread. Raises NotNative where too far."""
+    """The distance of native logits from the module's, relative to their spread. Raises NotNative if too large."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, model.vocab_size, (1, _PROBE), generator=generator)
     native = model.forward([0], tokens, torch.zeros(1, dtype=torch.int64))[0]

@@ -1,4 +1,4 @@
-"""A transformers module of the Llama family, its weights packed for the C++ step."""
+"""Packs the weights of a Llama-family transformers module for the C++ step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 class NotNative(ValueError):
-    """The model is outside what the C++ step computes; the message says what."""
+    """The C++ step cannot compute this model; the message says why."""
 
 
 class Threads:
-    """A pool of threads that the models of one device thread share."""
+    """The thread pool shared by the models of one device thread."""
 
     def __init__(self, library: Any, count: int) -> None:
         self.library, self.count = library, count
@@ -36,10 +36,10 @@ class Threads:
 
 
 class NativeModel:
-    """Rows of tokens at positions of slots in; best tokens, or float32 logits [.., vocabulary], out.
+    """Runs rows of tokens at positions of slots; returns the best tokens, or float32 logits [.., vocabulary].
 
-    Same calls as TorchModel where both have them. The module's weights are copied; the embedding is shared.
-    `most_tokens` is how many tokens one step may feed in all.
+    Methods that TorchModel has too behave the same. The module's weights are copied, except the embedding, which is
+    shared. `most_tokens`: tokens that one step may feed in total.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class NativeModel:
         self._pack(module)
 
     def _pack(self, module: Any) -> None:
-        """Copies the weights; of the head, the rows of the tokens that it is to know."""
+        """Copies the weights; of the head, only the rows of `only`."""
         head = module.get_output_embeddings()
         for index, layer in enumerate(module.base_model.layers):
             self._done(self.library.tandem_set_layer(self.handle, index, ctypes.byref(_weights(layer))))
@@ -96,7 +96,11 @@ class NativeModel:
     def feed(
         self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]], wants: int = 2
     ) -> NDArray[np.float32] | None:
-        """Feeds rows of any lengths. Logits [.., outputs] of all tokens (`wants` 2), row ends (1) or none (0)."""
+        """Feeds rows of any lengths. Returns float32 logits [n, outputs].
+
+        `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). Raises
+        ValueError if there are more than `most_tokens` tokens.
+        """
         batch = Batch(slots, starts, tokens)
         count = (0, len(tokens), int(batch.begins[-1]))[wants]
         if int(batch.begins[-1]) > self.most_tokens:
@@ -108,13 +112,13 @@ class NativeModel:
     def forward(
         self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
     ) -> Tensor:
-        """Logits [rows, width, vocabulary] of rows of one width. Attention reads what it needs, whatever `length`."""
+        """Logits [rows, width, vocabulary] of tokens [rows, width] at starts [rows]; `length` has no effect."""
         rows, width = tokens.shape
         logits = self.feed(slots, starts.tolist(), tokens.tolist(), 2 if head else 0)
         return torch.empty(0) if logits is None else torch.from_numpy(logits).view(rows, width, -1)
 
     def widened(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits [.., vocabulary] of all tokens; those the head does not know are impossible."""
+        """Logits [.., vocabulary] from logits [.., outputs]; -inf for tokens that the head lacks."""
         if self.only is None:
             return logits
         full = np.full((*logits.shape[:-1], self.vocab_size), -np.inf, dtype=np.float32)
@@ -122,6 +126,7 @@ class NativeModel:
         return full
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        """The values as int64: [n] or [n, m]."""
         return torch.tensor(values, dtype=torch.int64)
 
     def _done(self, failed: int) -> None:
@@ -180,7 +185,7 @@ def _head_dim(config: Any) -> int:
 
 @torch.inference_mode()
 def _rotary(module: Any, length: int, dim: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosines and sines [length, dim / 2], rounded as the module rounds them."""
+    """Cosines and sines, each float32 [length, dim / 2], rounded as the module rounds them."""
     like = module.get_input_embeddings().weight[:1, :1]
     cosines, sines = module.base_model.rotary_emb(like, torch.arange(length)[None])
     half = [table[0, :, : dim // 2].float().contiguous().numpy() for table in (cosines, sines)]

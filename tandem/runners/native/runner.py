@@ -1,4 +1,4 @@
-"""The steps on a NativeModel: ragged rows, no padding, no buckets. Greedy rounds never come back to Python between."""
+"""Runs the steps on a NativeModel: ragged rows, no padding, no buckets; a greedy round is one call into C++."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _UNSOUND = "target logits: no finite largest logit"
 
 
 class NativeRunner:
-    """Runs one model. `verifies` is false for a model that only drafts: its bits need no check."""
+    """Runs one model. `verifies`: it is a target, so its batch invariance is checked; false for a draft."""
 
     def __init__(self, model: NativeModel, limits: Limits, identity: Identity, verifies: bool = True) -> None:
         self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
@@ -74,14 +74,14 @@ class NativeRunner:
         ]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> list[Logits]:
-        """The target's logits of each row [1 + drafted, vocabulary]: column i is the prediction after draft[:i]."""
+        """Each row's logits [1 + draft tokens, vocabulary], float32; entry i predicts the token after draft[:i]."""
         tokens = [(row.last_token, *row.draft) for row in rows]
         logits = self.model.feed([row.slot for row in rows], [row.position for row in rows], tokens)
         assert logits is not None
         return np.split(logits, np.cumsum([len(own) for own in tokens])[:-1])
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        """k chained draws for each row; a row leaves the steps when it has them."""
+        """Like Runner.propose; a row leaves the batch once it has its k tokens."""
         started = time.perf_counter()
         greedy = all(row.sampling.greedy for row in rows)
         drafts = self._propose_greedily(rows) if greedy else self._propose_drawn(rows)
@@ -89,7 +89,7 @@ class NativeRunner:
         return [Proposal(tokens, seconds, sent) for tokens, sent in drafts]
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
-        """Draft and verification of greedy rows as one call of the library, where the draft is native too."""
+        """Drafts and verifies greedy rows in one call of the library, if the draft is native too."""
         return functools.partial(self._fused, draft) if isinstance(draft, NativeRunner) else None
 
     def _fused(self, draft: NativeRunner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
@@ -178,7 +178,7 @@ def _tails(rows: Sequence[ProposeRow]) -> Batch:
 
 
 def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
-    """Of a row whose part of `said` begins there."""
+    """Parses one row's verdict from `said[begin:]`."""
     return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
 
 
@@ -189,7 +189,10 @@ def _verify_row(row: VerifyRow, logits: Logits) -> Verdict:
 
 
 def check_ragged_invariance(model: NativeModel, limits: Limits, shapes: StepShapes) -> StepShapes:
-    """Checks on this machine what the code promises by construction. Few shapes stand for all: none is padded."""
+    """Checks batch invariance, which holds by construction, on this machine.
+
+    A few shapes represent all, because none is padded.
+    """
     widths = tuple(sorted({1, 2, limits.max_draft + 1}))
     batches = tuple(sorted({1, limits.slots}))
     found = check_batch_invariance(model, limits, widths, batches, chunks=(max(1, limits.chunk // 4), limits.chunk))

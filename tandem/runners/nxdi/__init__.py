@@ -1,4 +1,4 @@
-"""NxD Inference behind the runner protocol: `--backend nxdi`, for Trainium and Inferentia.
+"""Implements the runner protocol with NxD Inference: `--backend nxdi`, for Trainium and Inferentia.
 
-Only `sdk.py` imports it; everything else here is pure and runs anywhere. See docs/trainium-nxdi.md.
+Only `sdk.py` imports NxD Inference; every other module runs anywhere. See docs/trainium-nxdi.md.
 """

@@ -1,7 +1,7 @@
-"""Compiled folders: one per configuration, weights and SDK, found again by a hash of all that.
+"""Keeps compiled models in folders, one per configuration, weights and SDK, named by a hash of them.
 
-`tandem.json` in a folder says in clear text what it was compiled from; it is written last, so a folder without it is
-what an interrupted compilation left behind. Compiling takes minutes a bucket; a folder can be copied to other machines.
+A folder's `tandem.json` lists what it was compiled from. It is written last, so a folder without it is the remainder of
+an interrupted compilation. Compiling takes minutes per bucket; a folder can be copied to other machines.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MODEL, CONFIG = "model.pt", "neuron_config.json"  # what NxDI's compile() writes
 
 @dataclass(frozen=True, slots=True)
 class CompiledFolder:
-    """A folder and what it must have been made from."""
+    """A folder of compiled code, and what that must have been compiled from."""
 
     folder: Path
     made_from: Mapping[str, Any]
 
     @property
     def ready(self) -> bool:
-        """Whether it is complete and made from just that."""
+        """Whether it is complete, unchanged, and compiled from exactly `made_from`."""
         try:
             noted = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -46,14 +46,14 @@ class CompiledFolder:
 
 
 def compiled(root: str | None, name: str, made_from: Mapping[str, Any]) -> CompiledFolder:
-    """The folder for `made_from` under `root`, None being the user's cache."""
+    """The folder for `made_from` under `root` (None: the user's cache)."""
     parent = Path(root).expanduser() if root else cache_root() / "nxdi"
     text = json.dumps(dict(made_from), sort_keys=True)
     return CompiledFolder(parent / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:32]}", made_from)
 
 
 def ensure(wanted: CompiledFolder, compile_into: Callable[[Path], None]) -> bool:
-    """Compiles unless it is there; whether it did. Two processes that want the same compile it once."""
+    """Compiles unless the folder is ready; returns whether it compiled. Concurrent processes compile it once."""
     if wanted.ready:
         return False
     wanted.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
-"""Same row, same bits, on an NxDI target: checked by tandem/runners/batch_invariance.py through the calls that requests
-make.
+"""Checks batch invariance of an NxDI target, using the same calls as requests.
 
-A decode graph has one batch and one width, so neighbours and acceptance cannot change a row's shape; what can differ is
-the bucket that is read, and a cache written by context encoding beside one written by decoding.
+A decode graph has one batch and one width, so other rows and acceptance cannot change a row's shape. What can differ is
+the bucket that is read, and a cache written by context encoding from one written by decoding.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_target_invariance(runner: NxdiRunner) -> StepShapes:
-    """Which buckets may be used, and whether their bits agree."""
+    """Returns the buckets that may be used, and whether their bits agree."""
     layout, limits = runner.layout, runner.limits
     room = min(limits.max_length, layout.capacity - layout.span)
     if room < 4 * layout.width:
@@ -40,7 +39,7 @@ def check_target_invariance(runner: NxdiRunner) -> StepShapes:
 
 
 def same_prompts(runner: NxdiRunner, chunk: int) -> bool:
-    """Whether a prompt leaves the same bits behind in the context bucket that holds `chunk` and the largest."""
+    """Whether the context bucket that holds `chunk` and the largest one write the same bits for a prompt."""
     return _same(runner, chunk, [replace(runner.shapes, chunks=(c,)) for c in (chunk, runner.layout.chunks[-1])])
 
 
@@ -51,7 +50,7 @@ def same_reads(runner: NxdiRunner, read: int) -> bool:
 
 
 def _same(runner: NxdiRunner, length: int, choices: Sequence[StepShapes]) -> bool:
-    """A window after a prompt of `length` tokens, with either choice of shapes."""
+    """Whether a window after a prompt of `length` tokens has the same bits with both choices of shapes."""
     before, said = runner.shapes, []
     prompt = tuple((7 * i + 1) % runner.limits.vocab_size for i in range(length))
     runner.lines = Lines(runner.layout)
@@ -63,7 +62,7 @@ def _same(runner: NxdiRunner, length: int, choices: Sequence[StepShapes]) -> boo
 
 
 class CheckableTarget:
-    """An NxDI target as the model that tandem/runners/batch_invariance.py checks."""
+    """Adapts an NxDI target to the ShapedModel that tandem/runners/batch_invariance.py checks."""
 
     device = "cpu"
 

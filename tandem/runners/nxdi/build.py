@@ -1,4 +1,4 @@
-"""What is compiled for a role: NeuronConfig's fields from our flags and the user's own, and the shapes that follow."""
+"""Derives NeuronConfig's fields, and the compiled shapes, from Tandem's flags and the user's own fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TILE = 128  # KV caches of fused models are stored in tiles of so many positions
 
 
 class Kind(enum.Enum):
-    """A model that is fed one token a step; one that is fed a window; draft and target in one graph."""
+    """What is compiled: a model fed one token a step, one fed a window, or draft and target in one graph."""
 
     PLAIN = "plain"
     WINDOW = "window"
@@ -24,7 +24,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What our flags ask of a build. `max_draft` draft tokens a round; `dtype` None is the checkpoint's own."""
+    """What Tandem's flags ask for. `max_draft`: draft tokens a round. `dtype`: None is the checkpoint's own."""
 
     kind: Kind
     slots: int
@@ -68,7 +68,7 @@ class Build:
 
 
 def plan_build(request: BuildRequest, settings: NxdiSettings) -> Build:
-    """Raises ValueError where flags contradict each other or NxDI would break."""
+    """Plans a build. Raises ValueError if flags contradict each other or NxDI is known to break."""
     fields = _fields(request, settings)
     refuse_broken(fields)
     layout = _layout(request, fields)
@@ -120,7 +120,7 @@ def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
 
 
 def _lengths(fields: dict[str, Any], request: BuildRequest, span: int) -> None:
-    """seq_len and its companions. A fused step cannot slide back at the end: it needs room for its own drafts."""
+    """Sets seq_len and related fields. A fused step cannot slide back at the end, so it gets room for its drafts."""
     decode, context = fields.get("token_generation_buckets"), fields.get("context_encoding_buckets")
     wanted = request.max_length
     if request.kind is Kind.FUSED:
@@ -147,7 +147,7 @@ def _lengths(fields: dict[str, Any], request: BuildRequest, span: int) -> None:
 
 
 def _kv_quantization(fields: dict[str, Any]) -> None:
-    """kv_cache_quant alone is a compiler flag: the cache is quantized by kv_quant_config. NxDI's own demo sets both."""
+    """Sets both fields: kv_cache_quant alone is a compiler flag, kv_quant_config quantizes the cache."""
     if fields.get("kv_cache_quant"):
         fields.setdefault("kv_quant_config", {})
     elif fields.get("kv_quant_config") is not None:
@@ -155,7 +155,7 @@ def _kv_quantization(fields: dict[str, Any]) -> None:
 
 
 def _draft_fields(fields: Mapping[str, Any], settings: NxdiSettings) -> dict[str, Any]:
-    """The draft's: the target's with its own over them. Its flags for speculation are set on the object, by sdk.py."""
+    """The draft's fields: the target's, overridden by its own. sdk.py sets its speculation flags later."""
     own = dict(settings.draft_neuron_config)
     lists = ("batch_size", "seq_len", "max_length", "max_context_length", "speculation_length")
     for name in lists:
@@ -201,7 +201,7 @@ def _layout(request: BuildRequest, fields: Mapping[str, Any]) -> Layout:
 
 
 def automatic_buckets(fields: Mapping[str, Any], longest: int) -> list[int]:
-    """Those that NxDI makes where none are given (modules/autobucketing.py): powers of two from 128."""
+    """The buckets that NxDI uses by default (modules/autobucketing.py): powers of two from 128."""
     if not fields.get("enable_bucketing") or longest == TILE:
         return [longest]
     powers = range(TILE.bit_length() - 1, round_log2(longest))
@@ -209,6 +209,7 @@ def automatic_buckets(fields: Mapping[str, Any], longest: int) -> list[int]:
 
 
 def round_log2(number: int) -> int:
+    """The nearest power of two's exponent."""
     import math
 
     return round(math.log2(number))

@@ -1,4 +1,4 @@
-"""What a checkpoint's own files say, read without a model library: kind of model, vocabulary, ends, length."""
+"""Reads a checkpoint's model type, vocabulary size, end tokens and length without a model library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAMILIES = ("dbrx", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """Of a checkpoint folder. `digest` is that of config.json; `end_ids` end a sequence."""
+    """Facts of a checkpoint folder. `digest`: of config.json. `end_ids`: token ids that end a sequence."""
 
     folder: str
     model_type: str
@@ -27,7 +27,7 @@ class ModelFacts:
 
 
 def facts(checkpoint: Checkpoint, max_length: int) -> ModelFacts:
-    """Raises CheckpointError or ValueError where NxDI could not run it for `max_length` tokens."""
+    """Reads the facts. Raises CheckpointError or ValueError if NxDI cannot run the model for `max_length` tokens."""
     folder = Path(checkpoint.folder)
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{folder / checkpoint.gguf}: nxdi reads Hugging Face folders (safetensors), not GGUF")

@@ -1,7 +1,7 @@
-"""The names that NxD Inference's configurations know. It only warns about others, and then runs without them.
+"""Lists the field names of NxD Inference's configurations; it only warns about unknown ones and ignores them.
 
-Read from NxDI 0.9.0 (4bcdc54, models/config.py): what `__init__` takes from its keywords. A test compares the lists
-with the source where it is at hand.
+Taken from the keywords of `__init__` in NxDI 0.9.0 (4bcdc54, models/config.py). A test compares the lists with the
+source if that is available.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _NESTED = {"on_device_sampling_config": SAMPLING, "kv_quant_config": KV_QUANTIZA
 
 
 def check_names(given: Mapping[str, Any], field: str = "neuron_config") -> None:
-    """Every name is one that NxDI reads, in nested configurations too. Raises ValueError naming the nearest."""
+    """Checks that NxDI knows every name, also in nested configurations. Raises ValueError with the nearest name."""
     _check(given, NEURON | MIXTURE_OF_EXPERTS, field)
     for name, known in _NESTED.items():
         nested = given.get(name)

@@ -1,7 +1,7 @@
-"""Draft and target in one NxDI graph (FusedSpecNeuronConfig), as the pair of runners that a fused server drives.
+"""Runs draft and target in one NxDI graph (FusedSpecNeuronConfig), presented as two runners.
 
-The graph drafts K-1 tokens greedily, verifies them with the target and returns what is accepted. Whoever asks for fewer
-gets the head of it: the target's own greedy tokens either way. Rejected draft tokens never leave the device.
+The graph drafts K-1 tokens greedily, verifies them with the target and returns the accepted ones. A row that asks for
+fewer gets the first of them, which are the target's greedy tokens in any case. Rejected tokens stay on the device.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from tandem.runners.protocol import (
 from tandem.runners.startup import Startup
 from tandem.speculation.types import Verdict
 
-UNKNOWN = -1  # a draft token that was rejected on the device: nobody outside has seen it
+UNKNOWN = -1  # a draft token that was rejected on the device and never copied to the host
 
 
 class FusedRunner(NxdiRunner):
-    """The pair as seen by the target's sequences: prefills both, verifies nothing that it did not draft itself."""
+    """The pair's target: prefills both models, and verifies only the drafts of its own graph."""
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         if isinstance(draft, FusedDraft) and draft.pair is self:
@@ -43,7 +43,7 @@ class FusedRunner(NxdiRunner):
         return None
 
     def rounds(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-        """One round of every row in one call."""
+        """Runs one round of every row in one call."""
         results: dict[int, FusedResult | RowFailed] = {}
         fed: dict[int, tuple[int, tuple[int, ...]]] = {}
         for r, row in enumerate(rows):
@@ -71,7 +71,7 @@ class FusedRunner(NxdiRunner):
         return self._after_first(line, token)
 
     def predicted(self, answer: StepOutput, line: int, window: Window) -> Array:
-        """What follows the fed token: the first that was accepted."""
+        """The token after the fed one, [1]: the first accepted."""
         assert answer.tokens is not None
         return np.asarray(answer.tokens[line, :1])
 
@@ -91,7 +91,7 @@ class FusedRunner(NxdiRunner):
 
 
 class FusedDraft:
-    """The draft of such a pair: its cache is filled by the pair's own calls."""
+    """The pair's draft; the pair's own calls fill its cache."""
 
     def __init__(self, pair: FusedRunner, identity: Identity) -> None:
         self.pair, self.identity = pair, replace(identity, fused_only=True)
@@ -105,7 +105,7 @@ class FusedDraft:
         return self.pair.shapes
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """Nothing of its own to warm."""
+        """Does nothing: the pair warms up."""
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         return [None] * len(rows)

@@ -1,13 +1,13 @@
-"""A host's picture of the KV lines, and the calls that keep them right.
+"""Tracks on the host which tokens each KV line holds, and builds the forward calls that keep lines correct.
 
-NxDI's rules (docs/trainium-nxdi.md) that are kept here and nowhere else:
-- every decode call holds every line, in order: a full batch is not sorted by NxDI, and the rows that it adds to a
-  partial one overwrite the lines of idle sequences. An idle line is fed its own next position, to be rewritten later;
-- no position 0 in a decode call: one would make a prefill of all rows;
-- a mask covers what comes before a row's window and nothing else;
-- a window is always `width` tokens: short rows are padded behind, and at a line's end the window slides back over
-  tokens that the line holds already, whose keys and values it only writes again;
-- a prompt has two tokens at least, unless the prediction after its first is wanted.
+This module alone keeps NxDI's rules (docs/trainium-nxdi.md):
+- a decode call contains every line, in order: NxDI does not sort a full batch, and the rows that it adds to a partial
+  one overwrite the lines of idle sequences. An idle line is fed its own next position, which is rewritten later;
+- no decode call contains position 0: it would turn all rows into a prefill;
+- a mask covers the positions before a row's window and nothing else;
+- a window always has `width` tokens: short rows are padded at the end, and at a line's end the window slides back over
+  tokens that the line already holds, and writes the same keys and values again;
+- a prompt has at least two tokens, unless the prediction after its first token is needed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class ForwardCall:
-    """One forward call: rows of tokens at positions. `prior`: how many cached positions each row's mask shows.
+    """One forward call: rows of tokens at positions.
 
-    `mask_length` columns; in a prefill the mask shows the prompt itself.
+    `prior`: cached positions that each row's mask shows; in a prefill, the prompt's own. `mask_length`: columns of the
+    mask. `lines`: each row's KV line.
     """
 
     input_ids: tuple[tuple[int, ...], ...]
@@ -36,25 +37,25 @@ class ForwardCall:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A row's place in a call: its tokens begin at `column`."""
+    """A row's place in a call: `count` tokens from `column` on."""
 
     column: int
     count: int
 
 
 class LineError(ValueError):
-    """A row that does not fit its line."""
+    """A row does not fit its line."""
 
 
 class Lines:
-    """Which tokens each line holds, as far as we know; what was written past them is overwritten before it is seen."""
+    """The tokens that each line validly holds; anything written beyond them is overwritten before it is read."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.held: list[list[int]] = [[] for _ in range(layout.lines)]
 
     def note(self, line: int, start: int, tokens: Ids) -> None:
-        """`tokens` are at `start`, start+1, ... now."""
+        """Records that `tokens` were written at `start`, start+1, ..."""
         self.held[line][start:] = tokens
 
     def check(self, line: int, start: int, count: int) -> None:
@@ -67,8 +68,10 @@ class Lines:
             raise LineError(f"position {start + count} of line {line} is above its {self.layout.capacity}")
 
     def prompt(self, line: int, tokens: Ids, room: int) -> ForwardCall:
-        """A whole prompt by context encoding, in the bucket that holds `room` tokens; only its KV is wanted, or the
-        prediction after it if it has two tokens or more."""
+        """The call that encodes a whole prompt, in the bucket that holds `room` tokens.
+
+        It writes the prompt's KV; its prediction is valid only for prompts of two or more tokens.
+        """
         ids = list(tokens) if len(tokens) > 1 else [tokens[0], tokens[0]]
         natural = next(chunk for chunk in self.layout.chunks if chunk >= len(ids))
         length = len(ids) if natural == max(room, natural) else room
@@ -82,10 +85,10 @@ class Lines:
         )
 
     def first(self, line: int, token: int) -> ForwardCall:
-        """A prompt of one token whose prediction is wanted.
+        """The call that encodes a prompt of one token whose prediction is needed.
 
-        NxDI takes logits where the position is largest, and pads with position 1, so it would read a pad's. Padded by
-        us to the largest bucket with position 0, the first of equals is the token's own (torch.max).
+        NxDI takes the logits at the largest position and pads with position 1, so it would read those of a pad. We pad
+        to the largest bucket with position 0 instead: torch.max then picks the first, which is the token's own.
         """
         length = self.layout.chunks[-1]
         return ForwardCall(((token, *[0] * (length - 1)),), ((0,) * length,), (1,), length, (line,))
@@ -93,7 +96,10 @@ class Lines:
     def step(
         self, rows: Mapping[int, tuple[int, Ids]], mask_length: int | None
     ) -> tuple[ForwardCall, dict[int, Window]]:
-        """A decode call of every line; `rows`: line to (position, tokens). And where each row's tokens are in it."""
+        """A decode call of every line, and where each row's tokens are in it.
+
+        `rows`: line to (position, tokens). `mask_length`: None for the largest. Raises LineError.
+        """
         width, windows = self.layout.width, {}
         ids, starts = [], []
         for line in range(self.layout.lines):
@@ -117,7 +123,7 @@ class Lines:
         return ForwardCall(tuple(ids), positions, tuple(starts), length, tuple(range(self.layout.lines))), windows
 
     def reach(self, rows: Mapping[int, tuple[int, Ids]]) -> int:
-        """What a decode bucket must hold: the furthest begin of any line's window, and what NxDI reserves."""
+        """Positions that a decode bucket must hold: the furthest start of a window plus what NxDI reserves."""
         last = self.layout.capacity - self.layout.span
         begins = [rows[line][0] if line in rows else len(self.held[line]) for line in range(self.layout.lines)]
         return min(max(begins), last) + self.layout.reserved

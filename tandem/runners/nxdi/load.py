@@ -1,4 +1,4 @@
-"""From checkpoints and settings to NxDI runners: everything is checked before anything compiles."""
+"""Loads NxDI runners from checkpoints and settings; checks everything before anything compiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Start = Callable[[Build, ModelFacts, ModelFacts | None, CompiledFolder], "Applic
 def load_nxdi(
     checkpoint: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, verifies: bool, start: Start
 ) -> Runner:
-    """One model: a target, verified in windows, or a draft. Raises CheckpointError or ValueError, one line each."""
+    """Loads a target (`verifies`) or a draft. Raises CheckpointError or ValueError, one line each."""
     kind = Kind.WINDOW if verifies and shape.max_draft else Kind.PLAIN
     build = plan_build(_request(kind, execution, shape), settings)
     own = facts(checkpoint, build.max_length)
@@ -38,7 +38,7 @@ def load_nxdi(
 def load_nxdi_pair(
     target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, start: Start
 ) -> tuple[FusedRunner, FusedDraft]:
-    """Draft and target in one graph. Raises CheckpointError or ValueError."""
+    """Loads target and draft as one graph. Raises CheckpointError or ValueError."""
     build = plan_build(_request(Kind.FUSED, execution, shape), settings)
     own, other = facts(target, build.max_length), facts(draft, build.max_length)
     if own.vocab_size != other.vocab_size:
@@ -54,7 +54,7 @@ def load_nxdi_pair(
 
 
 def start_on_device(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> Application:
-    """Imports NxD Inference, compiles what is not compiled, loads. Raises ValueError where it is not here."""
+    """Imports NxD Inference, compiles if necessary, loads. Raises ValueError if it is not installed."""
     require_nxdi()
     from tandem.runners.nxdi.sdk import Source, start
 

@@ -1,6 +1,6 @@
-"""Combinations that NxD Inference 0.9 is known to break, refused before anything compiles, with the reason.
+"""Refuses, before anything compiles, combinations of fields that NxD Inference 0.9 is known to break.
 
-Each was read in its source, in the file that is named; most were seen to fail there too.
+Each was found in its source, in the file that the reason names; most were also seen to fail.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ RULES: tuple[Rule, ...] = (
 
 
 def refuse_broken(fields: Fields, field: str = "neuron_config") -> None:
-    """Raises ValueError for the first combination that would break. `fields` is what the whole build asks for."""
+    """Raises ValueError for the first broken combination in `fields`, the whole build's."""
     for names, broken, reason in RULES:
         if broken(fields):
             raise ValueError(f"{field}: {names} cannot be used here: {reason}")

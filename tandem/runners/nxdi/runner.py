@@ -1,6 +1,6 @@
-"""The steps on an NxDI model that is fed tokens: a target fed a window of K, or a draft fed one token at a time.
+"""Runs the steps on an NxDI model: a target fed a window of tokens, or a draft fed one token at a time.
 
-Logits come to the host, where draws and verdicts are made by the seeded rules that every backend shares.
+Logits are copied to the host, where the seeded rules that all backends share make draws and verdicts.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ UNCHECKED = "not checked: its logits stay on the device; outputs may leave plain
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a call gave, for all of its rows. `logits` [rows, tokens, vocabulary] or None; `tokens` [rows, tokens] ids.
+    """A forward call's results: `logits` [rows, tokens, vocabulary] or `tokens` [rows, tokens], token ids.
 
-    Of a fused decode call `tokens` are the accepted ones, and `counts` [rows] how many.
+    After a fused decode call `tokens` are the accepted ones, and `counts` [rows] says how many.
     """
 
     logits: Array | None
@@ -52,14 +52,15 @@ class StepOutput:
 
 
 class Device(Protocol):
-    """One loaded NxDI application; called from one thread."""
+    """A loaded NxDI application, called from one thread."""
 
-    def run(self, call: ForwardCall) -> StepOutput: ...
+    def run(self, call: ForwardCall) -> StepOutput:
+        """Runs one forward call. Raises RuntimeError if the device fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Tokens to feed to a line at `start`, start+1, ..."""
+    """Tokens to feed to `line` at `start`, start+1, ..."""
 
     line: int
     start: int
@@ -67,9 +68,9 @@ class Feed:
 
 
 class NxdiRunner:
-    """Runs one model. `verifies` is false for a model that only drafts; `tokens_only` where logits stay on the device.
+    """Runs one model. `verifies`: it is a target. `tokens_only`: its logits stay on the device.
 
-    With `exact` one decode shape is used unless all are seen to give the same bits.
+    `exact`: use one decode shape unless all shapes are seen to give the same bits.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class NxdiRunner:
         return replace(self._identity, greedy_only=self.tokens_only)
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """NxDI warms its own graphs when it loads. A target's shapes are compared bit by bit, where logits are seen."""
+        """Compares a target's shapes bit by bit if its logits are visible; NxDI warmed its graphs when it loaded."""
         from tandem.runners.nxdi.batch_invariance import check_target_invariance
 
         if not self._verifies:
@@ -107,7 +108,7 @@ class NxdiRunner:
         self.lines = Lines(self.layout)
 
     def unchecked(self) -> StepShapes:
-        """Shapes whose bits nobody can compare: one for decoding, unless --fast asks for all of them."""
+        """The shapes if bits cannot be compared: a single one for decoding, or all of them with --fast."""
         lengths = () if self.exact else self.layout.reads
         return replace(self.shapes, chunks=self.layout.chunks, lengths=lengths, note=UNCHECKED)
 
@@ -122,7 +123,7 @@ class NxdiRunner:
         ]
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        """k chained draws for each row; a row leaves the steps when it has them."""
+        """Like Runner.propose; a row leaves the batch once it has its k tokens."""
         began = time.perf_counter()
         drafts: list[tuple[list[int], list[SparseDistribution]]] = [([], []) for _ in rows]
         failed: dict[int, RowFailed] = {}
@@ -144,7 +145,7 @@ class NxdiRunner:
         return None
 
     def feed(self, feeds: Sequence[Feed]) -> list[Array | RowFailed]:
-        """Each row's predictions after each of its tokens: logits [tokens, vocabulary], or ids [tokens]."""
+        """Feeds rows of any lengths; returns each row's logits [tokens, vocabulary], or ids [tokens] if tokens_only."""
         said: list[list[Array]] = [[] for _ in feeds]
         done = [0] * len(feeds)
         failed: dict[int, RowFailed] = {}
@@ -169,7 +170,7 @@ class NxdiRunner:
         return [failed.get(r) or np.concatenate(each) for r, each in enumerate(said)]
 
     def step(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> dict[int, Array]:
-        """One decode call; what is predicted after every fed token, by line."""
+        """Makes one decode call of line to (position, tokens); returns predictions by line, as `feed` does."""
         answer, windows = self.call(rows)
         for line, (start, tokens) in rows.items():
             self.lines.note(line, start, tokens)
@@ -185,7 +186,7 @@ class NxdiRunner:
         return np.asarray(values[line, window.column : window.column + window.count])
 
     def encode(self, line: int, tokens: Sequence[int]) -> StepOutput:
-        """Context encoding of a line from its beginning."""
+        """Encodes tokens from position 0 of a line."""
         answer = self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens))))
         self.lines.note(line, 0, tokens)
         return answer
@@ -198,8 +199,11 @@ class NxdiRunner:
         return np.asarray(values[0, :1])
 
     def _prefill(self, row: PrefillRow) -> RowFailed | None:
-        """A prompt goes through context encoding. More of it goes through windows if that is one step, or if the whole
-        no longer fits a context encoding; else the whole is encoded again."""
+        """Encodes a prompt, or its continuation.
+
+        A continuation is fed in windows if one step suffices or the whole no longer fits a context bucket; otherwise
+        the whole prompt is encoded again.
+        """
         end = row.start + len(row.tokens)
         try:
             self.lines.check(row.slot, row.start, len(row.tokens))
@@ -232,7 +236,7 @@ class NxdiRunner:
         return agree(row.draft, lambda i: Drawn(int(said[i]), 0.0))
 
     def _draw(self, row: ProposeRow, said: Any, tokens: list[int], sent: list[SparseDistribution]) -> None:
-        """The next draft token. Where only tokens are known it is proposed for certain, by either rule."""
+        """Appends the next draft token; with tokens_only it has no distribution, under either rule."""
         if self.tokens_only:
             tokens.append(int(said))
             return

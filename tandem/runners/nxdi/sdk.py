@@ -1,6 +1,6 @@
-"""The only file that imports NxD Inference. Written to NxDI 0.9.0; names and shapes from its source.
+"""Calls NxD Inference; the only module that imports it. Written for NxDI 0.9.0, by its source.
 
-Everything is passed by keyword: `forward` takes seq_ids second and attention_mask third (model_base.py).
+Arguments are passed by keyword: `forward` takes seq_ids second and attention_mask third (model_base.py).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Source:
 
 
 class Application:
-    """A NeuronBaseForCausalLM, loaded. Its forward keeps state between calls and is not safe in two threads."""
+    """A loaded NeuronBaseForCausalLM. Its forward keeps state between calls and is not thread-safe."""
 
     def __init__(self, module: Any, kind: Kind) -> None:
         from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
@@ -60,7 +60,7 @@ class Application:
         return str(self._module.neuron_config.torch_dtype).removeprefix("torch.")
 
     def run(self, call: ForwardCall) -> StepOutput:
-        """One forward. Raises RuntimeError where the device fails, or where another thread is inside."""
+        """Runs one forward call. Raises RuntimeError if the device fails or another thread is inside."""
         import torch
 
         if not self._running.acquire(blocking=False):
@@ -96,9 +96,9 @@ class Application:
 
 
 def start(build: Build, target: Source, draft: Source | None, wanted: CompiledFolder) -> Application:
-    """Compiles what is not compiled yet (minutes a bucket), loads the weights and runs every bucket once.
+    """Compiles unless already compiled (minutes per bucket), loads the weights and runs every bucket once.
 
-    Raises ValueError where NxDI refuses the configuration.
+    Raises ValueError if NxDI refuses the configuration.
     """
     with _own_workdir(wanted.folder):
         application = _open(build, target, draft)
@@ -127,7 +127,7 @@ def _open(build: Build, target: Source, draft: Source | None) -> Any:
 
 
 def _compile(application: Any, build: Build, folder: Path) -> None:
-    """Weights are quantized first where that is asked for and not done."""
+    """Compiles; first quantizes the weights if requested and not done yet."""
     path = build.neuron.get("quantized_checkpoints_path")
     if build.neuron.get("quantized") and not Path(str(path)).exists():
         type(application).save_quantized_state_dict(application.model_path, application.config)
@@ -135,7 +135,7 @@ def _compile(application: Any, build: Build, folder: Path) -> None:
 
 
 def _fused(cls: Any, build: Build, draft: Source) -> Any:
-    """As inference_demo.py makes it, and with a class of the draft's own where the families differ."""
+    """The fused configuration, as inference_demo.py builds it, with the draft's own class if families differ."""
     from neuronx_distributed_inference.models.config import FusedSpecNeuronConfig
 
     own = _class(draft)
@@ -162,7 +162,7 @@ def _neuron_config(cls: Any, fields: dict[str, Any]) -> Any:
 
 
 def _kv_quantization(fields: Mapping[str, Any]) -> Any:
-    """NxD takes members of enums and dtypes; JSON has their names. None on older SDKs, where kv_cache_quant is all."""
+    """Converts names from JSON to NxD's enum members and dtypes; None on older SDKs, which have kv_cache_quant only."""
     import torch
     from neuronx_distributed.quantization import quantization_config as nxd
 
@@ -197,9 +197,9 @@ def _is_fp8(fields: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _own_workdir(folder: Path) -> Iterator[None]:
-    """Two processes that compile must not share the compiler's scratch folder, /tmp/nxd_model for all by default.
+    """Gives this process a scratch folder of its own; by default all compilations share /tmp/nxd_model.
 
-    It is read when an application is made, compiled and loaded.
+    NxDI reads the variable when an application is made, compiled and loaded.
     """
     name = "BASE_COMPILE_WORK_DIR"
     given = os.environ.get(name)

@@ -1,4 +1,4 @@
-"""What a user says about NxD Inference, read and checked without it."""
+"""Reads and checks the user's settings for NxD Inference, without importing it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.runners.nxdi.fields import check_names
 
-# Fields that follow from our own flags, and the flag: two sources of one number would disagree one day.
+# Fields that Tandem's own flags determine, and those flags.
 OURS = {
     "batch_size": "batch",
     "max_batch_size": "batch",
@@ -30,9 +30,10 @@ OURS = {
 
 @dataclass(frozen=True, slots=True)
 class NxdiSettings:
-    """`neuron_config` and `draft_neuron_config` (fused: the draft's own) are NeuronConfig fields, passed through.
+    """The user's settings for NxD Inference.
 
-    `compiled_dir`: where compiled folders are kept; None is the user's cache. `eagle`: the draft is an EAGLE1 head.
+    `neuron_config`, and `draft_neuron_config` for the draft of a fused pair: NeuronConfig fields, passed through.
+    `compiled_dir`: folder of compiled models; None is the user's cache. `eagle`: the draft is an EAGLE1 head.
     """
 
     tp_degree: int = 1
@@ -54,7 +55,7 @@ class NxdiSettings:
 
 
 def read_neuron_config(given: str | None, name: str = "neuron_config") -> dict[str, Any]:
-    """A JSON object, inline or in a file. Raises ValueError of one line."""
+    """Reads a JSON object, inline or from a file. Raises ValueError, one line."""
     if given is None:
         return {}
     text, source = given, "the value"

@@ -1,8 +1,8 @@
-"""Graphs for the CPU, compiled ahead of time by inductor and kept on disk.
+"""Compiles graphs for the CPU ahead of time with inductor, and keeps them on disk.
 
-Freezing packs the weights into the graph, in oneDNN's layout. Such constants are what inductor's own caches refuse, so
-that torch.compile would take its time again at every start; a package (AOTInductor) holds them, loads in half a second
-without tracing, and cannot recompile.
+Freezing packs the weights into the graph, in oneDNN's layout. Inductor's own caches refuse such constants, so
+torch.compile would compile again at every start. A package (AOTInductor) holds them, loads in half a second without
+tracing, and cannot recompile.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tandem.checkpoints.trusted_cache import flaw, locked, private_folder, seal
 from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphRefused
 
 log = logging.getLogger("tandem.models")
-KEPT = 6  # folders that stay on disk: a fused server has three; each graph holds the weights once
+KEPT = 6  # folders kept on disk: a fused server needs three; each graph contains the weights once
 _SOURCES = ("graph_modules.py", "sampled_modules.py", "model.py", "slot_cache.py", "kernels.py")
 
 
 class PackageCompiler:
-    """Makes graphs in `folder`, or takes those that are there."""
+    """Compiles graphs into `folder`, or loads them from it."""
 
     def __init__(self, folder: Path) -> None:
         self.statistics = CompileStatistics()
@@ -47,7 +47,7 @@ class PackageCompiler:
         except OSError as error:
             raise GraphRefused(f"{name}: graphs cannot be kept in {self._folder}: {error}") from None
         path = folder / f"{name}.pt2"
-        with contextlib.suppress(PermissionError):  # an image's, made beforehand
+        with contextlib.suppress(PermissionError):  # part of a container image
             os.utime(folder)
         with locked(folder / "lock"):
             return self._load(path) or self._compile(path, step, tuple(arguments))
@@ -56,7 +56,7 @@ class PackageCompiler:
         self._sealed = True
 
     def _load(self, path: Path) -> Graph | None:
-        """The graph in the file, or None where it must be made."""
+        """The graph in the file, or None if it must be compiled."""
         wrong = flaw(path.with_suffix(".sealed"))
         if wrong is not None:
             if wrong:
@@ -66,7 +66,7 @@ class PackageCompiler:
         try:
             graph = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
             before = float(json.loads(path.with_suffix(".json").read_text())["compile_seconds"])
-        except Exception as error:  # a damaged package fails in whatever reads it
+        except Exception as error:  # a damaged package may raise anything
             log.warning("%s cannot be used and is made again: %s", path, str(error).splitlines()[0])
             return None
         self.statistics.loaded += 1
@@ -93,7 +93,7 @@ class PackageCompiler:
 
 
 def package_folder(root: Path, name: str, facts: Mapping[str, object], keeps: bool = False) -> Path:
-    """Where graphs of these facts are kept below `root`. Unless it `keeps` them, older configurations' make room."""
+    """The folder below `root` for graphs of these facts. Deletes old configurations unless `keeps`."""
     everything = {**facts, **_machine(), "source": _source()}
     digest = hashlib.sha256(json.dumps(everything, sort_keys=True, default=str).encode()).hexdigest()[:32]
     folder = root / f"{name}-{digest}"
@@ -111,7 +111,7 @@ def _make_room(root: Path, mine: Path) -> None:
 
 
 def _machine() -> dict[str, object]:
-    """What compiled code depends on besides the model."""
+    """Everything that compiled code depends on besides the model."""
     import transformers
 
     info = Path("/proc/cpuinfo")
@@ -129,6 +129,6 @@ def _machine() -> dict[str, object]:
 
 
 def _source() -> str:
-    """Hash of the code that graphs are made from."""
+    """Hash of the source that graphs are compiled from."""
     here = Path(__file__).parent
     return hashlib.sha256(b"".join((here / name).read_bytes() for name in _SOURCES)).hexdigest()

@@ -1,4 +1,4 @@
-"""The shapes that graphs are made for: rows, tokens per row, draft tokens."""
+"""Chooses the shapes that graphs are compiled for: rows, tokens per row, draft tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tandem.runners.torch.platforms import Platform
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """Shapes to make graphs of.
+    """Shapes to compile graphs for.
 
     batches: rows per step. width: tokens per row of a verification, the same for all. chunk: tokens of a prefill step.
     drafts: draft tokens per step, ascending.
@@ -22,25 +22,27 @@ class Buckets:
     drafts: tuple[int, ...]
 
     def batch(self, rows: int) -> int:
+        """The smallest batch that holds `rows` rows. Raises StopIteration if none does."""
         return next(b for b in self.batches if b >= rows)
 
     def draft(self, k: int) -> int:
+        """The smallest number of draft tokens that is at least `k`. Raises StopIteration if there is none."""
         return next(d for d in self.drafts if d >= k)
 
 
 @dataclass(frozen=True, slots=True)
 class AskedBuckets:
-    """Buckets that were asked for: rows per step and draft tokens per step. Empty: what suits the device."""
+    """Buckets that the user asked for: rows and draft tokens per step. Empty: chosen for the platform."""
 
     batches: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
 
 
 def buckets_for(platform: Platform, limits: Limits, asked: AskedBuckets | None = None) -> Buckets:
-    """Few where a graph takes minutes (CPU, Trainium); on CUDA one takes seconds.
+    """The buckets of a platform: few where compiling a graph takes minutes (CPU, Trainium), more on CUDA.
 
-    Verification has one width everywhere, and at least 2: a product of one row is another kernel, with other bits. All
-    rows at once and the most draft tokens are always there, asked for or not. Raises ValueError.
+    Verification always has one width of at least 2, since a product of one row uses another kernel, with other bits.
+    The full batch and the longest draft are always included. Raises ValueError if `asked` exceeds the limits.
     """
     slots, most = limits.slots, limits.max_draft
     batches, drafts = {1}, set[int]()

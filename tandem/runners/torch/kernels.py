@@ -1,14 +1,14 @@
-"""Kernels whose result for a row does not depend on the row's place or on how many rows there are.
+"""Provides CPU kernels whose result for a row depends neither on its index nor on the number of rows.
 
 Stock kernels sum in an order that depends on the shape: with MKL in float32 and two threads, row 4 of a 6-row product
-differs in its last bits from row 0 of the same product. Two things remove that on the CPU, and are faster besides:
+differs in its last bits from row 0 of the same product. Two kernels avoid that on the CPU, and are faster too:
 
-* `PackedLinear`: oneDNN's inner product over prepacked weights. Rows are summed alike at every row count of 2 or more,
-  so a single row is computed as two.
+* `PackedLinear`: oneDNN's inner product over prepacked weights. It sums rows in the same order at every row count of 2
+  or more, so a single row is computed as two.
 * `slot_attention`: query heads that share a KV head become rows of one product (no copy of the cache per head), and
   their number is padded to a multiple of 8, because the GEMM below treats remainders of 1 to 3 rows differently.
 
-`tandem/runners/batch_invariance.py` checks the outcome on the device at every start.
+`tandem/runners/batch_invariance.py` checks the result on the device at every start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROW_MULTIPLE = 8
 
 
 class PackedLinear(nn.Module):
-    """nn.Linear over weights in oneDNN's own layout. Input [..., in_features] of the weights' dtype."""
+    """Replaces nn.Linear, with weights in oneDNN's layout: [..., in_features] to [..., out_features], one dtype."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has packed inner products for this dtype here."""
+    """Whether oneDNN has packed inner products for this dtype on this CPU."""
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     if dtype == torch.bfloat16:
@@ -58,7 +58,7 @@ def pack_linears(module: nn.Module) -> None:
 
 
 def attention_rows(width: int, groups: int) -> int:
-    """Query rows of one KV head in a step, padding included; the mask has as many."""
+    """Query rows of one KV head in a step, including padding; the mask has as many."""
     return -(-width * groups // ROW_MULTIPLE) * ROW_MULTIPLE
 
 
@@ -72,7 +72,7 @@ def slot_attention(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface over slot caches.
+    """Attention over slot caches, with the signature that transformers expects.
 
     query [rows, heads, width, d], key and value [rows, kv_heads, length, d], additive mask
     [rows, 1, attention_rows, length]. Returns [rows, width, heads, d].
@@ -86,7 +86,7 @@ def slot_attention(
 
 
 def register_attention() -> None:
-    """Makes `slot_attention` known to transformers under ATTENTION."""
+    """Registers `slot_attention` with transformers under the name ATTENTION."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, slot_attention)

@@ -1,4 +1,4 @@
-"""One transformers model with a slot cache: tokens at positions in, logits out. Static shapes, no host reads."""
+"""Runs a transformers model on a slot cache: tokens at positions in, logits out; static shapes, no host reads."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
 
 
 class UnsupportedModel(ValueError):
-    """The model needs something the slot cache does not give."""
+    """The slot cache cannot serve this model."""
 
 
 class TorchModel:
     """A causal language model whose rows live in slots.
 
     `forward(slots, tokens, starts)` feeds tokens [rows, width] at positions starts[r], starts[r]+1, ... of each row's
-    slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows name the spare slot. With
-    `only`, the head knows those tokens alone: column j of the logits is token only[j]. `packed` puts linear layers into
-    oneDNN's layout where there is one; a compiler that packs weights itself wants them as they are. `platform`: how
-    `device` is used, if not as usual. `ranks` processes share the heads (tandem/runners/torch/tensor_parallel.py).
+    slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows use the spare slot. `only`: the
+    tokens that the head is cut down to; column j of the logits is then token only[j]. `packed`: linear layers take
+    oneDNN's layout where the platform has one (not for compilers that pack weights themselves). `platform`: overrides
+    the one of `device`. `ranks`: processes that share the heads (tandem/runners/torch/tensor_parallel.py).
     """
 
-    ids = torch.int64  # of what `tensor` makes
+    ids = torch.int64  # dtype of `tensor`
 
     def __init__(
         self,
@@ -66,9 +66,10 @@ class TorchModel:
     def forward(
         self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
     ) -> Tensor:
-        """Logits [rows, width, vocabulary]; with head=False only writes the cache and returns hidden states.
+        """Feeds tokens [rows, width] at positions starts [rows] of `slots`; returns logits [rows, width, vocabulary].
 
-        Attention reads the first `length` positions (default: all); no row that matters may stand beyond them.
+        With head=False it returns hidden states [rows, width, hidden] instead. Attention reads the first `length`
+        positions (default: all), so every row that is not padding must end within them.
         """
         length = length or self.slots.length
         positions = self._positions(starts, tokens.shape[1])
@@ -78,7 +79,7 @@ class TorchModel:
     def traced(
         self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int, head: bool = True
     ) -> Tensor:
-        """`forward` for graphs: slots [rows] are data, and the cache's `buffers` are arguments."""
+        """Like `forward`, for graphs: slots [rows] are a tensor, and the cache's `buffers` are arguments."""
         positions = self._positions(starts, tokens.shape[1])
         cache = GatheredSlots(buffers, slots, positions, self.slots.length, length)
         return self._run(tokens, positions, length, cache, head)
@@ -98,7 +99,7 @@ class TorchModel:
         return starts[:, None] + self.columns[:width][None]
 
     def _mask(self, positions: Tensor, length: int) -> Tensor:
-        """Each token sees positions up to its own: additive [rows, 1, attention_rows, length]."""
+        """Additive causal mask [rows, 1, attention_rows, length]."""
         width = positions.shape[1]
         seen = self.columns[None, None, :length] <= positions[:, :, None]
         mask = torch.where(seen, self._shown, self._hidden).repeat(1, self.groups, 1)
@@ -106,24 +107,25 @@ class TorchModel:
         return nn.functional.pad(mask, (0, 0, 0, padding))[:, None]
 
     def tokens_of(self, columns: Tensor) -> Tensor:
-        """The ids that columns of the logits stand for."""
+        """Token ids of columns of the logits; same shape."""
         if self.only is None:
             return columns
         return self.only.index_select(0, columns.reshape(-1)).view(columns.shape)
 
     def widened(self, logits: Tensor) -> Tensor:
-        """float32 logits [..., vocabulary] of all tokens; those the head does not know are impossible."""
+        """float32 logits [..., vocabulary] from logits [..., head]; -inf for tokens that the head lacks."""
         if self.only is None:
             return logits.float()
         full = torch.full((*logits.shape[:-1], self.vocab_size), -torch.inf, device=logits.device)
         return full.index_copy_(-1, self.only.to(logits.device, torch.int64), logits.float())
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        """The values as integers on the device: [n] or [n, m]."""
         return torch.tensor(values, dtype=self.ids, device=self.device)
 
 
 def to_host(values: Tensor) -> list[list[int]]:
-    """A step's one copy from the device."""
+    """Copies integers [n, m] from the device; a step does this once."""
     rows: list[list[int]] = values.tolist()
     return rows
 
@@ -142,7 +144,7 @@ def _narrow_head(module: Any, only: Tensor) -> None:
 def load_module(
     source: dict[str, object], dtype: torch.dtype, device: str, shard: Mapping[str, object] | None = None
 ) -> Any:
-    """Loads weights with our attention. `source` and `shard` (tensor_parallel.py) are from_pretrained's arguments."""
+    """Loads a model with slot attention. `source` and `shard` (tensor_parallel.py) are from_pretrained's arguments."""
     from transformers import AutoModelForCausalLM
 
     from tandem.runners.torch.kernels import register_attention
@@ -157,7 +159,7 @@ def load_module(
 
 
 def check_fits(config: Any, max_length: int, ranks: int = 1) -> None:
-    """Raises UnsupportedModel unless `max_length` positions see all before them and `ranks` can share heads."""
+    """Raises UnsupportedModel unless attention is full over `max_length` positions and `ranks` divides the heads."""
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     if heads % ranks:
         raise UnsupportedModel(f"tp_degree: {ranks} does not divide the model's {heads} key-value heads")

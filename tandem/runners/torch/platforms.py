@@ -1,7 +1,7 @@
-"""The devices that models run on, one description each: the only place that knows how they differ.
+"""Describes the devices that models run on; no other module knows how they differ.
 
-Model code asks its platform and never which device it is on. Nothing is imported or asked of a device before it must
-be: on Trainium the first question reserves cores.
+Model code asks its platform, never which device it is on. Device software is imported as late as possible: on Trainium
+the first query reserves cores.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 class Platform:
     """How one kind of device is used.
 
-    name: what --device says, device: torch's name of it. compilers: what may run steps (tandem/runners/loading.py); the
-    first of `automatic` that works is the default, or of `shared` where ranks share a model. graphs: how a step becomes
-    a graph (tandem/runners/torch/graph_compilers.py), by dynamo's `backend`. collectives: torch.distributed's backend.
-    cores: the environment variable that names the cores a process may use. code: the one that names the folder of
-    compiled code, `folder` its name below Tandem's cache. environment: what must stand in it before the device is first
-    asked. every_bucket: graphs are cheap, so one for each power of two of rows and each draft length. overwrites: a
-    graph's results are gone after its next call. only_graphs: module code must not run between graphs, so sampled
-    drafts are graphs too. packs: oneDNN's prepacked products, and 16-bit floats moved as integers.
+    name: the value of --device. device: torch's name for it. compilers: the values of --compile that it takes
+    (tandem/runners/loading.py); the default is the first of `automatic` that works, or of `shared` if ranks share a
+    model. graphs: how steps are compiled (tandem/runners/torch/graph_compilers.py), with dynamo's `backend` and
+    `options`. collectives: torch.distributed's backend. absent: why the device cannot be used, or None. cores: the
+    environment variable that names the cores a process may use. code: the variable that names the folder of compiled
+    code; folder: that folder's name in Tandem's cache. environment: variables to set before the device is first used.
+    every_bucket: graphs are cheap, so there is one for each power of two of rows and each draft length. overwrites: a
+    graph's next call overwrites its results. only_graphs: module code must not run between graphs, so sampled drafts
+    are graphs too. packs: uses oneDNN's prepacked products, and moves 16-bit floats as integers.
     """
 
     name: str
@@ -56,18 +57,19 @@ class Platform:
     packs: bool = False
 
     def require(self) -> None:
-        """Raises ValueError, in one line, where the device cannot be used."""
+        """Raises ValueError, one line, if the device cannot be used."""
         if why := self.absent():
             raise ValueError(f"device: {self.name} is not available here ({why})")
 
     def kept(self, folder: str | None) -> Path:
-        """Where compiled code is kept: in `folder`, which may be shared, or in Tandem's own cache."""
+        """The folder of compiled code: `folder`, which may be shared, or one in Tandem's cache."""
         return Path(folder).expanduser() if folder else cache_root() / self.folder
 
     def prepare(self, folder: str | None = None, cores: str | None = None) -> None:
-        """Sets the environment that the device's software reads when it is first used. Raises ValueError.
+        """Sets the environment variables that the device's software reads when it is first used.
 
-        `folder` is `kept`'s; where none is named, what the environment says already stays. `cores`: such as "0-3".
+        `folder`: as for `kept`; without one, a variable that is already set stays. `cores`: such as "0-3". Raises
+        ValueError if the platform takes no cores.
         """
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
@@ -80,7 +82,7 @@ class Platform:
         os.environ[self.cores] = cores
 
     def describe(self) -> str:
-        """For a server's log."""
+        """One line for a server's log: name, memory, cores."""
         visible = os.environ.get(self.cores or "", "")
         cores = f", {self.cores}={visible}" if visible else ""
         return f"{self.name} ({self.memory() / 2**30:.1f} GiB of memory{cores})"
@@ -95,9 +97,9 @@ def platform_of(device: str) -> Platform:
 
 
 def choose_platform(name: str) -> Platform:
-    """The platform called `name`, there to be used; auto is CUDA where there is one, else the CPU. Raises ValueError.
+    """The platform called `name`; auto is CUDA if available, else the CPU. Raises ValueError if it is unavailable.
 
-    Trainium has to be named: asking it reserves its cores.
+    auto never picks Trainium, because querying it reserves its cores.
     """
     if name == "auto":
         return CPU if CUDA.absent() else CUDA
@@ -107,9 +109,9 @@ def choose_platform(name: str) -> Platform:
 
 
 def compile_order(compile: str, platform: Platform, ranks: int = 1) -> tuple[str, ...]:
-    """What may run the steps, the best first. The default is what measured fastest (benchmarks/README.md).
+    """The values of --compile to try, best first; auto starts with the fastest measured (benchmarks/README.md).
 
-    Raises ValueError where `compile` cannot.
+    Raises ValueError if the platform does not take `compile`.
     """
     if compile == "auto":
         return platform.automatic if ranks == 1 else platform.shared
@@ -127,7 +129,7 @@ def _either(names: tuple[str, ...]) -> str:
 
 
 def _nothing() -> None:
-    """What is always there, and done when it returns."""
+    """The CPU's `absent` and `synchronize`: always available, never pending."""
 
 
 def _cpu_bfloat16() -> bool:
@@ -165,7 +167,7 @@ def _cuda_synchronize() -> None:
 
 
 def _neuron_absent(devices: Path = Path("/dev")) -> str | None:
-    """Files first, packages next, and only then the runtime, which takes the cores."""
+    """Why Trainium cannot be used, or None. Asks the runtime last, because that reserves cores."""
     if why := _neuron_package():
         return f"{why}; {INSTALL}"
     if os.environ.get("TORCH_NEURONX_COMPILE_ONLY") != "1" and not any(devices.glob("neuron[0-9]*")):
@@ -250,7 +252,7 @@ NEURON = Platform(
     cores="NEURON_RT_VISIBLE_CORES",
     code="TORCH_NEURONX_NEFF_CACHE_DIR",
     folder="neff",
-    # What is not compiled is an error here, not slow; and no tensor reaches the device unasked.
+    # Running anything uncompiled is an error rather than slow, and no tensor is copied implicitly.
     environment={
         "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
         "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY": "1",

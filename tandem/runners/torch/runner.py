@@ -1,7 +1,7 @@
-"""The torch runner: the three steps on a TorchModel, for cpu and cuda.
+"""Implements the runner's steps on a TorchModel, for CPU and CUDA.
 
-Inside a step nothing depends on data: fixed shapes, padding rows on the spare slot, noise applied outside. One host
-copy a step: token ids where every row is greedy, logits where a row samples.
+Nothing inside a step depends on data: shapes are fixed, padding rows use the spare slot, and noise is applied outside.
+A step makes one copy to the host: of token ids if every row is greedy, else of logits.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from tandem.speculation.types import SamplingParams, SparseDistribution, Verdict
 
 
 class TorchRunner:
-    """Runs one model. `verifies` is false for a model that only drafts: its bits need no check.
+    """Runs one model. `verifies`: it is a target, so its batch invariance is checked; false for a draft.
 
-    With `exact`, only step shapes that give the same bits are used; without, all of them.
+    `exact`: use only step shapes that give the same bits, else all of them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TorchRunner:
             self.propose([ProposeRow(s, 0, (0,), 2, SamplingParams()) for s in range(batch)])
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        """One chunk of each row, one row at a time."""
+        """Like Runner.prefill; feeds one row at a time."""
         for row in rows:
             tokens = self.model.tensor([_padded(row.tokens, self.shapes.chunk(len(row.tokens)))])
             length = self.shapes.prefill_length(row.start + len(row.tokens))
@@ -78,7 +78,7 @@ class TorchRunner:
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        """A row that fails leaves its slot empty: what made it fail must not reach the slot's next sequence."""
+        """Like Runner.verify; clears the slot of a failed row, so that its NaNs do not reach the next sequence."""
         verdicts = self._verdicts(rows)
         for row, verdict in zip(rows, verdicts, strict=True):
             if isinstance(verdict, RowFailed):
@@ -93,13 +93,13 @@ class TorchRunner:
         return [verdict_or_failure(functools.partial(_verify_row, row, host[r])) for r, row in enumerate(rows)]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
-        """The target's logits [rows or more, width, vocabulary]: column i is the prediction after draft[:i]."""
+        """The target's logits [rows or more, width, vocabulary]; column i predicts the token after draft[:i]."""
         width = self.shapes.width(1 + max(len(row.draft) for row in rows))
         tokens = [_padded((row.last_token, *row.draft), width) for row in rows]
         return self._forward([row.slot for row in rows], tokens, [row.position for row in rows])
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
-        """k chained draws for each row; rows that want fewer draw along and are cut."""
+        """Like Runner.propose; all rows take as many steps as the longest, and shorter ones are cut."""
         started = time.perf_counter()
         if not any(row.k for row in rows):
             return [Proposal(())] * len(rows)
@@ -125,7 +125,7 @@ class TorchRunner:
         return None
 
     def _forward(self, slots: list[int], tokens: Sequence[Sequence[int]], starts: list[int]) -> Tensor:
-        """Logits of a step padded to a batch bucket."""
+        """Logits [batch, width, vocabulary] of a step padded to a batch bucket."""
         missing = self.shapes.batch(len(slots)) - len(slots)
         return self.model.forward(
             slots + [self.model.spare] * missing,
@@ -151,6 +151,7 @@ def draft_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i:
 
 
 def proposal_of(drafted: Sequence[DraftedToken], seconds: float) -> Proposal:
+    """The proposal of one row's draft tokens."""
     sent = tuple(distribution for _, distribution in drafted if distribution is not None)
     return Proposal(tuple(token for token, _ in drafted), seconds, sent)
 
@@ -163,7 +164,7 @@ def _verify_row(row: VerifyRow, logits: NDArray[np.float32]) -> Verdict:
 
 
 def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | RowFailed]:
-    """Only ids (and whether their logits are finite) leave the device."""
+    """Verdicts from logits [rows or more, width, vocabulary]; copies only token ids and finiteness to the host."""
     best = logits.argmax(-1)
     finite = logits.gather(-1, best[..., None])[..., 0].isfinite()
     ids, numbers = best.tolist(), finite.tolist()
@@ -188,7 +189,7 @@ def width_buckets(max_draft: int) -> tuple[int, ...]:
 
 
 def tail_buckets() -> tuple[int, ...]:
-    """Tokens per row in a draft model's steps: one, or the tail that it catches up on."""
+    """Tokens per row in a draft model's steps, up to the longest tail."""
     return (1, 2, 4, TAIL)
 
 
@@ -199,10 +200,10 @@ def batch_buckets(slots: int) -> tuple[int, ...]:
 
 
 def length_buckets(limits: Limits) -> tuple[int, ...]:
-    """Cache positions that attention reads while sequences are short; beyond the last, the whole cache."""
+    """Cache positions that attention reads for short sequences; beyond the last bucket it reads the whole cache."""
     return tuple(n for n in (128, 256, 512, 1024) if limits.max_draft < limits.chunk <= n < limits.max_length)
 
 
 def chunk_buckets(chunk: int) -> tuple[int, ...]:
-    """Tokens of a prefill step, in quarters of the largest."""
+    """Tokens of a prefill step: quarters of the largest."""
     return tuple(sorted({max(1, chunk * i // 4) for i in (1, 2, 3, 4)}))

@@ -1,10 +1,9 @@
-"""Steps of a draft that samples, for devices on which nothing may run between graphs.
+"""Defines the steps of a draft that samples, for platforms where only graphs may run.
 
-Under agreement a draft draws with the target's noise, so that it draws what the target is likely to draw. The noise is
-made on the host (tandem/speculation/draws.py: Philox in 64 bits, keyed by seed and position) and comes in as an
-argument: no random numbers are made in a graph, and a run can be repeated on another device. A draft may be wrong about
-anything, so float32 and a nucleus of at most CANDIDATES tokens are enough here; the target's own draws are made on the
-host.
+Under the agreement rule a draft uses the target's noise, so that it draws what the target is likely to draw. The host
+makes the noise (tandem/speculation/draws.py: 64-bit Philox, keyed by seed and position) and passes it as an argument,
+so graphs need no random numbers and a run can be repeated on another device. A draft need not be exact, so float32 and
+a nucleus of at most CANDIDATES tokens are enough here; the host makes the target's own draws.
 
 Under rejection the verifier must know exactly what was drawn from, so the host draws each token from LogitsModule's
 row.
@@ -25,15 +24,15 @@ from tandem.runners.torch.model import TorchModel
 from tandem.speculation.draws import gumbel, words
 from tandem.speculation.types import SamplingParams
 
-CANDIDATES = 64  # tokens among which top-k, top-p and min-p are looked for
-WARPING = 5  # columns of a row's warping: temperature, top-k, top-p, min-p, whether nothing is cut off
-EVERY = 2.0**30  # a top-k that keeps all
+CANDIDATES = 64  # most likely tokens, to which top-k, top-p and min-p are applied
+WARPING = 5  # columns of a row's warping: temperature, top-k, top-p, min-p, whether no token is cut off
+EVERY = 2.0**30  # a top-k that keeps all tokens
 
 
 class LogitsModule(nn.Module):
-    """A draft's logits. rows [n, 3 + width]: slot, first position, count of tokens that matter, tokens (padded).
+    """Computes a draft's logits. rows [n, 3 + width], int32: slot, first position, count of tokens, tokens (padded).
 
-    Returns [n, head]: those after the last token that matters; column j is the draft head's token j.
+    Returns [n, head]: logits after each row's last token before padding; column j is the draft head's token j.
     """
 
     def __init__(self, model: TorchModel, length: int) -> None:
@@ -48,7 +47,7 @@ class LogitsModule(nn.Module):
 
 
 class SampledProposeModule(ProposeModule):
-    """Draws k chained draft tokens with noise that is given.
+    """Drafts k tokens with given noise, one after another.
 
     noise [n, k, head] float32, warping [n, WARPING] float32, rows as ProposeModule's. Returns [n, k].
     """
@@ -63,7 +62,10 @@ class SampledProposeModule(ProposeModule):
 
 
 def drawn(logits: Tensor, noise: Tensor, warping: Tensor, order: Tensor) -> Tensor:
-    """Gumbel-max draws, int32 [n], from logits [n, head] as `tandem.speculation.draws.draw` makes them, nearly."""
+    """Gumbel-max draws, int32 [n], from logits [n, head]; approximates `tandem.speculation.draws.draw`.
+
+    noise [n, head] and warping [n, WARPING], float32; order: 0, 1, ..., int32.
+    """
     temperature, top_k, top_p, min_p, whole = (warping[:, i : i + 1] for i in range(WARPING))
     scores = logits.float() / temperature
     best, ids = scores.topk(min(CANDIDATES, scores.shape[1]), dim=-1)
@@ -78,7 +80,7 @@ def drawn(logits: Tensor, noise: Tensor, warping: Tensor, order: Tensor) -> Tens
 
 
 def warping_of(params: SamplingParams) -> list[float]:
-    """A row of `warping`. A greedy row's temperature is 1, and its noise is 0."""
+    """A row of `warping`: WARPING numbers. A greedy row has temperature 1, and its noise is 0."""
     if params.greedy:
         return [1.0, EVERY, 1.0, 0.0, 1.0]
     whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0
@@ -88,9 +90,9 @@ def warping_of(params: SamplingParams) -> list[float]:
 def noise_of(
     rows: Sequence[ProposeRow], batch: int, k: int, vocab_size: int, only: NDArray[np.integer] | None
 ) -> NDArray[np.float32]:
-    """[batch, k, head]: each row's for its next k positions, at which the target will draw with the same.
+    """Noise [batch, k, head], float32, for each row's next k positions, where the target will use the same noise.
 
-    0 for greedy and padding rows. `only`: the ids that the head knows, if not all.
+    It is 0 for greedy and padding rows. `only`: the token ids of the head, if it lacks some.
     """
     noise = np.zeros((batch, k, vocab_size if only is None else len(only)), dtype=np.float32)
     for r, row in enumerate(rows):

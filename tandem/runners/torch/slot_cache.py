@@ -1,11 +1,11 @@
-"""The slot KV cache: fixed memory, rows at different positions, rollback for free.
+"""Implements the slot KV cache: fixed memory, rows at different positions, rollback at no cost.
 
 Buffers are [kv_heads, (slots + 1) * length, head_dim]: heads first, so that one scatter_ reaches any set of slots and a
-run of neighbouring slots is a view. The extra slot takes the writes of padding rows. `length` is the sequence length
+run of neighboring slots is a view. The extra slot takes the writes of padding rows. `length` is the sequence length
 plus the widest step, so that a step near the end stays inside.
 
-Eager steps read neighbouring slots as a view, which depends on their numbers (`SlotCache.plan`). In a graph the numbers
-are data, so it always gathers (`GatheredSlots`).
+Eager steps read neighboring slots as a view, which depends on their numbers (`SlotCache.plan`). In a graph the numbers
+are data, so a graph always gathers (`GatheredSlots`).
 
 With tensor parallelism each rank holds its share of the heads.
 """
@@ -24,10 +24,10 @@ from tandem.runners.torch.platforms import Platform
 
 @dataclass(slots=True)
 class StepPlan:
-    """Where a step's rows write and read. Built once a step, used by every layer.
+    """Where a step's rows write and read; built once per step and used by every layer.
 
     write: [1, rows * width, 1] int64, flat cache positions. slots: [rows] int64. first: the first slot if `slots` are
-    neighbours in order (then reading is a view), else None. length: cache positions that attention reads.
+    neighbors in order (then reading is a view), else None. length: cache positions that attention reads.
     """
 
     write: Tensor
@@ -38,7 +38,7 @@ class StepPlan:
 
 
 class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values for all slots."""
+    """Holds one layer's keys and values, for all slots."""
 
     is_compileable = True
     is_sliding = False
@@ -57,7 +57,7 @@ class SlotLayer(CacheLayerMixin):
         self.plan: StepPlan | None = None
 
     def lazy_initialization(self, *args: object, **kwargs: object) -> None:
-        """Nothing: memory is there from the start."""
+        """Does nothing: memory is allocated from the start."""
 
     def update(self, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
         """Writes [rows, kv_heads, width, head_dim] and returns the rows' whole caches [rows, kv_heads, length, d]."""
@@ -91,7 +91,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class SlotCache:
-    """All layers' slots, as a transformers cache: those of one of `ranks` processes that share the heads."""
+    """Holds all layers' slots as a transformers cache; with `ranks`, this process's share of the heads."""
 
     def __init__(
         self,
@@ -116,23 +116,23 @@ class SlotCache:
 
     @property
     def buffers(self) -> list[Tensor]:
-        """Keys and values of each layer in turn: what a graph takes as arguments."""
+        """Keys and values of each layer in turn, [kv_heads, (slots + 1) * length, head_dim]: a graph's arguments."""
         return [buffer for layer in self.layers for buffer in (layer.keys, layer.values)]
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Gives slot `target` the first `length` positions of slot `source`."""
+        """Copies the first `length` positions of slot `source` to slot `target`."""
         read, write = source * self.length, target * self.length
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
                 buffer[:, write : write + length] = buffer[:, read : read + length]
 
     def clear(self, slot: int) -> None:
-        """Makes it as new. What is masked must still be numbers: nothing times NaN is NaN."""
+        """Zeroes a slot. Masked values must be finite too, because 0 times NaN is NaN."""
         for buffer in self.buffers:
             buffer[:, slot * self.length : (slot + 1) * self.length] = 0
 
     def plan(self, slots: list[int], positions: Tensor, length: int) -> None:
-        """Points every layer at `slots` and the rows' `positions` [rows, width], to attend to the first `length`."""
+        """Sets where the next step reads and writes: `slots`, positions [rows, width], and the first `length`."""
         which = torch.tensor(slots, device=positions.device)
         plan = StepPlan(
             write=(which[:, None] * self.length + positions).reshape(1, -1, 1),
@@ -146,7 +146,7 @@ class SlotCache:
 
 
 class GatheredSlots:
-    """The slots as a graph sees them, as a transformers cache that lives for one step.
+    """The slots as a graph sees them: a transformers cache that lives for one step.
 
     `buffers` are `SlotCache.buffers`, slots [rows] and positions [rows, width] int32 tensors; attention reads the first
     `length` of the `slot_length` positions of each slot.

@@ -1,10 +1,9 @@
-"""One target on several processes, one for each core, started by rank 0 (tandem/engine/rank_processes.py) or torchrun.
+"""Runs one target on several processes, one per core, started by rank 0 (tandem/engine/rank_processes.py) or torchrun.
 
 transformers shards the target (`DistributedConfig`, DTensor): each process, a rank, holds its share of every layer's
-heads and columns, and sums are made across ranks inside a step. A draft is whole on every rank: it is small, and a
-graph of both needs it there. Rank 0 serves. Before each step it says to the others which one, with its rows; they make
-the same step, so that collectives meet, and say nothing. Rows are all that is said: logits are whole on every rank, and
-rank 0's draws are the ones that count.
+heads and columns, and collectives sum across ranks inside a step. Every rank holds the whole draft: it is small, and a
+graph of both needs it. Rank 0 serves. Before each step it broadcasts the step's name and rows; the other ranks run the
+same step, so that collectives match, and reply nothing. Logits are whole on every rank, and only rank 0's draws count.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 TARGET, DRAFT = 0, 1
-_IDLE = timedelta(days=365)  # a server may have nothing to do for long; a rank that dies is noticed at once
+_IDLE = timedelta(days=365)  # a server may be idle for long; a rank that dies is noticed at once
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among the `degree` that share a target. `starts`: nobody else has started the others."""
+    """This process's rank among the `degree` that share a target. `starts`: it must start the others itself."""
 
     degree: int = 1
     rank: int = 0
@@ -51,7 +50,7 @@ class Ranks:
 
     @classmethod
     def from_environment(cls, degree: int, environment: Mapping[str, str] = os.environ) -> Ranks:
-        """Raises ValueError where torchrun has started another number of processes."""
+        """Reads torchrun's variables. Raises ValueError if torchrun started another number of processes."""
         if "WORLD_SIZE" not in environment:
             return cls(degree, starts=degree > 1)
         started = int(environment.get("WORLD_SIZE", "1"))
@@ -65,18 +64,19 @@ class Ranks:
 
     @property
     def follows(self) -> bool:
+        """Whether this process repeats rank 0's steps instead of serving."""
         return self.rank > 0
 
 
 class RankLink:
-    """From rank 0 to the others: a group of its own on the host, beside the devices' collectives."""
+    """Broadcasts messages from rank 0 on a host group of its own, separate from the devices' collectives."""
 
     def __init__(self, group: ProcessGroup | None = None) -> None:
         self._group = group
 
     @classmethod
     def join(cls, platform: Platform, ranks: Ranks) -> RankLink:
-        """Waits for all ranks. Call it on the device thread. Raises ValueError."""
+        """Waits for all ranks to join; on the device thread. Raises ValueError if the accelerator is another."""
         import torch
         import torch.distributed as dist
 
@@ -88,16 +88,18 @@ class RankLink:
         return cls(dist.new_group(backend="gloo", timeout=_IDLE))
 
     def part(self) -> None:
-        """The end, on every rank at once."""
+        """Waits for all ranks and destroys the process group."""
         import torch.distributed as dist
 
         dist.barrier(self._group)
         dist.destroy_process_group()
 
     def tell(self, message: object) -> None:
+        """Broadcasts a message; on rank 0."""
         self._broadcast([message])
 
     def hear(self) -> Any:
+        """Waits for rank 0's next message; on the other ranks."""
         return self._broadcast([None])
 
     def _broadcast(self, slot: list[object]) -> object:
@@ -107,13 +109,13 @@ class RankLink:
         return slot[0]
 
     def leave(self) -> None:
-        """Rank 0's last word; the others then leave `follow`."""
+        """Ends `follow` on the other ranks; on rank 0."""
         self.tell(None)
         self.part()
 
 
 class Leader:
-    """A runner on rank 0 whose steps all ranks make. `which` names it among those that they hold."""
+    """Wraps rank 0's runner; all ranks run its steps. `which`: TARGET or DRAFT."""
 
     def __init__(self, runner: Runner, link: RankLink, which: int) -> None:
         self.runner, self.link, self._which = runner, link, which
@@ -131,7 +133,7 @@ class Leader:
         return self.runner.shapes
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        """Every rank warms up of itself, by the same steps."""
+        """Warms up; every rank runs the same steps by itself."""
         self.runner.warm_up(startup)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
@@ -147,7 +149,7 @@ class Leader:
         return self.runner.propose(rows)
 
     def fuse(self, draft: Runner, startup: Startup) -> None:
-        """Every rank does."""
+        """Makes the pair's graph; every rank does so by itself."""
         if isinstance(self.runner, Fuses) and isinstance(draft, Leader):
             self.runner.fuse(draft.runner, startup)
 
@@ -167,9 +169,9 @@ class Leader:
 
 
 def follow(link: RankLink, runners: Sequence[Runner]) -> None:
-    """Makes rank 0's steps until it leaves. `runners`: the target, and the draft where there is one.
+    """Repeats rank 0's steps until it leaves. `runners`: the target, and the draft if there is one.
 
-    A step that fails here ends this process: rank 0 would wait for it in vain, and torchrun ends it too.
+    A step that fails here ends this process: rank 0 would otherwise wait for it forever.
     """
     fused = runners[TARGET].fused_with(runners[DRAFT]) if len(runners) > 1 else None
     while (message := link.hear()) is not None:
@@ -183,10 +185,10 @@ def follow(link: RankLink, runners: Sequence[Runner]) -> None:
 
 
 def sharding(source: Mapping[str, object], degree: int) -> dict[str, object]:
-    """What from_pretrained takes besides to load this rank's share.
+    """from_pretrained's additional arguments to load this rank's share of the model.
 
-    The input embedding stays whole: sharded, each rank's graph would be another, and none that Trainium's compiler is
-    known to take. So does a head that is tied to it.
+    The input embedding stays whole, and so does a head tied to it: if it were sharded, each rank would compile another
+    graph, of a kind that Trainium's compiler is not known to accept.
     """
     if degree == 1:
         return {}
