@@ -17,7 +17,7 @@ from tandem.checkpoints.locate import find
 from tandem.cli import main
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.startup import Startup
-from tandem.runners.torch.artifacts import Packages
+from tandem.runners.torch.artifacts import PackageCompiler
 from tandem.runners.torch.graphs import Graph
 from tests.runners.compiled import FAMILIES
 
@@ -41,13 +41,13 @@ def compile_ahead(folder: Path, *arguments: str, draft: bool = True) -> int:
 def test_it_says_what_it_made(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def counted(self: Packages, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
+    def counted(self: PackageCompiler, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
         assert not self._sealed
-        self.made.compiled += 1
-        self.made.compile_seconds += 1.5
+        self.statistics.compiled += 1
+        self.statistics.compile_seconds += 1.5
         return step.forward
 
-    monkeypatch.setattr(Packages, "graph", counted)
+    monkeypatch.setattr(PackageCompiler, "graph", counted)
     assert compile_ahead(folder, "--batch", "4", "--batch_buckets", "2", "--draft_buckets", "1") == 0
     target, draft, fused, where = capsys.readouterr().out.splitlines()
     assert target == "target model: 3 compiled in 4.5 s; prefill-1x16, verify-2x3, verify-4x3"
