@@ -113,7 +113,7 @@ def test_a_second_signal_ends_at_once_and_the_records_are_enough_for_a_report(
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     line = ""
-    while "once more ends at once" not in line:
+    while "interrupt again to exit at once" not in line:
         line = process.stderr.readline()
         assert line, "it ended without a word"
     process.send_signal(signal.SIGINT)
