@@ -16,7 +16,7 @@ def test_nothing_varied_is_the_base_alone_with_nothing_between() -> None:
     (base,) = plan(SamplingParams())
     assert (base.name, base.varies, base.rule) == ("base", "base", Rule.AGREEMENT)
     assert base.link.settings is None
-    assert str(base.link) == "nothing between"
+    assert str(base.link) == "not emulated"
 
 
 def test_links_and_sampling_are_varied_one_at_a_time() -> None:

@@ -38,7 +38,7 @@ def test_the_headline_names_the_best_and_by_how_much_and_the_break_even() -> Non
     found = decision(theory())
     assert found is not None
     assert found.architecture == "fused"
-    assert found.headline.startswith("On this link (nothing put between) fused is 1.0")
+    assert found.headline.startswith("On this link (not emulated) fused is 1.0")
     assert "times faster than distributed and 1.90" in found.headline
     assert found.headline.endswith(
         "times faster than plain decoding; distributed beats plain decoding below 49 ms RTT."
@@ -60,7 +60,7 @@ def test_it_says_how_sure_it_is_and_that_tokens_were_identical() -> None:
 def test_outputs_that_parted_are_not_passed_over() -> None:
     found = decision(theory(), tokens=(1, 3))
     assert found is not None
-    assert "4 outputs left plain decoding's" in " ".join(found.because)
+    assert "4 outputs differ from plain decoding's" in " ".join(found.because)
 
 
 def test_another_architecture_is_chosen_where_it_is_faster() -> None:
@@ -79,7 +79,7 @@ def test_plain_decoding_wins_with_length_0_where_drafts_only_cost() -> None:
     found = decide(plan(SamplingParams())[0], summarize(records, References("autoregressive", None)), None)
     assert found is not None
     assert (found.architecture, found.speculation_length) == ("autoregressive", 0)
-    assert found.headline == "On this link (nothing put between) plain decoding is 1.25 times faster than fused."
+    assert found.headline == "On this link (not emulated) plain decoding is 1.25 times faster than fused."
 
 
 def test_nothing_is_decided_from_one_architecture() -> None:

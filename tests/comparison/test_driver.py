@@ -119,7 +119,7 @@ def test_divergences_are_shown_with_the_gap_of_a_second_pass_and_are_no_failure(
     plain = FakeGenerator("autoregressive", margins=(5.0, 4.0, 0.5, 2.0, 1.0))
     fused = FakeGenerator("fused", chunks=((1, 2, 8, 4, 5),))
     assert run_comparison(config, Network(generators=[plain, fused]).connect) == 0
-    assert "fused left the autoregressive output on 2 of 2" in capsys.readouterr().out
+    assert "fused differs from the autoregressive output on 2 of 2" in capsys.readouterr().out
     divergences = written(config)["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"][
         "divergences"
     ]

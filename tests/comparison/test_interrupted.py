@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from tandem.cli import compare
+from tandem.cli.compare import main
 from tandem.comparison.measuring.record_log import NAME, read_records
+from tests.support import REPOSITORY
 
 PATIENCE = 120.0
-COMMAND = [sys.executable, compare.__file__, "--backend", "toy", "--model", "step=0.01"]
+COMMAND = [sys.executable, str(REPOSITORY / "compare_architectures.py"), "--backend", "toy", "--model", "step=0.01"]
 COMMAND += ["--draft", "model", "--draft-model", "miss=0.3,step=0.001", "--architectures", "autoregressive,fused"]
 COMMAND += ["--prompt", "one", "--prompt", "two", "--prompt", "three", "--num-runs", "1000"]
 COMMAND += ["--max-new-tokens", "8", "--format", "html,md"]
@@ -113,7 +114,7 @@ def test_a_second_signal_ends_at_once_and_the_records_are_enough_for_a_report(
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     line = ""
-    while "once more ends at once" not in line:
+    while "interrupt again to exit at once" not in line:
         line = process.stderr.readline()
         assert line, "it ended without a word"
     process.send_signal(signal.SIGINT)
@@ -126,7 +127,7 @@ def test_a_second_signal_ends_at_once_and_the_records_are_enough_for_a_report(
     path.write_text("".join(lines) + lines[-1][:40])
     assert not read_records(path).ended
     again = tmp_path / "again"
-    code = compare.main(["--from-records", str(path), "--output-dir", str(again), "--format", "html"])
+    code = main(["--from-records", str(path), "--output-dir", str(again), "--format", "html"])
     assert code == 0
     found = json.loads((again / "comparison.json").read_text())
     assert len(found["records"]) == measured

@@ -150,7 +150,7 @@ def test_what_an_emulated_link_takes_and_adds_is_printed(tmp_path: Path) -> None
     base = replace(plain.base.condition, link=LinkChoice(20.0))
     result = replace(plain.base, condition=base, link=LinkOverhead(0.02, 0.0001, 0.0202, 0.021, 50))
     text = shown(replace(plain, results=(result,)))
-    assert "emulated RTT 20 ms: a small message takes 20.20 ms there and back, 0.10 ms more than asked for" in text
+    assert "emulated RTT 20 ms: a small message takes 20.20 ms for a round trip, 0.10 ms more than configured" in text
     assert "Architectures: base, emulated RTT 20 ms" in text
 
 
@@ -158,7 +158,7 @@ def test_a_divergence_is_plain_to_see(tmp_path: Path) -> None:
     of = comparison(tmp_path, record("autoregressive"), record("fused", output_token_ids=(1, 9, 3)))
     text = shown(of)
     assert "0/1" in text
-    assert "fused left the autoregressive output on 1 of 1:" in text
+    assert "fused differs from the autoregressive output on 1 of 1:" in text
     assert "code/a, run 0, token 1: 9 instead of 2, logit gap 0.0625" in text
     divergence = comparison_as_json(of)["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"][
         "divergences"

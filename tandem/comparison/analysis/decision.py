@@ -63,7 +63,7 @@ def decide(
 
 def where(base: Condition) -> str:
     if base.link.rtt_ms is None:
-        return "On this link (nothing put between)"
+        return "On this link (not emulated)"
     return f"On this link (emulated, {base.link})"
 
 
@@ -124,7 +124,7 @@ def _how_sure(chosen: Summary, summaries: Sequence[Summary]) -> list[str]:
         sentences.append("Every output was token-identical to plain decoding.")
     elif checked:
         parted = sum(len(s.identical.divergences) for s in checked if s.identical)
-        sentences.append(f"{parted} outputs left plain decoding's; each is listed with how close the call was.")
+        sentences.append(f"{parted} outputs differ from plain decoding's; each is listed with its logit gap.")
     return sentences
 
 
@@ -167,7 +167,7 @@ def _would_change(best: str, tpots: Mapping[str, float], theory: Theory | None) 
     if gain is not None:
         sentences.append(
             f"Many clients on one target: with drafts elsewhere it serves {gain:.2f} times as many"
-            " (predicted, where the target is what limits)."
+            " (predicted, if the target is the bottleneck)."
         )
     if best != AUTOREGRESSIVE.name and best in theory.model.drafts:
         base = next(p for p in theory.predictions if p.architecture == best)

@@ -130,9 +130,7 @@ def held_at_0(theory: Theory) -> list[str]:
             spread = "no interval" if interval is None else f"{_ms(interval[0])} to {_ms(interval[1])}"
             part = "fixed" if fit.held == FIXED else "per token"
             parts.append(f"{name.replace('_', ' ')}, {NOUNS[step]}, {part}: {_ms(fit.unheld_s)} ({spread})")
-    held = (
-        "Held at 0, since no step costs less, though least squares alone says, in ms (95 % interval of what is used): "
-    )
+    held = "Held at 0 because a step cannot cost less; unconstrained fit in ms (95 % interval of the fit used): "
     return [held + "; ".join(parts)] if parts else []
 
 

@@ -28,7 +28,7 @@ NOTES = (
     "Beyond the measured positions the last conditional acceptance is carried on.",
     "The figure of pipelined decoding is a lower bound: rounds in flight without end.",
     "The break-even is that of long outputs: TPOT counts the first chunk's tokens, not its time.",
-    "The capacity gain holds where the target is what limits, and requests do not share steps.",
+    "The capacity gain holds where the target is the bottleneck and requests do not share steps.",
 )
 
 

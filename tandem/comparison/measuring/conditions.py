@@ -36,7 +36,7 @@ class LinkChoice:
         return None if self.rtt_ms is None else LinkSettings(self.rtt_ms, self.bandwidth_mbps)
 
     def __str__(self) -> str:
-        return str(self.settings or "nothing between")
+        return str(self.settings or "not emulated")
 
 
 @dataclass(frozen=True, slots=True)

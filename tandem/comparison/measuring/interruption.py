@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-NOTICE = b"\ninterrupted: the servers are stopped and what was measured is reported; once more ends at once\n"
+NOTICE = b"\ninterrupted: stopping the servers and reporting what was measured; interrupt again to exit at once\n"
 SHOW_CURSOR = b"\x1b[?25h"
 
 

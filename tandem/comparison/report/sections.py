@@ -160,10 +160,10 @@ def _why_undecided(comparison: JSON) -> str:
     if not measured:
         return "No decision: no request completed with two tokens or more."
     if len(measured) == 1:
-        return f"No decision: only {words.spoken(measured[0])} was measured, and nothing beside it."
+        return f"No decision: only {words.spoken(measured[0])} was measured."
     if reading.baseline(comparison) is None:
-        return "No decision: plain decoding did not run, so nothing says whether speculation pays."
-    return "No decision: this comparison.json carries none, though its figures stand below."
+        return "No decision: plain decoding did not run, so speculation has no baseline."
+    return "No decision: this comparison.json contains none; its figures are below."
 
 
 def _troubles(comparison: JSON) -> list[Block]:
@@ -206,13 +206,13 @@ def _divergences(comparison: JSON) -> Block:
         return Paragraph(f"Every output was token-identical to plain decoding ({total} of {total}).")
     numeric = ("position", "token", "plain decoding's token", "logit gap")
     listed = table(
-        "Outputs that left plain decoding's",
+        "Outputs that differ from plain decoding",
         [Column("architecture", False), Column("condition", False), Column("request", False), *map(Column, numeric)],
         rows,
         "Position: of the first token that differs. Logit gap: between the two tokens that the target put first.",
     )
     same = sum(claim["count"] for _, _, claim in claims)
-    return Details(f"Token-identical to plain decoding: {same} of {total} outputs. {len(rows)} left it", (listed,))
+    return Details(f"Token-identical to plain decoding: {same} of {total} outputs. {len(rows)} differ", (listed,))
 
 
 def _id(token: int | None) -> str:

@@ -49,8 +49,8 @@ def links(comparison: Comparison) -> Iterator[str]:
         if measured is not None and link not in shown:
             shown.add(link)
             yield (
-                f"{comparison.config.link} {link}: a small message takes {1000 * measured.link_p50_s:.2f} ms there and"
-                f" back, {1000 * measured.added_s:.2f} ms more than asked for and the"
+                f"{comparison.config.link} {link}: a small message takes {1000 * measured.link_p50_s:.2f} ms for a"
+                f" round trip, {1000 * measured.added_s:.2f} ms more than configured plus the"
                 f" {1000 * measured.direct_p50_s:.2f} ms without the link"
             )
 
@@ -90,7 +90,7 @@ def _divergences_of(summary: Summary, condition: str) -> Iterator[str]:
     if not found or not summary.identical:
         return
     yield (
-        f"{summary.architecture} left the autoregressive output on {len(found)} of {summary.identical.total}"
+        f"{summary.architecture} differs from the autoregressive output on {len(found)} of {summary.identical.total}"
         f"{condition}:"
     )
     for one in found[:SHOWN]:

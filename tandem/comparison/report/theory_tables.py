@@ -66,8 +66,8 @@ def findings(theory: JSON) -> list[str]:
     gain = theory["capacity_gain"]
     if gain is not None:
         sentences.append(
-            f"One target serves {words.times(gain)} the clients with drafts elsewhere as with drafts beside it, if the"
-            " target is what limits: predicted."
+            f"One target serves {words.times(gain)} the clients with remote drafts as with local ones, if the target"
+            " is the bottleneck (predicted)."
         )
     busy = theory["target_s_per_token"]
     if busy:
@@ -146,7 +146,7 @@ def cost_table(theory: JSON) -> Table:
          Column("overhead of a round, ms"), Column("RPC of a round trip, ms"), Column("bytes of a round")],
         rows,
         f"A plain target step takes {words.milliseconds(theory['costs']['plain_s'], 2)} ms. Fitted by least squares,"
-        " with no part below 0.",
+        " constrained to be non-negative.",
     )  # fmt: skip
 
 
@@ -172,11 +172,11 @@ def fit_tables(theory: JSON) -> list[Table]:
     ]
     heads = ("fixed, ms (95 % interval)", "per token, ms (95 % interval)", "held at 0")
     shown = table(
-        "How sure the component times are",
+        "Confidence of the component times",
         [Column("architecture", False), Column("step", False), *map(Column, heads)],
         rows,
-        "Intervals: bootstrap over the requests that were made for it; none for too few. Held at 0: what least squares"
-        " alone would have put below 0, and where; no step costs that, so the nearest line that one can cost is taken.",
+        "Intervals: bootstrap over the calibration requests; none for too few. Held at 0: the part that plain least"
+        " squares makes negative, with its unconstrained value; the best non-negative line is used instead.",
     )
     return [shown] if rows else []
 

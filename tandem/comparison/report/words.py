@@ -82,7 +82,7 @@ def across(link: JSON) -> str:
 
 def link_kind(kind: str) -> str:
     return {
-        "direct": "direct: nothing put between",
+        "direct": "direct: not emulated",
         "emulated": "emulated: a delay proxy on loopback",
         "netns": "emulated: tc-netem between network namespaces",
     }.get(kind, kind)
