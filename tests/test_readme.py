@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cli import compare, main
+from tandem.cli import compare, configuration, main
 
 ROOT = Path(__file__).resolve().parents[1]
 # Pages with commands of roles, comparisons and training; other tests parse those of the other pages.
@@ -54,13 +54,24 @@ def test_a_command_of_a_page_is_understood(command: str) -> None:
         args = main.parser().parse_args(arguments)
         assert args.role in main.ROLES
         if args.prompt or args.prompt_text:
-            main.client_config(args)
+            configuration.client_config(args)
         elif args.role in ("target", "draft_worker"):
-            main.role_config(args, args.model)
+            configuration.role_config(args, args.model)
     elif program == "compare_architectures.py":
         compare.build_parser().parse_args(arguments)
     else:
         assert program == "-m" and Path(ROOT, *arguments[0].split(".")).with_suffix(".py").is_file()
+
+
+EXAMPLE = ROOT / "examples" / "generate.py"
+
+
+@pytest.mark.skipif(not EXAMPLE.exists(), reason="examples/generate.py is not here")
+def test_the_readmes_python_is_that_of_the_first_example() -> None:
+    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    shown = [line for line in block.splitlines() if line.startswith("    ")]
+    example = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    assert shown and [line for line in shown if line not in example] == []
 
 
 def anchors(page: Path) -> set[str]:

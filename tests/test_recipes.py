@@ -59,7 +59,7 @@ def test_a_recipes_command_is_understood(page: Path, line: str, monkeypatch: pyt
     if args.role in SERVERS or args.role == "compile":
         configured(args)
     elif args.prompt or args.prompt_text:
-        main.client_config(args)
+        configuration.client_config(args)
 
 
 def configured(args) -> None:
@@ -68,7 +68,7 @@ def configured(args) -> None:
         if args.role == "compile":
             configuration.compile_config(args)
         else:
-            main.model_config(args, args.target_model or args.model)
+            configuration.model_config(args, args.target_model or args.model)
     except ValueError as error:
         assert "is not available here" in str(error)
     if args.backend == "nxdi":
