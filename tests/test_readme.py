@@ -63,6 +63,17 @@ def test_a_command_of_a_page_is_understood(command: str) -> None:
         assert program == "-m" and Path(ROOT, *arguments[0].split(".")).with_suffix(".py").is_file()
 
 
+EXAMPLE = ROOT / "examples" / "generate.py"
+
+
+@pytest.mark.skipif(not EXAMPLE.exists(), reason="examples/generate.py is not here")
+def test_the_readmes_python_is_that_of_the_first_example() -> None:
+    block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    shown = [line for line in block.splitlines() if line.startswith("    ")]
+    example = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    assert shown and [line for line in shown if line not in example] == []
+
+
 def anchors(page: Path) -> set[str]:
     """Headings of a page, as GitHub makes anchors of them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
