@@ -339,7 +339,7 @@ def test_calls_that_ended_count_no_more_and_nobody_is_remembered() -> None:
     calls = Calls(2, 3)
     for who in ("alice", "alice", "bob"):
         calls.begin(who)
-    for who, says in (("alice", "2 of yours"), ("bob", "3 are under way")):
+    for who, says in (("alice", "2 of yours"), ("bob", "3 are running")):
         with pytest.raises(LimitReached, match=says):
             calls.begin(who)
     calls.end("alice")
