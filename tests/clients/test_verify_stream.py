@@ -21,7 +21,7 @@ from clients.answer_times import AnswerTimes
 from clients.errors import TandemError
 from clients.failover import Patience, Persistence
 from clients.silence import Health
-from clients.verifiers import Deadlines
+from clients.verifiers import Deadlines, VerifierClient
 from clients.verify_stream import _Stream
 from models.toy import ToyConfig
 from services.identity import ANONYMOUS
@@ -33,6 +33,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 from tests.support import (
     GREEDY,
+    HANG,
     SAMPLED,
     ForgetfulRunner,
     Site,
@@ -413,3 +414,23 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
         await stream.close()
 
     run(asyncio.wait_for(test(), 30))
+
+
+def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
+    """Its first write waits for metadata to be sent, which grpc.aio never says of a call that was cancelled before."""
+
+    async def test() -> None:
+        silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted
+        client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")
+        session: Any = SimpleNamespace(
+            waits=None, client=client, peer=client.peer, patience=Patience(Persistence()), session=None
+        )
+        stream = _Stream(session, SpeculationStats())
+        round_ = stream.send(pb.VerifyRequest(base_length=3))
+        await asyncio.sleep(0.05)  # the write has begun to wait
+        await asyncio.wait_for(stream.close(), HANG)
+        assert isinstance(round_.exception(), RoundsLost)
+        await client.close()
+        silent.close()
+
+    run(test())
