@@ -34,6 +34,9 @@ log = logging.getLogger("tandem.verifier")
 ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
 """grpc.aio's error for a call that ended during a write; the call's real status is lost."""
 
+_ENDS_SECONDS = 0.1
+"""How long the tasks of a stream have to end with its call."""
+
 
 class StreamedVerifier:
     """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`."""
@@ -133,7 +136,8 @@ class _Stream:
         self._ended: Exception | None = None
         self.refused = False
         self._heard = 0.0  # when the last answer came
-        self._tasks = [asyncio.create_task(each, name="verify stream") for each in (self._write(), self._read())]
+        self._writing = asyncio.create_task(self._write(), name="verify stream")
+        self._reading = asyncio.create_task(self._read(), name="verify stream")
         self._watching: asyncio.Task[None] | None = None
         if not session.client.alone(self._endpoint):
             self._watching = asyncio.create_task(self._watch(), name="verify stream")
@@ -209,15 +213,19 @@ class _Stream:
     async def close(self) -> None:
         """Ends the call; unanswered rounds fail.
 
-        The writing and reading tasks end with the call and are not cancelled: grpc.aio leaks 96 bytes for each
-        operation whose task is cancelled.
+        The writing and reading tasks end with the call and are not cancelled at once: grpc.aio leaks 96 bytes for each
+        operation whose task is cancelled. But a write that still waits for the call's metadata never ends once the
+        call is cancelled.
         """
         if self._watching:
             self._watching.cancel()
         self._call.cancel()
         self._outgoing.put_nowait(None)
         self._end(RoundsLost(TandemError("CANCELLED", "the stream of rounds was closed")))
-        await asyncio.wait(self._tasks)
+        await asyncio.wait({self._reading, self._writing}, timeout=_ENDS_SECONDS)
+        for task in (self._reading, self._writing):
+            task.cancel()
+        await asyncio.wait({self._reading, self._writing})
 
 
 def _fail(answer: asyncio.Future[Answer], error: Callable[[], Exception]) -> None:

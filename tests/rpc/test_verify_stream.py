@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from tandem.rpc.answer_times import AnswerTimes
 from tandem.rpc.endpoint_pool import Persistence, RetryBudget
 from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import Health
-from tandem.rpc.verifier_client import Deadlines
+from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.rpc.verify_stream import _Stream
 from tandem.runners.toy import ToyConfig
 from tandem.services.security.identity import ANONYMOUS
@@ -33,6 +34,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 from tests.support import (
     GREEDY,
+    HANG,
     SAMPLED,
     ForgetfulRunner,
     Site,
@@ -415,3 +417,23 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
         await stream.close()
 
     run(asyncio.wait_for(test(), 30))
+
+
+def test_a_stream_to_a_server_that_never_answers_can_be_closed() -> None:
+    """Its first write waits for metadata to be sent, which grpc.aio never says of a call that was cancelled before."""
+
+    async def test() -> None:
+        silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted
+        client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")
+        session: Any = SimpleNamespace(
+            waits=None, client=client, endpoint=client.endpoint, retry_budget=RetryBudget(Persistence())
+        )
+        stream = _Stream(session, SpeculationStats())
+        round_ = stream.send(pb.VerifyRequest(base_length=3))
+        await asyncio.sleep(0.05)  # the write has begun to wait
+        await asyncio.wait_for(stream.close(), HANG)
+        assert isinstance(round_.exception(), RoundsLost)
+        await client.close()
+        silent.close()
+
+    run(test())
