@@ -24,6 +24,7 @@ BROUGHT = {
     "markupsafe": "jinja2",
     "ml-dtypes": "jax",
     "tokenizers": "transformers",
+    "typing-extensions": "grpcio",  # for type checkers only
 }
 
 

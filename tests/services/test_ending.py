@@ -328,7 +328,7 @@ def test_a_process_is_ended_at_the_earliest_of_several_times_and_says_why(caplog
 def test_a_log_that_hangs_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     left, written = Left(), threading.Event()
     monkeypatch.setattr("tandem.services.shutdown._log_reason", lambda why: written.wait(60))
-    monkeypatch.setattr("tandem.services.shutdown._SAY_SECONDS", 0.01)
+    monkeypatch.setattr("tandem.services.shutdown._LOG_SECONDS", 0.01)
     ending = Ending(left)
     ending.begin()
     ending.within(0.0, "whatever")

@@ -265,4 +265,4 @@ def test_the_draft_role_moves_to_the_verifier_that_is_there(tmp_path: Path) -> N
         text = bytes(t for t in oracle(b"abc", GREEDY, 12, past_the_end=True) if t < 256).decode("latin-1")
         assert done.stdout.rstrip("\n") == text.rstrip("\n")
     refused = launch(tmp_path, "--role", "client", "--target_host", "a:1,b:2", "--prompt", "x")
-    assert refused.returncode == 2 and "asks one server" in refused.stderr
+    assert refused.returncode == 2 and "this role calls one server" in refused.stderr

@@ -47,7 +47,7 @@ MUTANTS = (
     caught(
         "a second cancellation ends the cleaning up",
         "tandem.speculation.loop:speculate",
-        "await finish(_ended(rounds, under_way))",
+        "await finish(_clean_up(rounds, under_way))",
         "await (under_way.leave() if under_way else asyncio.sleep(0)); await rounds.close()",
         partial(
             test_cancellation.test_cancelled_anywhere_and_in_any_manner_nothing_stays,
