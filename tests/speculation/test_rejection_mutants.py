@@ -45,7 +45,7 @@ def p_with(changed: str) -> str:
 
 def gumbel(distribution: str, seed: str, position: str) -> str:
     """A draw from a distribution by the noise that agreement draws with."""
-    draws = "__import__('tandem.speculation.draws').draws"
+    draws = "__import__('tandem.speculation.draws', fromlist=['draws'])"
     noise = f"{draws}.gumbel({draws}.words({seed}, {position}, 16))[({distribution}).ids]"
     return f"int(({distribution}).ids[np.argmax(np.log(({distribution}).p) + {noise})])"
 
