@@ -70,8 +70,8 @@ class Servers:
     channels: dict[str, grpc.Channel]
     loop: asyncio.AbstractEventLoop
     answered: Counter[str] = field(default_factory=Counter)
-    closed: Counter[str] = field(default_factory=Counter)
-    """How often sessions of a name were closed: what was closed is used up, and what comes has another id."""
+    closed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How often a service's sessions of a name were closed: that id is used up, and what comes has another."""
 
     def ask(self, method: Method, message: bytes | Any) -> str:
         """The status that a message is answered with; of a stream, the last. Bytes are sent as they are."""
@@ -94,8 +94,9 @@ class Servers:
         named = type(message)()
         named.CopyFrom(message)
         if name := getattr(message, "session_id", ""):
-            named.session_id = f"{name}.{self.closed[name]}" if self.closed[name] else name
-            self.closed[name] += method.name == "CloseSession"
+            closed = self.closed[method.service, name]
+            named.session_id = f"{name}.{closed}" if closed else name
+            self.closed[method.service, name] += method.name in ("CloseSession", "EndProposals")
         return named
 
     def canary(self) -> None:

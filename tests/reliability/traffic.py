@@ -118,7 +118,7 @@ class WireClient:
         opened = False
         for _ in range(self._patience):
             try:
-                if not opened:
+                if not opened and len(self._tokens) < len(end):  # a session that may be closed is not opened again
                     await self._open()
                     opened = True
                 while len(self._tokens) < len(end):
