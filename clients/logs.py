@@ -14,7 +14,7 @@ from clients.request_context import current
 FORMATS = ("text", "json")
 _GRPC = "grpc._cython.cygrpc"
 _CALLER_LEFT = "ExecuteBatchError raised in core"
-"""How grpc.aio's error begins, with a traceback, where a reply was being sent to a caller who left in that moment."""
+"""Start of the error that grpc.aio logs, with a traceback, if a caller disconnects while its reply is being sent."""
 
 
 def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
@@ -28,7 +28,7 @@ def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
 
 
 def without_callers_who_left(record: logging.LogRecord) -> bool:
-    """Whether the gRPC library's record is worth a line: nothing is wrong where a caller leaves, whenever it does."""
+    """Logging filter that drops gRPC's errors about callers who disconnected: they say nothing about this server."""
     return not str(record.msg).startswith(_CALLER_LEFT)
 
 

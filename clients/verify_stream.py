@@ -35,7 +35,7 @@ ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
 """What grpc.aio says of a call that ended while something was being written; its status is not to be had any more."""
 
 _ENDS_SECONDS = 0.1
-"""How long the tasks of a stream have to end with its call."""
+"""How long a stream's tasks may take to end with their call before they are cancelled."""
 
 
 class StreamedVerifier:
@@ -211,11 +211,11 @@ class _Stream:
             _fail(asked.answer, lambda: error)
 
     async def close(self) -> None:
-        """Ends the call; what was not answered never will be.
+        """Cancels the call and fails its unanswered rounds.
 
-        Writing and reading end with the call and are not cancelled at once: of an operation whose task is, grpc.aio
-        never frees what it has allocated (96 bytes each). A write that waits for the call's metadata to be sent never
-        ends, though, once the call is cancelled before.
+        The tasks that write and read first get `_ENDS_SECONDS` to end with the call, because grpc.aio leaks 96 bytes
+        for each operation whose task is cancelled. A write that still waits for the call's metadata to be sent does
+        not end with the call, and is cancelled then.
         """
         if self._watching:
             self._watching.cancel()

@@ -49,10 +49,10 @@ class RankProcesses:
     def end(self, at_once: bool) -> None:
         """Waits for ranks that have been told to leave; kills those that have not, or do not.
 
-        After this nothing of a rank ends this process: whoever called it goes on in its own way.
+        Also cancels the timers by which dead ranks would end this process: from here on its caller decides.
         """
         self._ending = True
-        self._keep_on()
+        self._cancel_timers()
         for process in self._processes:
             if at_once or self._tell is None:
                 process.kill()
@@ -78,9 +78,9 @@ class RankProcesses:
         self._giving_up.append(giving_up)
         giving_up.start()
         if self._ending:  # meanwhile
-            self._keep_on()
+            self._cancel_timers()
 
-    def _keep_on(self) -> None:
+    def _cancel_timers(self) -> None:
         for giving_up in self._giving_up:
             giving_up.cancel()
 

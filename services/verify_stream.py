@@ -29,8 +29,8 @@ async def answered_in_order(
     An answer that raises ends the stream, after the replies before it. Raises StreamIdle where nothing was asked for
     `idle_seconds` after the last reply.
 
-    Leaving early does not cancel the reading, which ends with its call: grpc.aio never frees the operation of a read
-    that is cancelled (96 bytes each).
+    If the caller of this generator leaves early, the task that reads requests is not cancelled but ends with the gRPC
+    call, because grpc.aio leaks 96 bytes for each read whose task is cancelled.
     """
     waiting: asyncio.Queue[tuple[Request, float] | BaseException | None] = asyncio.Queue(most_ahead)
     left = asyncio.Event()
@@ -47,7 +47,7 @@ async def answered_in_order(
     finally:
         idle.timer.cancel()
         left.set()
-        while not waiting.empty():  # the reading may wait for a place
+        while not waiting.empty():  # makes room for the reading task, which may wait in put()
             waiting.get_nowait()
 
 

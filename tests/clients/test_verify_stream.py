@@ -418,14 +418,12 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
 
 
 def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
-    """Its first write waits for metadata to be sent, which grpc.aio never says of a call that was cancelled before."""
+    """The first write waits until the call has sent its metadata; a cancelled call never wakes it in grpc.aio."""
 
     async def test() -> None:
         silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted
         client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")
-        session: Any = SimpleNamespace(
-            waits=None, client=client, peer=client.peer, patience=Patience(Persistence()), session=None
-        )
+        session: Any = SimpleNamespace(waits=None, client=client, peer=client.peer, patience=Patience(Persistence()))
         stream = _Stream(session, SpeculationStats())
         round_ = stream.send(pb.VerifyRequest(base_length=3))
         await asyncio.sleep(0.05)  # the write has begun to wait
