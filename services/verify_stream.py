@@ -29,8 +29,8 @@ async def answered_in_order(
     If `answer` raises, the stream ends after the earlier replies. Raises StreamIdle if no request comes for
     `idle_seconds` after the last reply.
 
-    Closing the generator does not cancel the reading task, which ends with its call: grpc.aio leaks 96 bytes for each
-    cancelled read.
+    If the caller of this generator leaves early, the task that reads requests is not cancelled but ends with the gRPC
+    call, because grpc.aio leaks 96 bytes for each read whose task is cancelled.
     """
     waiting: asyncio.Queue[tuple[Request, float] | BaseException | None] = asyncio.Queue(most_ahead)
     left = asyncio.Event()
@@ -47,7 +47,7 @@ async def answered_in_order(
     finally:
         idle.timer.cancel()
         left.set()
-        while not waiting.empty():  # the reading task may be blocked on a full queue
+        while not waiting.empty():  # makes room for the reading task, which may wait in put()
             waiting.get_nowait()
 
 

@@ -50,10 +50,10 @@ class RankProcesses:
     def end(self, at_once: bool) -> None:
         """Waits for ranks that were told to leave, and kills those that were not (or all, if `at_once`) or do not end.
 
-        After this the end of a rank no longer ends this process.
+        Also cancels the timers by which dead ranks would end this process: from here on its caller decides.
         """
         self._ending = True
-        self._cancel_give_up()
+        self._cancel_timers()
         for process in self._processes:
             if at_once or self._tell is None:
                 process.kill()
@@ -78,10 +78,10 @@ class RankProcesses:
         giving_up.daemon = True
         self._giving_up.append(giving_up)
         giving_up.start()
-        if self._ending:  # set meanwhile
-            self._cancel_give_up()
+        if self._ending:  # meanwhile
+            self._cancel_timers()
 
-    def _cancel_give_up(self) -> None:
+    def _cancel_timers(self) -> None:
         for giving_up in self._giving_up:
             giving_up.cancel()
 

@@ -14,7 +14,7 @@ from tandem.rpc.request_context import current
 FORMATS = ("text", "json")
 _GRPC = "grpc._cython.cygrpc"
 _CALLER_LEFT = "ExecuteBatchError raised in core"
-"""Start of the error, with a traceback, that grpc.aio logs when a caller disconnects while a reply is being sent."""
+"""Start of the error that grpc.aio logs, with a traceback, if a caller disconnects while its reply is being sent."""
 
 
 def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
@@ -28,7 +28,7 @@ def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
 
 
 def without_callers_who_left(record: logging.LogRecord) -> bool:
-    """Logging filter that drops gRPC's errors about disconnected callers, which are normal."""
+    """Logging filter that drops gRPC's errors about callers who disconnected: they say nothing about this server."""
     return not str(record.msg).startswith(_CALLER_LEFT)
 
 

@@ -35,7 +35,7 @@ ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
 """grpc.aio's error for a call that ended during a write; the call's real status is lost."""
 
 _ENDS_SECONDS = 0.1
-"""How long the tasks of a stream have to end with its call."""
+"""How long a stream's tasks may take to end with their call before they are cancelled."""
 
 
 class StreamedVerifier:
@@ -211,11 +211,11 @@ class _Stream:
             _fail(asked.answer, lambda: error)
 
     async def close(self) -> None:
-        """Ends the call; unanswered rounds fail.
+        """Cancels the call and fails its unanswered rounds.
 
-        The writing and reading tasks end with the call and are not cancelled at once: grpc.aio leaks 96 bytes for each
-        operation whose task is cancelled. But a write that still waits for the call's metadata never ends once the
-        call is cancelled.
+        The tasks that write and read first get `_ENDS_SECONDS` to end with the call, because grpc.aio leaks 96 bytes
+        for each operation whose task is cancelled. A write that still waits for the call's metadata to be sent does
+        not end with the call, and is cancelled then.
         """
         if self._watching:
             self._watching.cancel()

@@ -54,7 +54,7 @@ def held() -> dict[str, int]:
 
 
 def _named(task: asyncio.Task[Any]) -> str:
-    """What a task does, without the number that asyncio gives it."""
+    """Returns a task's name and coroutine; asyncio's default names, Task-1 and so on, are left out."""
     name, code = task.get_name(), getattr(task.get_coro(), "__qualname__", "?")
     return code if name.startswith("Task-") else f"{name}: {code}"
 

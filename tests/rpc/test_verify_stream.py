@@ -419,8 +419,8 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
     run(asyncio.wait_for(test(), 30))
 
 
-def test_a_stream_to_a_server_that_never_answers_can_be_closed() -> None:
-    """Its first write waits for metadata to be sent, which grpc.aio never says of a call that was cancelled before."""
+def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
+    """The first write waits until the call has sent its metadata; a cancelled call never wakes it in grpc.aio."""
 
     async def test() -> None:
         silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted

@@ -63,7 +63,7 @@ def test_a_rank_that_dies_is_named_and_ends_this_process(
 
 
 def test_a_connection_that_breaks_while_loading_because_a_rank_died_is_exit_code_1_without_a_traceback() -> None:
-    """Whoever catches the exit is not ended later, by force: a test run was, 15 s after this test."""
+    """No timer is left that would end the process later: one did end test runs, 15 s after this test."""
     codes = list[int]()
     with pytest.raises(SystemExit) as ended, rank_processes(TWO, python("sys.exit(3)"), codes.append):
         raise RuntimeError("Connection closed by peer")
@@ -72,7 +72,7 @@ def test_a_connection_that_breaks_while_loading_because_a_rank_died_is_exit_code
 
 
 def _would_end(thread: threading.Thread, give_up: object) -> bool:
-    """Whether a timer will give up, unless it is cancelled first."""
+    """Whether `thread` is a timer that is still due to call `give_up`."""
     return isinstance(thread, threading.Timer) and thread.function == give_up and not thread.finished.is_set()
 
 

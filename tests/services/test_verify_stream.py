@@ -199,7 +199,7 @@ def test_a_client_that_floods_the_stream_is_held_back() -> None:
 
 
 def objects() -> int:
-    """Objects alive, without timers and their contexts: asyncio keeps up to a hundred of those that were cancelled."""
+    """Counts live objects except timers and their contexts, because asyncio keeps up to a hundred cancelled timers."""
     gc.collect()
     return sum(
         type(each).__name__ not in ("TimerHandle", "Context", "hamt", "hamt_bitmap_node") for each in gc.get_objects()
@@ -232,7 +232,7 @@ REQUESTS = 400
 
 
 def test_streams_that_end_with_their_requests_leave_nothing_allocated() -> None:
-    """gRPC's operations are no objects of Python's: what malloc has handed out is counted, of client and server."""
+    """Counts the bytes that malloc has handed out, in client and server: gRPC's operations are not Python objects."""
 
     async def test() -> None:
         async with target_site() as site, distributed(site.address, pipeline=Pipeline.ON) as (generator, _):
