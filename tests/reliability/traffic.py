@@ -12,6 +12,7 @@ import grpc
 
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError, from_rpc
+from tandem.rpc.verify_stream import ENDED_MEANWHILE
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import oracle
@@ -128,9 +129,10 @@ class WireClient:
                 self._leave()
                 failed = from_rpc(error)
                 opened = opened and failed.code != "NOT_FOUND"
-                if failed.code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "NOT_FOUND", "RESOURCE_EXHAUSTED"):
+                code = "UNAVAILABLE" if (failed.code, failed.message) == ENDED_MEANWHILE else failed.code
+                if code not in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "NOT_FOUND", "RESOURCE_EXHAUSTED"):
                     return Ended(self._output(), str(failed))
-                if failed.code == "UNAVAILABLE" and self._chance.random() < 0.2:
+                if code == "UNAVAILABLE" and self._chance.random() < 0.2:
                     opened = False  # opening what is open resumes it (G4)
                 await asyncio.sleep(failed.retry_seconds or self._pause)
             else:
