@@ -24,15 +24,13 @@ from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.liveness import watch
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.request_context import outgoing
+from tandem.rpc.stream_status import ENDED_MEANWHILE, StreamStatus
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.speculation.pipeline import MOST_IN_FLIGHT, Answer, RoundsLost
 from tandem.speculation.types import Draft, Rule, SamplingParams, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
-
-ENDED_MEANWHILE = ("INTERNAL", "Internal error from Core")
-"""grpc.aio's error for a call that ended during a write; the call's real status is lost."""
 
 _ENDS_SECONDS = 0.1
 """How long a stream's tasks may take to end with their call before they are cancelled."""
@@ -131,6 +129,7 @@ class _Stream:
         self._endpoint, self._retry_budget, self._stats = session.endpoint, session.retry_budget, stats
         self._seconds = session.client.deadlines.verify
         self._call: Any = self._endpoint.stub.VerifyStream(metadata=outgoing())
+        self._status = StreamStatus(self._call)
         self._outgoing: asyncio.Queue[pb.VerifyRequest | None] = asyncio.Queue()
         self._unanswered: deque[_Unanswered] = deque()
         self._ended: Exception | None = None
@@ -171,7 +170,7 @@ class _Stream:
                     self._take(reply)
             error: Exception = RoundsLost(TandemError("UNAVAILABLE", "the stream of rounds ended"))
         except grpc.RpcError as broken:
-            error = self._as_error(from_rpc(broken))
+            error = self._as_error(from_rpc(self._status.error(broken)))
         self._end(error)
 
     async def _watch(self) -> None:
@@ -187,7 +186,7 @@ class _Stream:
 
     def _as_error(self, error: TandemError) -> Exception:
         self.refused = error.code == "UNIMPLEMENTED"
-        if (error.code, error.message) == ENDED_MEANWHILE:
+        if (error.code, error.message) == ENDED_MEANWHILE:  # the real status did not arrive in time
             return RoundsLost(TandemError("UNAVAILABLE", "the stream of rounds broke"))
         return RoundsLost(error) if self.refused or error.code in LOST else error
 

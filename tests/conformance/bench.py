@@ -14,6 +14,7 @@ from grpc_status import rpc_status
 
 from tandem.rpc.channel import FUSED, MESSAGES, open_channel, stub
 from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.stream_status import StreamStatus
 from tandem.speculation.types import GenerationRequest, ModelInfo, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import HANG, Answer, Site, answer, let_all_expire, until
@@ -90,10 +91,11 @@ class Inside:
         return before - len(self.target.verifier.sessions)
 
     async def lease_runs_out(self) -> None:
-        """Waits until the server itself notices; the case's lease is short."""
+        """Waits until the server itself notices. The case's lease is short; sessions opened later have a long one."""
         assert self.target and self.target.verifier
         sessions = self.target.verifier.sessions
         await until(lambda: len(sessions) == 0)
+        sessions.lease_seconds = HANG
 
     async def all_free(self) -> None:
         for site in self.sites:
@@ -164,9 +166,12 @@ class Rounds:
         """Raises Refused. A stream on which no round came for the lease ends: the round goes over another."""
         try:
             return await self._send(request)
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+        except grpc.RpcError as error:
+            refusal = Refused(self._status.error(error) if self._stream else error)
+            self._stream = None
+        except asyncio.InvalidStateError:  # the stream had ended before the round was written
             stream, self._stream = self._stream, None
-            refusal = Refused(error) if isinstance(error, grpc.RpcError) else await _ended(stream)
+            refusal = await _ended(stream)
         if refusal.reason == "STREAM_IDLE":
             return await self.send(request)
         raise refusal
@@ -176,6 +181,7 @@ class Rounds:
             return await self._target.Verify(request, timeout=HANG)
         if self._stream is None:
             self._stream = self._target.VerifyStream(timeout=60)
+            self._status = StreamStatus(self._stream)
         await self._stream.write(request)
         reply = await self._stream.read()
         if reply is grpc.aio.EOF:

@@ -29,7 +29,7 @@ from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel, stub
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
-from tandem.rpc.verify_stream import ENDED_MEANWHILE
+from tandem.rpc.stream_status import ENDED_MEANWHILE
 from tandem.speculation.types import Chunk, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.traffic import Ask

@@ -12,7 +12,7 @@ import grpc
 
 from tandem.rpc import wire
 from tandem.rpc.errors import TandemError, from_rpc
-from tandem.rpc.verify_stream import ENDED_MEANWHILE
+from tandem.rpc.stream_status import ENDED_MEANWHILE
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import oracle

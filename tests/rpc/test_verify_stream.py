@@ -392,6 +392,7 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
 
         class Call:
             __aiter__ = staticmethod(replies)
+            add_done_callback = Mock()
             write = AsyncMock()
             cancel = Mock(side_effect=ended.set)
 
