@@ -1,0 +1,139 @@
+"""Compares checkouts of Tandem in turn: `python -m benchmarks.checkouts OTHER_CHECKOUT`.
+
+Every round measures start-up, client start and decoding on each checkout, with this interpreter; the order rotates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.arguments import Parser, positive
+from benchmarks.contenders import Ours, rotated
+from benchmarks.keeping import kept
+from tandem.comparison.measuring.environment import this_machine
+from tandem.comparison.measuring.servers import Fleet
+from tandem.rpc.channel import FUSED
+from tandem.rpc.generation_client import GenerationClient
+
+PROMPT = list(range(1000, 1064))
+HELP, START, CLIENT, PLAIN, DRAFTED = (
+    "main.py --help, s",
+    "fused server, start to ready, s",
+    "client, start to end, one token, s",
+    "plain decoding, ms per token",
+    "fused decoding, ms per token",
+)
+
+
+@dataclass
+class Checkout:
+    """One checkout, and what was measured on it, in rounds."""
+
+    root: Path
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, what: str, value: float) -> None:
+        self.samples.setdefault(what, []).append(value)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, str(self.root / "main.py"), *arguments]
+
+
+def timed(command: Sequence[str], folder: Path) -> float:
+    """Returns the seconds that a command takes. Raises CalledProcessError if it fails."""
+    started = time.perf_counter()
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return time.perf_counter() - started
+
+
+async def decode(address: str, speculation_length: int | None, tokens: int) -> tuple[float, tuple[int, ...]]:
+    """Returns milliseconds per token after the first chunk, and the tokens."""
+    async with GenerationClient.connect(address, FUSED) as client:
+        answered = await Ours("", client, speculation_length).answer(PROMPT, tokens)
+    return 1000 * (answered.seconds - answered.first_seconds) / (tokens - answered.first_tokens), answered.token_ids
+
+
+async def measure(checkout: Checkout, tokens: int, folder: Path) -> tuple[tuple[int, ...], ...]:
+    """Adds one round of samples. Returns the tokens that were decoded, plainly and with drafts."""
+    checkout.add(HELP, timed(checkout.command("--help"), folder))
+    async with Fleet(folder) as fleet:
+        server = await fleet.start("fused", checkout.command("--role", "fused_target", "--port", "0"))
+        checkout.add(START, server.startup_seconds)
+        await decode(server.address, None, 12)  # warms up
+        asked = ("--port", str(server.port), "--prompt", "Hello", "--max_new_tokens", "1")
+        checkout.add(CLIENT, timed(checkout.command("--role", "client", *asked), folder))
+        said = []
+        for what, length in ((PLAIN, 0), (DRAFTED, None)):
+            ms, token_ids = await decode(server.address, length, tokens)
+            checkout.add(what, ms)
+            said.append(token_ids)
+    return tuple(said)
+
+
+async def run(checkouts: Sequence[Checkout], rounds: int, tokens: int, console: Console) -> None:
+    """Measures every checkout in every round. Raises RuntimeError if not all decoded the same tokens."""
+    seen = set()
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(rounds):
+            for checkout in rotated(checkouts, turn):
+                seen |= set(await measure(checkout, tokens, Path(folder)))
+            console.print(f"round {turn + 1} of {rounds}", highlight=False)
+    if len(seen) != 1:
+        raise RuntimeError(f"{len(seen)} different outputs of one prompt: plain and drafted, of all checkouts")
+
+
+def table(checkouts: Sequence[Checkout]) -> Table:
+    """Builds the medians of each checkout, and the ratio of the first one's to each."""
+    shown = Table(title="Medians, and (fastest) of each checkout", title_justify="left")
+    shown.add_column("measured")
+    for checkout in checkouts:
+        shown.add_column(str(checkout.root), justify="right")
+    shown.add_column("first / last", justify="right")
+    for what in checkouts[0].samples:
+        medians = [statistics.median(checkout.samples[what]) for checkout in checkouts]
+        cells = [f"{m:.2f} ({min(c.samples[what]):.2f})" for m, c in zip(medians, checkouts, strict=True)]
+        shown.add_row(what, *cells, f"{medians[0] / medians[-1]:.3f}")
+    return shown
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = Parser(prog="checkouts", description=__doc__, allow_abbrev=False)
+    parser.add_argument("others", nargs="+", type=Path, metavar="CHECKOUT", help="root of another checkout")
+    parser.flag("--rounds", type=positive, default=5, metavar="N", help="(default: 5)")
+    parser.flag("--max-new-tokens", type=positive, default=128, metavar="N", help="(default: 128)")
+    output = Path("results/checkouts.json")
+    parser.flag(
+        "--output", type=Path, default=output, metavar="FILE", help="JSON with every sample (default: %(default)s)"
+    )
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args, console = parse(argv), Console()
+    checkouts = [Checkout(root.resolve()) for root in (Path(__file__).parents[1], *args.others)]
+
+    def document() -> dict[str, object]:
+        return {
+            "machine": asdict(this_machine()),
+            "samples": {str(checkout.root): checkout.samples for checkout in checkouts},
+        }
+
+    with kept(args.output, document, document):
+        asyncio.run(run(checkouts, args.rounds, args.max_new_tokens, console))
+    console.print(table(checkouts))
+
+
+if __name__ == "__main__":
+    main()
