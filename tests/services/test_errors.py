@@ -1,4 +1,4 @@
-"""Bad input (design section 8): each status with its ErrorInfo, checked before anything is computed. G6, G8, G9."""
+"""Bad input: each status with its ErrorInfo, checked before anything is computed. G6, G8, G9."""
 
 from __future__ import annotations
 
