@@ -243,5 +243,5 @@ def _left(end: float) -> float:
 
 def _repeatable(request: GenerationRequest, received: Repetition) -> bool:
     """Whether another server can continue the output. Sampling under rejection depends on the draft: it cannot."""
-    greedy = request.sampling.greedy and "temperature" not in request.unsaid
+    greedy = request.sampling.greedy and "temperature" not in request.unset_sampling
     return request.rule is Rule.AGREEMENT or greedy or not received.tokens

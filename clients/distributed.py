@@ -12,7 +12,7 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
-from tandem.rpc.traced_rounds import traced_flights, traced_guesser, traced_verifier
+from tandem.rpc.traced_rounds import traced_bonus_drafter, traced_flights, traced_verifier
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, Pipeline
@@ -63,7 +63,7 @@ async def connect_distributed(
     info, times = worker_info(target, drafting.draft, config), MeasuredTimes()
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        drafter = traced_guesser(drafting.drafter(target.vocab_size, request.rule, stats=stats))
+        drafter = traced_bonus_drafter(drafting.drafter(target.vocab_size, request.rule, stats=stats))
         if pipeline is Pipeline.OFF:
             verifier = RemoteVerifier(client, stats, request.report_margins, request.rule, request.deadline)
             return DraftThenVerify(traced_verifier(verifier), drafter)

@@ -42,11 +42,11 @@ class Unauthenticated(PermissionError):
     """The caller presents no valid credentials."""
 
 
-class Mismatch(ValueError):
+class VocabularyMismatch(ValueError):
     """Draft and target have different vocabularies."""
 
 
-class OtherModel(ValueError):
+class ModelMismatch(ValueError):
     """The client expects a different target model."""
 
 
@@ -86,8 +86,8 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (SessionExpired, code_pb2.NOT_FOUND, "SESSION_EXPIRED"),
     (SessionNotFound, code_pb2.NOT_FOUND, "SESSION_NOT_FOUND"),
     (SessionConflict, code_pb2.ALREADY_EXISTS, "SESSION_CONFLICT"),
-    (OtherModel, code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
-    (Mismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
+    (ModelMismatch, code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
+    (VocabularyMismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
     (NotRead, code_pb2.DEADLINE_EXCEEDED, "NOT_READ"),

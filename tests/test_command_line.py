@@ -225,4 +225,4 @@ def test_a_client_leaves_to_the_server_what_its_user_does_not_say() -> None:
     line = "--role client --prompt x --temperature 0 --top_p 1"
     args = main.parser().parse_args(line.split())
     request = configuration.client_config(args).request
-    assert request.unsaid == {"top_k", "min_p", "seed"} and request.sampling.greedy
+    assert request.unset_sampling == {"top_k", "min_p", "seed"} and request.sampling.greedy

@@ -79,7 +79,7 @@ class GenerationMetrics:
         for position in range(accepted):
             self._accepted_at(position).inc()
 
-    def grown(self, stats: SpeculationStats, before: tuple[int, int, int, list[int], list[int]]) -> None:
+    def count_growth(self, stats: SpeculationStats, before: tuple[int, int, int, list[int], list[int]]) -> None:
         """Counts the growth since `before`: (rounds, undrafted, stale, drafted by position, accepted by position)."""
         rounds, undrafted, stale, drafted_at, accepted_at = before
         self._undrafted.inc(stats.undrafted_rounds - undrafted)
@@ -150,7 +150,7 @@ class WatchedRequest:
 
     def _count(self) -> None:
         stats = self._stats
-        self._metrics.grown(stats, self._seen)
+        self._metrics.count_growth(stats, self._seen)
         drafted, accepted = list(stats.drafted_per_position), list(stats.accepted_per_position)
         self._seen = (stats.rounds, stats.undrafted_rounds, stats.stale_rounds, drafted, accepted)
 

@@ -19,7 +19,7 @@ from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import Call, CallObserver
 from tandem.services.observability.generation_metrics import MODEL_LABELS, GenerationMetrics
-from tandem.services.observability.scraped_metrics import States
+from tandem.services.observability.scraped_metrics import ScrapedMetrics
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.fallible import DrafterHealth
 
@@ -34,7 +34,7 @@ class Metrics(CallObserver):
     def __init__(self, role: str, model: str, most_drafted: int, info: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
         self._names = dict(zip(MODEL_LABELS, (model, "0"), strict=True))
-        self._states = States()
+        self._states = ScrapedMetrics()
         self.registry.register(self._states)
         build = Gauge("tandem:build_info", "1: what runs.", ("role", "model_name", *info), registry=self.registry)
         build.labels(role, model, *info.values()).set(1)

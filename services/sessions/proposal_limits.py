@@ -11,7 +11,7 @@ BYTES_PER_TOKEN = 1024
 """Memory per token of a session: the index of n-gram lookup, measured."""
 
 
-class Proposed:
+class ProposalCounts:
     """Counts each caller's proposal sessions and their bytes, and enforces the limits."""
 
     def __init__(self, limits: ServerLimits) -> None:

@@ -85,7 +85,7 @@ def seal(note: Path, files: Sequence[Path]) -> None:
     write_whole(note, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
-def flaw(note: Path) -> str | None:
+def seal_error(note: Path) -> str | None:
     """Why the files sealed by `note` may not be used, in one line; None if they may; "" if there is no note yet."""
     try:
         _check_ours(note)

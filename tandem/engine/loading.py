@@ -209,7 +209,7 @@ async def _tokenizer(backend: Backend, checkpoint: Checkpoint) -> Tokenizer:
     return await asyncio.to_thread(load_tokenizer, checkpoint) if tokenizer is None else tokenizer
 
 
-async def own_tokenizer(config: ModelConfig) -> Tokenizer:
+async def load_target_tokenizer(config: ModelConfig) -> Tokenizer:
     """The target's tokenizer without its weights: all that n-gram drafting needs."""
     backend = backend_named(config.backend)
     return await _tokenizer(backend, await asyncio.to_thread(backend.find, config.model))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, Timed
+from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
 from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import (
     TAIL,
@@ -47,7 +47,7 @@ class Engine:
         self.lost = asyncio.Event()
         self._cause = ""
 
-    async def run(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
+    async def run(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
         """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
         if self.lost.is_set():
             raise DeviceLost(self._cause)
@@ -98,7 +98,7 @@ class KVSequence:
         del self.held[length:]
         return length
 
-    async def step(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
+    async def step(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
         """Like Engine.run. After a step that hung the content of the slot is unknown, so it counts as empty."""
         try:
             return await self.engine.run(step, row, prefill)
@@ -144,7 +144,7 @@ class TargetSequence(KVSequence):
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
 
-    async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> Timed[Verdict]:
+    async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> TimedResult[Verdict]:
         """Fills the cache with `prefix` and runs `row`. Raises RowFailed, after which nothing is held."""
         await self.fill(prefix)
         try:

@@ -55,7 +55,7 @@ class StepBound:
         return FIRST_SECONDS if longest is None else max(LEAST_SECONDS, TIMES_LONGEST * longest)
 
 
-def named_seconds(given: str) -> float | None:
+def parse_step_seconds(given: str) -> float | None:
     """Parses --step_seconds: a number, or None for auto. Raises ValueError."""
     try:
         return None if given == "auto" else float(given)
@@ -112,7 +112,7 @@ class StepWatch:
         log.error(
             "a step hangs: %s has run for %.1f s, its bound is %.1f s (--step_seconds); "
             "callers are sent away, and the process ends unless it comes back within as long again",
-            described(rows),
+            describe_step(rows),
             self._ran,
             self._limit,
         )
@@ -132,7 +132,7 @@ class StepWatch:
         self._lose(error)
 
 
-def described(rows: list[object]) -> str:
+def describe_step(rows: list[object]) -> str:
     """Describes a step for the log: its kind, its rows and the tokens of its widest row."""
     kind = type(rows[0]).__name__.removesuffix("Row").lower()
     return f"a {kind} step of {len(rows)} {'row' if len(rows) == 1 else 'rows'}, width {max(map(_width, rows))}"

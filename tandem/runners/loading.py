@@ -17,9 +17,9 @@ from tandem.checkpoints.locate import (
     weights_revision,
 )
 from tandem.runners.native import NativeUnavailable
-from tandem.runners.protocol import TAIL, Identity, Limits, Runner
+from tandem.runners.protocol import TAIL, Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
-from tandem.runners.torch.buckets import AskedBuckets
+from tandem.runners.torch.buckets import RequestedBuckets
 from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, compile_order, platform_of
 from tandem.runners.torch.tensor_parallel import sharding
 
@@ -75,7 +75,7 @@ class Shape:
     max_length: int = 512
     max_draft: int = 5
     chunk: int = CHUNK
-    asked: AskedBuckets = field(default_factory=AskedBuckets)
+    asked: RequestedBuckets = field(default_factory=RequestedBuckets)
 
 
 def load_runner(
@@ -152,7 +152,7 @@ class RunnerInputs:
     checkpoint: Checkpoint
     platform: Platform
     limits: Limits
-    asked: AskedBuckets
+    asked: RequestedBuckets
     execution: Execution
     verifies: bool
     ranks: int
@@ -166,8 +166,8 @@ class RunnerInputs:
         """Tokens per row of the widest step."""
         return max(self.limits.max_draft + 1, self.limits.chunk, TAIL)
 
-    def identity(self, backend: str) -> Identity:
-        return Identity(
+    def identity(self, backend: str) -> RunnerIdentity:
+        return RunnerIdentity(
             model_name=self.checkpoint.name,
             weights_revision=weights_revision(self.checkpoint),
             dtype=str(self.module.dtype).removeprefix("torch."),

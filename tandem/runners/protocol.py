@@ -193,7 +193,7 @@ class StepShapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class RunnerIdentity:
     """Describes a runner's model for GetModelInfo.
 
     `greedy_only`: logits never leave the device. `fused_only`: a draft that proposes only inside its target's graph,
@@ -227,7 +227,7 @@ class Runner(Protocol):
         """The sizes that the runner was built for; they never change."""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> RunnerIdentity:
         """The model, its weights, and the device that runs it."""
 
     @property

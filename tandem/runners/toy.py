@@ -19,13 +19,13 @@ from tandem.checkpoints.locate import Checkpoint
 from tandem.runners.backends import LoadRequest
 from tandem.runners.protocol import (
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     verdict_or_failure,
@@ -73,8 +73,8 @@ class ToyRunner:
         self._cache = np.full((limits.slots, limits.max_length + limits.max_draft + limits.chunk), -1, dtype=np.int64)
 
     @property
-    def identity(self) -> Identity:
-        return Identity("toy", f"toy:{self.config.salt}", "float32", "toy", "toy", (END,))
+    def identity(self) -> RunnerIdentity:
+        return RunnerIdentity("toy", f"toy:{self.config.salt}", "float32", "toy", "toy", (END,))
 
     @property
     def shapes(self) -> StepShapes:

@@ -13,15 +13,15 @@ import torch
 
 from tandem.training.distill import Softmax, agreement, batch_groups, copies, loss_of, make_batch
 from tandem.training.settings import TrainConfig
-from tandem.training.shards import Answered
+from tandem.training.shards import TrainingSequence
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
     """The training sequences. counts [vocabulary]: how often each token was among the target's four best."""
 
-    train: list[Answered]
-    held_out: list[Answered]
+    train: list[TrainingSequence]
+    held_out: list[TrainingSequence]
     tokens: int
     counts: torch.Tensor
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tandem.comparison.analysis.advice import advice_lines, advise
-from tandem.comparison.analysis.regression import against, against_lines
-from tandem.comparison.analysis.whole import analyse
+from tandem.comparison.analysis.regression import compare_with_baseline, regression_lines
+from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.history import run_as_json
-from tandem.comparison.measuring.measured import Measured
+from tandem.comparison.measuring.run_data import RunData
 from tandem.comparison.report import earlier
 from tandem.comparison.report.files import comparison_as_csv, comparison_as_json
 from tandem.comparison.report.html import html
@@ -36,7 +36,7 @@ UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 FAILED = ("could not be", "Left out: it could")
 
 
-def said(of: Measured) -> str:
+def said(of: RunData) -> str:
     """Everything that is said without a picture; fails where anything could not be made."""
     comparison = analyse(of)
     as_json = json.loads(json.dumps(comparison_as_json(comparison), allow_nan=False))
@@ -47,7 +47,7 @@ def said(of: Measured) -> str:
     assert isinstance(screen.file, io.StringIO)
     report = report_of(as_json)
     texts = [screen.file.getvalue(), html(report, {}), markdown_of(report, {}), comparison_as_csv(comparison.records)]
-    texts += against_lines(against(as_json, as_json))
+    texts += regression_lines(compare_with_baseline(as_json, as_json))
     if as_json["theory"] is not None:
         for clients in (1, 100):
             texts += advice_lines(advise(as_json, 20.0, clients))

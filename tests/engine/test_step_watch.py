@@ -20,8 +20,8 @@ from tandem.engine.step_watch import (
     TIMES_LONGEST,
     StepBound,
     StepWatch,
-    described,
-    named_seconds,
+    describe_step,
+    parse_step_seconds,
 )
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.runners.toy import ToyRunner
@@ -276,10 +276,10 @@ def test_a_bound_that_is_none_is_refused(given: float) -> None:
 
 
 def test_the_flag_says_a_number_or_auto() -> None:
-    assert named_seconds("auto") is None
-    assert named_seconds("2.5") == 2.5
+    assert parse_step_seconds("auto") is None
+    assert parse_step_seconds("2.5") == 2.5
     with pytest.raises(ValueError, match="step_seconds: 'soon' is neither"):
-        named_seconds("soon")
+        parse_step_seconds("soon")
 
 
 @pytest.mark.parametrize(
@@ -293,4 +293,4 @@ def test_the_flag_says_a_number_or_auto() -> None:
     ],
 )
 def test_the_log_says_what_a_step_was(rows: Sequence[Any], said: str) -> None:
-    assert described(list(rows)) == said
+    assert describe_step(list(rows)) == said

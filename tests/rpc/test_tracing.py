@@ -19,9 +19,9 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
 from tandem.rpc.traced_rounds import (
     TracedGuesser,
+    traced_bonus_drafter,
     traced_drafter,
     traced_flights,
-    traced_guesser,
     traced_rounds,
     traced_verifier,
 )
@@ -206,7 +206,7 @@ def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypat
 
 
 def test_a_request_that_is_not_traced_is_not_wrapped() -> None:
-    for wrap in (traced_rounds, traced_verifier, traced_flights, traced_guesser, traced_drafter):
+    for wrap in (traced_rounds, traced_verifier, traced_flights, traced_bonus_drafter, traced_drafter):
         inner: Any = object()
         assert wrap(inner) is inner
 

@@ -79,7 +79,7 @@ def test_sealed_packages_make_nothing(tmp_path: Path) -> None:
     packages = PackageCompiler(tmp_path)
     packages.seal()
     with pytest.raises(GraphRefused, match="after warm-up"):
-        packages.graph("late", torch.nn.Identity(), ())
+        packages.graph("late", torch.nn.RunnerIdentity(), ())
 
 
 def test_graphs_of_other_facts_lie_elsewhere_and_the_oldest_make_room(tmp_path: Path) -> None:

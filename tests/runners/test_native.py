@@ -16,11 +16,11 @@ from tandem.runners.native.model import NotNative
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import (
     FusedRow,
-    Identity,
     Limits,
     PrefillRow,
     ProposeRow,
     RowFailed,
+    RunnerIdentity,
     VerifyRow,
     fused,
     fused_step,
@@ -79,7 +79,7 @@ def module_of(name: str = "llama", dtype: torch.dtype = torch.float32, **changes
 
 
 def native(module, only=None, verifies=True, threads=2) -> NativeRunner:  # type: ignore[no-untyped-def]
-    return load_native(module, threads, LIMITS, Identity("m", "r", "d", "cpu", "native"), verifies, only)
+    return load_native(module, threads, LIMITS, RunnerIdentity("m", "r", "d", "cpu", "native"), verifies, only)
 
 
 def sequence(count: int, seed: int = 0) -> list[int]:
@@ -242,7 +242,7 @@ def test_a_model_whose_formula_differs_is_found_out() -> None:
 def test_a_draft_that_ends_outside_the_targets_vocabulary_is_cut_in_the_fused_round() -> None:
     draft = native(module_of(), verifies=False)
     target = load_native(
-        module_of(vocab_size=100), 2, Limits(SLOTS, 120, 5, CHUNK, 100), Identity("", "", "", "", ""), True, None
+        module_of(vocab_size=100), 2, Limits(SLOTS, 120, 5, CHUNK, 100), RunnerIdentity("", "", "", "", ""), True, None
     )
     tokens = [t % 100 for t in sequence(30)]
     fill(target, 0, tokens[:-1])

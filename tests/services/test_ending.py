@@ -26,7 +26,7 @@ from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.services.health import NOT_SERVING, SERVING
-from tandem.services.shutdown import Ending, bounded, bounded_call
+from tandem.services.shutdown import ShutdownDeadline, bounded, bounded_call
 from tandem.v1 import draft_worker_pb2, generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.frames import unread
@@ -313,7 +313,7 @@ class Left:
 
 def test_a_process_is_ended_at_the_earliest_of_several_times_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     left = Left()
-    ending = Ending(left)
+    ending = ShutdownDeadline(left)
     ending.begin()
     ending.within(1e6, "the drain was long")
     ending.within(0.0, "the device hangs")
@@ -329,7 +329,7 @@ def test_a_log_that_hangs_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatc
     left, written = Left(), threading.Event()
     monkeypatch.setattr("tandem.services.shutdown._log_reason", lambda why: written.wait(60))
     monkeypatch.setattr("tandem.services.shutdown._LOG_SECONDS", 0.01)
-    ending = Ending(left)
+    ending = ShutdownDeadline(left)
     ending.begin()
     ending.within(0.0, "whatever")
     assert left.called.wait(20)
@@ -338,7 +338,7 @@ def test_a_log_that_hangs_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatc
 
 def test_a_process_that_does_more_than_serve_is_never_ended() -> None:
     threads = threading.active_count()
-    ending = Ending(None)
+    ending = ShutdownDeadline(None)
     ending.begin()
     ending.within(0.0, "never")
     assert threading.active_count() == threads

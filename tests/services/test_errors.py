@@ -498,7 +498,7 @@ def test_a_session_whose_lease_ran_out_is_opened_again_and_the_output_is_the_sam
                 seen += getattr(event, "token_ids", ())
                 for session in target.verifier.sessions:
                     target.verifier.sessions.forget(session.session_id)
-                    target.engine.slots.release(session.held.sequence.slot)
+                    target.engine.slots.release(session.resources.sequence.slot)
             assert tuple(seen) == oracle(b"abc", GREEDY, 24)
 
     run(test())

@@ -18,7 +18,7 @@ from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.logs import TextFormatter
 from tandem.rpc.printable import MOST_BYTES, printable
-from tandem.services.errors import OtherModel, to_status
+from tandem.services.errors import ModelMismatch, to_status
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, generation_pb2, target_verifier_pb2
 from tests.support import GREEDY, raw_stub, run, server_process
 
@@ -145,7 +145,7 @@ def test_a_short_line_stays_as_it_is_and_another_is_escaped_and_cut() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        OtherModel,
+        ModelMismatch,
         lambda text: TandemError("INTERNAL", text, reason=text),
         lambda text: TandemError("UNAUTHENTICATED", text),
     ],

@@ -113,7 +113,7 @@ def test_a_lease_runs_out_only_after_its_time_and_every_use_renews_it() -> None:
     admit(sessions, "idle")
     admit(sessions, "used")
     clock.now += 9
-    assert sessions.touch("used").held == "slot of used"
+    assert sessions.touch("used").resources == "slot of used"
     clock.now += 1
     assert sessions.expire() == []
     clock.now += 0.001

@@ -51,7 +51,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
+class RegressionReport:
     """The result: changed figures, requests with other tokens than before, and remarks."""
 
     changes: tuple[Change, ...]
@@ -67,14 +67,14 @@ Key = tuple[str, str]
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def against(before: Mapping[str, Any], after: Mapping[str, Any]) -> Against:
+def compare_with_baseline(before: Mapping[str, Any], after: Mapping[str, Any]) -> RegressionReport:
     """Compares two parsed comparison.json of schema version 2, the older first."""
     old, new = _grouped(before), _grouped(after)
     changes: list[Change] = []
     for key in (key for key in new if key in old):
         changes += _changes(key, old, new, after["baseline"])
     only = [f"{c}, {a}: not in both" for c, a in sorted(set(old) ^ set(new))]
-    return Against(tuple(changes), tuple(_other_tokens(old, new)), (*only, *_other_settings(before, after)))
+    return RegressionReport(tuple(changes), tuple(_other_tokens(old, new)), (*only, *_other_settings(before, after)))
 
 
 def _grouped(comparison: Mapping[str, Any]) -> dict[Key, dict[str, list[Mapping[str, Any]]]]:
@@ -148,7 +148,7 @@ def _other_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
         yield "the machines differ: times per token and to the first token say little"
 
 
-def against_lines(found: Against) -> Iterator[str]:
+def regression_lines(found: RegressionReport) -> Iterator[str]:
     """Yields the lines to print."""
     for change in found.changes:
         if change.judged or change.beyond_noise:
@@ -178,8 +178,8 @@ def _percent_range(interval: Interval) -> str:
 
 def judge(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
     """Prints the changes and returns the exit code: 0 or REGRESSED."""
-    found = against(before, after)
+    found = compare_with_baseline(before, after)
     print(f"\nagainst the run of {before['started_at']}:")
-    for line in against_lines(found):
+    for line in regression_lines(found):
         print(line)
     return REGRESSED if found.regressions else 0

@@ -10,7 +10,7 @@ from tandem.comparison.report.blocks import (
     Block,
     Bullets,
     Cell,
-    Decision,
+    DecisionBlock,
     Details,
     Listing,
     Paragraph,
@@ -41,8 +41,8 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|~#>])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _decision(decision: Decision) -> Iterator[str]:
-    yield "## Decision"
+def _decision(decision: DecisionBlock) -> Iterator[str]:
+    yield "## DecisionBlock"
     yield f"**{escaped(decision.headline)}**"
     if decision.figures:
         yield _items([f"{what}: {value}" for value, what in decision.figures])

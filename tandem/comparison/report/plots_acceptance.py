@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tandem.comparison.report import reading
+from tandem.comparison.report.formatting import number
 from tandem.comparison.report.reading import JSON, NothingToDraw
 from tandem.comparison.report.style import (
     INK,
@@ -20,7 +21,6 @@ from tandem.comparison.report.style import (
     styled,
     value_label,
 )
-from tandem.comparison.report.words import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

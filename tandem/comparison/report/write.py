@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.report.attempt import told
+from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.blocks import Block, Plot, Report
 from tandem.comparison.report.figures import FIGURES, left_out
 from tandem.comparison.report.html import html
@@ -67,7 +67,7 @@ def _pictures(
             drawn = figure.draw(comparison)
             picture, svg = png(drawn), inline_svg(drawn, figure.name, f"{block.title}. {block.finding}")
         except Exception as error:
-            undrawn[figure.name] = left_out(figure.name, figure.title, f"it could not be drawn: {told(error)}")
+            undrawn[figure.name] = left_out(figure.name, figure.title, f"it could not be drawn: {format_error(error)}")
         else:
             pngs[figure.name], svgs[figure.name] = picture, svg
     return pngs, svgs, undrawn

@@ -58,7 +58,7 @@ def pointer(array: NDArray[Any] | None, of: type) -> Any:
     return None if array is None else array.ctypes.data_as(POINTER(of))
 
 
-class Batch:
+class RowBatch:
     """Keeps rows together with the arrays that they point to."""
 
     def __init__(self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:

@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.runners.batch_invariance import check_batch_invariance
-from tandem.runners.native.library import Batch, Ints, ints, zeros
+from tandem.runners.native.library import Ints, RowBatch, ints, zeros
 from tandem.runners.native.model import NativeModel
 from tandem.runners.protocol import (
     TAIL,
     FusedResult,
     FusedRow,
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     fused_step,
@@ -44,7 +44,7 @@ _UNSOUND = "target logits: no finite largest logit"
 class NativeRunner:
     """Runs one model. `verifies`: it is a target, so its batch invariance is checked; false for a draft."""
 
-    def __init__(self, model: NativeModel, limits: Limits, identity: Identity, verifies: bool = True) -> None:
+    def __init__(self, model: NativeModel, limits: Limits, identity: RunnerIdentity, verifies: bool = True) -> None:
         self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
         widest = limits.max_draft + 1 if verifies else TAIL
         self.shapes = StepShapes(
@@ -126,7 +126,7 @@ class NativeRunner:
         return [sized(result, self.shapes, widths, seconds.value) for result in results]
 
     def _verify_greedily(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        batch = Batch(
+        batch = RowBatch(
             [row.slot for row in rows],
             [row.position for row in rows],
             [(row.last_token, *row.draft) for row in rows],
@@ -173,8 +173,8 @@ class NativeRunner:
 _Draft = tuple[tuple[int, ...], tuple[SparseDistribution, ...]]
 
 
-def _tails(rows: Sequence[ProposeRow]) -> Batch:
-    return Batch([r.slot for r in rows], [r.position + 1 - len(r.tail) for r in rows], [r.tail for r in rows])
+def _tails(rows: Sequence[ProposeRow]) -> RowBatch:
+    return RowBatch([r.slot for r in rows], [r.position + 1 - len(r.tail) for r in rows], [r.tail for r in rows])
 
 
 def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:

@@ -17,13 +17,13 @@ from tandem.runners.protocol import (
     FusedResult,
     FusedRow,
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     sized,
@@ -93,7 +93,7 @@ class FusedRunner(NxdiRunner):
 class FusedDraft:
     """The pair's draft; the pair's own calls fill its cache."""
 
-    def __init__(self, pair: FusedRunner, identity: Identity) -> None:
+    def __init__(self, pair: FusedRunner, identity: RunnerIdentity) -> None:
         self.pair, self.identity = pair, replace(identity, fused_only=True)
 
     @property

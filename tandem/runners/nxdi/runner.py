@@ -18,13 +18,13 @@ from tandem.runners.nxdi.build import Layout
 from tandem.runners.nxdi.lines import ForwardCall, LineError, Lines, Window
 from tandem.runners.protocol import (
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     verdict_or_failure,
@@ -78,7 +78,7 @@ class NxdiRunner:
         device: Device,
         layout: Layout,
         limits: Limits,
-        identity: Identity,
+        identity: RunnerIdentity,
         verifies: bool = True,
         exact: bool = True,
         tokens_only: bool = False,
@@ -91,7 +91,7 @@ class NxdiRunner:
         )
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> RunnerIdentity:
         return replace(self._identity, greedy_only=self.tokens_only)
 
     def warm_up(self, startup: Startup | None = None) -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from tandem.checkpoints.file_hashes import write_whole
-from tandem.checkpoints.trusted_cache import flaw, locked, private_folder, seal
+from tandem.checkpoints.trusted_cache import locked, private_folder, seal, seal_error
 from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphRefused
 
 log = logging.getLogger("tandem.models")
@@ -57,7 +57,7 @@ class PackageCompiler:
 
     def _load(self, path: Path) -> Graph | None:
         """The graph in the file, or None if it must be compiled."""
-        wrong = flaw(path.with_suffix(".sealed"))
+        wrong = seal_error(path.with_suffix(".sealed"))
         if wrong is not None:
             if wrong:
                 log.warning("a compiled graph is not used and made again: %s", wrong)

@@ -31,14 +31,14 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedBuckets:
+class RequestedBuckets:
     """Buckets that the user asked for: rows and draft tokens per step. Empty: chosen for the platform."""
 
     batches: tuple[int, ...] = ()
     drafts: tuple[int, ...] = ()
 
 
-def buckets_for(platform: Platform, limits: Limits, asked: AskedBuckets | None = None) -> Buckets:
+def buckets_for(platform: Platform, limits: Limits, asked: RequestedBuckets | None = None) -> Buckets:
     """The buckets of a platform: few where compiling a graph takes minutes (CPU, Trainium), more on CUDA.
 
     Verification always has one width of at least 2, since a product of one row uses another kernel, with other bits.

@@ -20,20 +20,20 @@ from tandem.runners.protocol import (
     FusedResult,
     FusedRow,
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     fused_step,
     sized,
 )
 from tandem.runners.startup import Startup
-from tandem.runners.torch.buckets import AskedBuckets, buckets_for
+from tandem.runners.torch.buckets import RequestedBuckets, buckets_for
 from tandem.runners.torch.fused_graph import FusedGraph
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import padded, propose_row, verify_row
@@ -63,11 +63,11 @@ class GraphRunner(TorchRunner):
         self,
         model: GraphModel,
         limits: Limits,
-        identity: Identity,
+        identity: RunnerIdentity,
         compiler_for: CompilerFor,
         verifies: bool = True,
         exact: bool = True,
-        asked: AskedBuckets | None = None,
+        asked: RequestedBuckets | None = None,
     ) -> None:
         super().__init__(model, limits, identity, verifies, exact)
         self._compiler_for, self._buckets = compiler_for, buckets_for(model.platform, limits, asked)

@@ -19,13 +19,13 @@ from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.protocol import (
     TAIL,
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     verdict_or_failure,
@@ -45,7 +45,7 @@ class TorchRunner:
     """
 
     def __init__(
-        self, model: TorchModel, limits: Limits, identity: Identity, verifies: bool = True, exact: bool = True
+        self, model: TorchModel, limits: Limits, identity: RunnerIdentity, verifies: bool = True, exact: bool = True
     ) -> None:
         self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
         self._exact = exact

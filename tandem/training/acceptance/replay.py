@@ -28,7 +28,7 @@ class Continuation:
     sampling: SamplingParams
 
 
-class KnownTarget:
+class RecordedTarget:
     """Implements Verifier with a known continuation instead of a model."""
 
     def __init__(self, said: Continuation) -> None:
@@ -48,7 +48,7 @@ class KnownTarget:
         """Does nothing."""
 
 
-class Remembered:
+class MemoizedDrafter:
     """A model drafter for one continuation that drafts once at each position, up to the longest length needed.
 
     A shorter draft is a prefix of a longer one (greedy or seeded draws), so drafters and speculation lengths share the
@@ -92,7 +92,7 @@ async def replay(drafter: Drafter, said: Continuation, k: int) -> SpeculationSta
     """Returns the rounds of a deployment at speculation length `k`."""
     stats = SpeculationStats()
     stopping = Stopping(StopRules(max_new_tokens=len(said.answer)), _NoText())
-    rounds = DraftThenVerify(KnownTarget(said), drafter)
+    rounds = DraftThenVerify(RecordedTarget(said), drafter)
     async for _ in speculate(said.prompt, said.sampling, FixedLength(k), rounds, stopping, stats):
         pass
     return stats

@@ -7,10 +7,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.comparison.analysis.metrics import ratio
-from tandem.training.acceptance.measure import ALL, DrafterFigures, Measured
+from tandem.training.acceptance.measure import ALL, DrafterFigures, PairMeasurement
 
 
-def print_measured(found: Measured, console: Console) -> None:
+def print_measured(found: PairMeasurement, console: Console) -> None:
     how = (
         "greedy" if found.sampling.greedy else f"temperature {found.sampling.temperature:g}, seed {found.sampling.seed}"
     )
@@ -35,7 +35,7 @@ def _table(title: str, first: str, *columns: str) -> Table:
     return table
 
 
-def _agreement(found: Measured) -> Table:
+def _agreement(found: PairMeasurement) -> Table:
     table = _table(
         "Agreement: next tokens that are the target's, of all", "workload", *(d.name for d in found.drafters)
     )
@@ -45,7 +45,7 @@ def _agreement(found: Measured) -> Table:
     return table
 
 
-def _rounds(found: Measured) -> Table:
+def _rounds(found: PairMeasurement) -> Table:
     """Returns a table of how many rounds reach each position, at each drafter's longest speculation length."""
     longest = max(found.drafters[0].rounds)
     positions = [str(i) for i in range(1, longest + 1)]
@@ -56,7 +56,7 @@ def _rounds(found: Measured) -> Table:
     return table
 
 
-def _lengths(found: Measured) -> Table:
+def _lengths(found: PairMeasurement) -> Table:
     """Returns a table of tokens per round and predicted speedup by speculation length, with the step costs."""
     lengths, costs = sorted(found.drafters[0].rounds), found.costs
     table = _table("By speculation length: tokens per round, predicted speedup", "", *map(str, lengths))
@@ -71,7 +71,7 @@ def _lengths(found: Measured) -> Table:
     return table
 
 
-def _sentences(found: Measured) -> list[str]:
+def _sentences(found: PairMeasurement) -> list[str]:
     plain = found.costs.verify[0]
     longest = max(found.costs.verify)
     lines = [
@@ -84,7 +84,7 @@ def _sentences(found: Measured) -> list[str]:
     return lines
 
 
-def _verdict(found: Measured, drafter: DrafterFigures) -> str:
+def _verdict(found: PairMeasurement, drafter: DrafterFigures) -> str:
     k, speedup = drafter.best(found.costs)
     if not k:
         return f"{drafter.name}: does not pay at any speculation length; plain decoding is as fast."
