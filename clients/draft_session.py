@@ -155,7 +155,7 @@ class _Drafter:
         began = time.perf_counter()
         proposed = [int(token) for token in await asyncio.to_thread(self._drafter.propose, tuple(tokens), k)]
         if len(proposed) > k:
-            raise ValueError(f"propose: returned {len(proposed)} tokens where at most {k} were asked for")
+            raise ValueError(f"propose: returned {len(proposed)} tokens, but at most {k} were requested")
         unknown = (i for i, token in enumerate(proposed) if not 0 <= token < self._vocab_size)
         return Draft(tuple(proposed[: next(unknown, k)]), compute_seconds=time.perf_counter() - began)
 

@@ -110,7 +110,7 @@ def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
         status.details.append(_packed(_partial(error.produced)))
         return status
     if isinstance(error, TandemError) and error.code in _OURS:
-        return _status(code_pb2.INTERNAL, f"this server was refused by another: {error}")
+        return _status(code_pb2.INTERNAL, f"another server refused this server's call: {error}")
     if isinstance(error, TandemError):  # from another server, passed on
         details = [_info(error.reason)] if error.reason else []
         details += [_retry(error.retry_seconds)] if error.retry_seconds else []

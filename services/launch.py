@@ -36,5 +36,5 @@ async def _run(role: ServerRole, config: RoleConfig, host: Host, others: RankPro
     parts.profile.write()
     stuck = parts.batcher.stuck
     if stuck:  # the device thread would keep the process alive for ever
-        config.serve.ending.within(0.0, "the device thread hangs in a step")
+        config.serve.ending.within(0.0, "the device thread is stuck in a step")
     return code or int(stuck)

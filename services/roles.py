@@ -147,7 +147,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
     generate, closing = None, list[Close]([parts.batcher.close])
     if config.target_address is None:
         info = parts.stamped(drafting_info(drafting, config.models))
-        log.info("proposes with %s for targets that call; has no target of its own", info.draft_name)
+        log.info("drafts with %s for targets that call it; has no target of its own", info.draft_name)
         parts.observability.loaded(info)
     else:
         generator, client = await connect_distributed(
@@ -242,8 +242,8 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
         )
     elif shapes.count > 1:
         log.warning(
-            "bits: --fast uses %d step shapes whose last bits differ: outputs may leave plain decoding's at ties, "
-            "and depend on who else is served; --exact uses one shape",
+            "bits: --fast uses %d step shapes whose last bits differ: outputs may differ from plain decoding's at "
+            "ties, and depend on concurrent requests; --exact uses one shape",
             shapes.count,
         )
     else:

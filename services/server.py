@@ -118,7 +118,7 @@ async def serve(
     await _first(stopping, hosted.lost)
     lifecycle.accepting = False
     health.set(NOT_SERVING, *names)
-    ending.within(config.drain_seconds + STOP_SECONDS, f"it had {config.drain_seconds:g} s to drain")
+    ending.within(config.drain_seconds + STOP_SECONDS, f"it did not stop after {config.drain_seconds:g} s of draining")
     await _drain(lifecycle, hosted, config.drain_seconds)
     await _end(server, probes, tasks, hosted)
     return int(hosted.lost.is_set())
@@ -196,7 +196,9 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
 
     def at_once(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        ending.within(drain_seconds + STOP_SECONDS, f"it was told to stop, and had {drain_seconds:g} s to drain")
+        ending.within(
+            drain_seconds + STOP_SECONDS, f"it did not stop on a signal after {drain_seconds:g} s of draining"
+        )
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
@@ -224,7 +226,7 @@ def _announce(config: ServeConfig, port: int, hosted: HostedService) -> None:
 async def _drain(lifecycle: Lifecycle, hosted: HostedService, seconds: float) -> None:
     """Refuses new work and lets running work finish within `seconds`. Sessions of a lost device cannot finish."""
     if hosted.lost.is_set():
-        log.error("the model's device is lost, with every session: stopping; restart the server")
+        log.error("the model's device is lost, and all sessions with it; stopping: restart the server")
     else:
         log.info("stopping: running requests may finish within %.0f s", seconds)
     with contextlib.suppress(asyncio.CancelledError):

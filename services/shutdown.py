@@ -58,7 +58,7 @@ class ShutdownDeadline:
 
 
 def _log_reason(why: str) -> None:
-    log.critical("ending by force: %s; threads: %s", why, _threads())
+    log.critical("forced exit: %s; threads: %s", why, _threads())
     sys.stdout.flush()
 
 

@@ -71,7 +71,7 @@ class _Idle:
         if left > 0:
             self._set(left)
         else:
-            self._waiting.put_nowait(StreamIdle(f"no round came for {self._seconds:g} s: sessions have run out"))
+            self._waiting.put_nowait(StreamIdle(f"no round came for {self._seconds:g} s: the sessions have expired"))
 
 
 async def _read(

@@ -135,14 +135,14 @@ class _Call:
         except MessageTimeout:
             seconds = self._limits.message_seconds
             return await self._refused(
-                InvalidField("request", f"missing: it did not come within {seconds:g} s"), context
+                InvalidField("request", f"missing: it was not received within {seconds:g} s"), context
             )
         except _WRONG as error:
             return await self._refused(error, context)
 
     def _decode(self, data: bytes) -> Any:
         if self._most is not None and len(data) > self._most:
-            raise InvalidField("request", f"{len(data)} bytes are above the {self._most} that this method takes")
+            raise InvalidField("request", f"{len(data)} bytes exceed this method's limit of {self._most}")
         return self._handler.request_deserializer(data)
 
     async def _refused(self, error: Exception, context: grpc.aio.ServicerContext) -> Refused:

@@ -60,7 +60,7 @@ def _named(name: x509.GeneralName) -> tuple[str, str]:
             return "oid", name.value.dotted_string
         case x509.OtherName():
             return f"other:{name.type_id.dotted_string}", _other(name.value)
-    raise NoUsableName(f"its name is of a kind that is not known ({type(name).__name__})")
+    raise NoUsableName(f"its name has an unknown type ({type(name).__name__})")
 
 
 def _other(der: bytes) -> str:

@@ -99,7 +99,7 @@ class Session(Generic[Resources, Reply]):
         if sampling != self.sampling:
             raise SessionConflict(f"session {self.session_id} is open with other sampling parameters")
         if rule is not self.rule:
-            raise SessionConflict(f"session {self.session_id} is open under the rule of {self.rule.value}")
+            raise SessionConflict(f"session {self.session_id} is open with the rule {self.rule.value}")
         if len(prefix) == self.recorded_base and len(prefix) < len(self.tokens):
             return
         if prefix != self.tokens:
@@ -164,11 +164,11 @@ class SessionTable(Generic[Resources, Reply]):
         session = self._sessions.get(session_id)
         if session is None or session is not (expected or session):
             if session is None and self._ended.get(session_id) == _EXPIRED:
-                raise SessionExpired(f"no session {session_id}: its lease ran out")
+                raise SessionExpired(f"no session {session_id}: its lease expired")
             raise SessionNotFound(f"no session {session_id}: never opened, or closed")
         now = self._clock()
         if self._out(session, now):
-            raise SessionExpired(f"no session {session_id}: its lease ran out")
+            raise SessionExpired(f"no session {session_id}: its lease expired")
         session.expires = now + self.lease_seconds
         return session
 

@@ -52,7 +52,7 @@ def check_gguf(file: Path) -> None:
         try:
             _check_header(header)
         except (struct.error, UnicodeDecodeError):
-            raise ImplausibleSize("its header goes beyond its end") from None
+            raise ImplausibleSize("its header extends beyond its end") from None
 
 
 def _check_header(header: _Header) -> None:
@@ -60,7 +60,7 @@ def _check_header(header: _Header) -> None:
         raise ImplausibleSize("not a GGUF file of version 2 or 3")
     tensors, values = header.read("Q"), header.read("Q")
     if tensors * _LEAST_OF_TENSOR + values > len(header.content):
-        raise ImplausibleSize(f"{tensors} tensors and {values} values are said to be in {len(header.content)} bytes")
+        raise ImplausibleSize(f"{tensors} tensors and {values} values are claimed in {len(header.content)} bytes")
     said: dict[str, Any] = {}
     for _ in range(values):
         key = header.text()

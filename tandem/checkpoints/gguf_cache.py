@@ -30,11 +30,11 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
             with locked(folder.with_name(f"{folder.name}.lock")):  # servers that start together unpack once
                 wrong = seal_error(folder / NOTE)
                 if wrong:
-                    log.warning("unpacked weights are not used and made again: %s", wrong)
+                    log.warning("unpacking the weights again: %s", wrong)
                 if wrong is not None:
                     _unpack(checkpoint, folder)
     except OSError as error:
-        log.warning("%s cannot be kept unpacked in %s: %s", checkpoint.gguf, cache_root(), error)
+        log.warning("cannot cache %s, unpacked, in %s: %s", checkpoint.gguf, cache_root(), error)
         return checkpoint
     return Checkpoint(checkpoint.name, str(folder), revision=revision)
 

@@ -12,8 +12,8 @@ from tandem.cli.flag_row import ASKING, BACKENDS, SERVERS, Flag
 from tandem.cli.flags import CALLING, FLAGS, GROUPS
 from tandem.speculation.types import SAMPLING_FIELDS
 
-_PROPOSING = "--propose_only knows no target and answers no Generate"
-_HOSTS = "--target_host says the port"
+_PROPOSING = "--propose_only has no target and does not answer Generate"
+_HOSTS = "--target_host already has the port"
 
 
 class RoleParser(argparse.ArgumentParser):
@@ -104,13 +104,13 @@ NEEDS = (
     Requirement(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _HOSTS),
     Requirement(("port",), ASKING, lambda a: _wants_port(a.target_host), _HOSTS),
     Requirement(("metrics_host",), SERVERS, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
-    Requirement(("exact",), tuple(FLAGS["exact"].roles), lambda a: not a.fast, "does not go with --fast"),
+    Requirement(("exact",), tuple(FLAGS["exact"].roles), lambda a: not a.fast, "cannot be combined with --fast"),
     Requirement(("chat",), ("accept",), lambda a: a.prompt or a.prompt_text, "is for your own prompts"),
     Requirement(
         ("modules_to_not_convert",),
         ("plan",),
         lambda a: a.quantization not in ("auto", "none"),
-        "goes with a --quantization of the plan's",
+        "needs a --quantization other than auto and none",
     ),
     Requirement(
         ("target_model",),

@@ -112,7 +112,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
             ShutdownDeadline(),
         ),
         models=model_config(args, model),
-        target_address=None if args.propose_only else addresses_of(args.target_host, args.target_port),
+        target_address=None if args.propose_only else with_default_ports(args.target_host, args.target_port),
         draft_address=draft_address(args.draft_host),
         draft_seconds=args.draft_seconds,
         connect_seconds=args.connect_seconds,
@@ -184,7 +184,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         rule=Rule.named(args.rule),
     )
     return ClientConfig(
-        addresses_of(args.target_host, args.port),
+        with_default_ports(args.target_host, args.port),
         prompts,
         request,
         profile=args.profile,
@@ -275,12 +275,12 @@ def _file_prompts(file: str | None) -> tuple[str, ...]:
         raise ValueError(f"prompt_text: {error}") from None
 
 
-def addresses_of(hosts: str, port: int) -> str:
+def with_default_ports(hosts: str, port: int) -> str:
     """Returns HOST:PORT for each HOST or HOST:PORT in a comma-separated list."""
-    return ",".join(address_of(host.strip(), port) for host in hosts.split(","))
+    return ",".join(with_default_port(host.strip(), port) for host in hosts.split(","))
 
 
-def address_of(host: str, port: int) -> str:
+def with_default_port(host: str, port: int) -> str:
     """Returns HOST:PORT; `port` is used where `host` has none."""
     if host.count(":") > 1 and not host.startswith("["):
         host = f"[{host}]"  # a bare IPv6 address

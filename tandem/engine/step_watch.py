@@ -105,30 +105,30 @@ class StepWatch:
             if self._ran >= self._limit:
                 self._abandon(rows)
         elif not self._lost and self._ran >= 2 * self._limit:
-            self._give_up(DeviceLost(f"a step did not come back within {self._ran:.1f} s"))
+            self._give_up(DeviceLost(f"a step did not return within {self._ran:.1f} s"))
 
     def _abandon(self, rows: list[object]) -> None:
         self._hangs = True
         log.error(
-            "a step hangs: %s has run for %.1f s, its bound is %.1f s (--step_seconds); "
-            "callers are sent away, and the process ends unless it comes back within as long again",
+            "a step hangs: %s has run for %.1f s, its limit is %.1f s (--step_seconds); "
+            "its callers get an error, and the process ends unless it returns within the same time again",
             describe_step(rows),
             self._ran,
             self._limit,
         )
-        self._batcher.abandon(f"a step of the device has run for {self._ran:.1f} s and has not come back")
+        self._batcher.abandon(f"a step of the device has run for {self._ran:.1f} s without returning")
         self.changed(False)
 
     def _came_back(self, failed: DeviceLost | None) -> None:
         if failed is not None:
             return self._give_up(failed)
-        log.warning("the step that hung came back after %.1f s: serving again", self._ran)
+        log.warning("the hung step returned after %.1f s: serving again", self._ran)
         self._hangs = False
         self.changed(True)
 
     def _give_up(self, error: DeviceLost) -> None:
         self._lost = True
-        log.error("the step that hung is given up: %s", error)
+        log.error("the hung step is abandoned: %s", error)
         self._lose(error)
 
 

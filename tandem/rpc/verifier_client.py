@@ -14,7 +14,7 @@ from tandem.rpc.answer_times import AnswerTimes
 from tandem.rpc.channel import TARGET, open_channel, stub
 from tandem.rpc.closing import SessionCloses
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, Persistence, addresses_of, disagreement
+from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, Persistence, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.liveness import Health, check_health
@@ -100,7 +100,7 @@ class VerifierClient:
     ) -> None:
         self.tokenizer_sha256 = tokenizer_sha256
         self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
-        self.pool = EndpointPool(addresses_of(addresses))
+        self.pool = EndpointPool(parse_addresses(addresses))
         self.endpoints = {address: VerifierEndpoint(address, credentials) for address in self.pool.addresses}
         self.times = AnswerTimes()
         self.expected: ModelInfo | None = None

@@ -123,7 +123,7 @@ def load_runner(
                     return _RUNNERS[how](inputs)
                 except NativeUnavailable as error:
                     if execution.compile != "auto":
-                        raise NativeRefused(f"compile: native steps cannot be had: {error}") from None
+                        raise NativeRefused(f"compile: native steps are not available: {error}") from None
                     log.info("%s runs without native steps: %s", checkpoint.name, error)
         except NativeRefused:
             raise

@@ -210,7 +210,7 @@ def toy_config(model: str) -> ToyConfig:
     except ValueError:
         values["unreadable"] = ""
     if values:
-        raise ValueError(f"model: {model!r} is not a toy model; say for example miss=0.3,step=0.01,salt=1")
+        raise ValueError(f"model: {model!r} is not a toy model; for example: miss=0.3,step=0.01,salt=1")
     return config
 
 

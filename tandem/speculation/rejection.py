@@ -96,7 +96,7 @@ def draft_token(
 def acceptance_probability(p: float, q: float) -> float:
     """Returns min(1, p / q) for a drawn token. Raises ValueError if q is 0, so that it cannot have been drawn."""
     if q <= 0:
-        raise ValueError("draft: a token was proposed that its own distribution rules out")
+        raise ValueError("draft: a proposed token has probability 0 in its own distribution")
     return min(1.0, p / q)
 
 

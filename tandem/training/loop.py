@@ -56,7 +56,7 @@ class Training:
         self.student.load_state_dict(state["student"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds = state["step"], state["seconds"]
-        self.show(f"going on from step {self.step}")
+        self.show(f"resuming from step {self.step}")
 
     def _save(self) -> None:
         state = {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,

@@ -75,7 +75,9 @@ def load_trained(folder: Path, target: Any) -> Any:
     if ours != theirs:
         raise ValueError(f"start: {folder} has a vocabulary of {ours}, the target one of {theirs}")
     if not student.config.tie_word_embeddings:
-        raise ValueError(f"start: {folder} has a head apart from its embeddings, and training takes them for one")
+        raise ValueError(
+            f"start: {folder} has a head that is separate from its embeddings, but training needs tied ones"
+        )
     return student
 
 

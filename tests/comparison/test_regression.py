@@ -79,7 +79,7 @@ def test_other_tokens_settings_and_machines_are_named() -> None:
     assert found.other_tokens == ("base, fused, code/4",)
     assert "speculation_length: 3 then, 5 now" in found.remarks
     assert any("machines differ" in remark for remark in found.remarks)
-    assert any("1 requests gave other tokens" in line for line in regression_lines(found))
+    assert any("1 requests produced other tokens" in line for line in regression_lines(found))
 
 
 def test_what_only_one_run_has_is_named() -> None:
@@ -94,4 +94,4 @@ def test_two_prompts_are_too_few_to_judge() -> None:
         of["records"] = [r for r in of["records"] if r["prompt"] in ("code/0", "code/1")]
     found = compare_with_baseline(few, worse)
     assert not found.regressions
-    assert any("too few prompts to say" in line for line in regression_lines(found))
+    assert any("too few prompts for an interval" in line for line in regression_lines(found))

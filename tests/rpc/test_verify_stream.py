@@ -252,7 +252,7 @@ def test_a_stream_that_ends_while_a_round_is_written_changes_no_token(monkeypatc
             answered += 1
             if answered == 2:
                 await here.wait()
-                await context.abort(grpc.StatusCode.NOT_FOUND, "session: its lease ran out")
+                await context.abort(grpc.StatusCode.NOT_FOUND, "session: its lease expired")
 
     async def test() -> None:
         async with target_site() as site:

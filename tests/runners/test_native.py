@@ -259,7 +259,7 @@ def test_without_a_compiler_auto_falls_back_and_native_says_why(monkeypatch, tmp
         runner = load_runner(real.checkpoint(), Execution("cpu", "float32", 2), Shape(1, 64, 2))
     assert not isinstance(runner, NativeRunner)
     assert "no C++ compiler" in caplog.text
-    with pytest.raises(NativeRefused, match="compile: native steps cannot be had: no C"):
+    with pytest.raises(NativeRefused, match="compile: native steps are not available: no C"):
         load_runner(real.checkpoint(), Execution("cpu", "float32", 2, "native"), Shape(1, 64, 2))
 
 

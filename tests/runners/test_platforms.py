@@ -50,7 +50,7 @@ def test_neuron_without_its_software_is_one_line_that_says_what_is_missing(
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         "main.py: device: neuron is not available here (torch-neuronx is not installed; "
-        "docs/trainium-torchneuron.md says how to install it)"
+        "docs/trainium-torchneuron.md explains how to install it)"
     )
 
 
@@ -102,7 +102,7 @@ def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch
     assert os.environ["NEURON_RT_VISIBLE_CORES"] == "0-3"
     NEURON.prepare()
     assert os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/shared/neff", "what the environment says stays"
-    with pytest.raises(ValueError, match="cores: cpu takes none; --threads says how many threads it uses"):
+    with pytest.raises(ValueError, match="cores: cpu takes none; --threads sets its number of threads"):
         CPU.prepare(cores="0")
 
 

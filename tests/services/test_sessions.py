@@ -133,7 +133,7 @@ def test_what_ran_out_stays_out_and_is_told_apart_from_what_never_was() -> None:
     sessions, clock = table(lease=10.0)
     admit(sessions)
     clock.now += 10.001
-    with pytest.raises(SessionExpired, match="its lease ran out"):
+    with pytest.raises(SessionExpired, match="its lease expired"):
         sessions.touch("a")
     assert [s.session_id for s in sessions.expire()] == ["a"]
     with pytest.raises(SessionExpired):

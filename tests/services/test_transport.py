@@ -360,7 +360,7 @@ def test_a_stream_without_rounds_ends_when_its_sessions_have() -> None:
 
     assert run(test()) == (
         "NOT_FOUND",
-        "no round came for 0.1 s: sessions have run out",
+        "no round came for 0.1 s: the sessions have expired",
         ["STREAM_IDLE"],
     )
 

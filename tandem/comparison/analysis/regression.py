@@ -145,7 +145,7 @@ def _other_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
         if then != now:
             yield f"{name}: {then} then, {now} now"
     if before["machine"] != after["machine"]:
-        yield "the machines differ: times per token and to the first token say little"
+        yield "the machines differ, so TTFT and TPOT are not comparable"
 
 
 def regression_lines(found: RegressionReport) -> Iterator[str]:
@@ -155,16 +155,17 @@ def regression_lines(found: RegressionReport) -> Iterator[str]:
             yield _line(change)
     yield from found.remarks
     if found.other_tokens:
-        yield f"{len(found.other_tokens)} requests gave other tokens than before, the first: {found.other_tokens[0]}"
+        first = found.other_tokens[0]
+        yield f"{len(found.other_tokens)} requests produced other tokens than before, the first: {first}"
     count = len(found.regressions)
     yield "no regression beyond noise" if not count else f"{count} regressions beyond noise"
 
 
 def _line(change: Change) -> str:
-    spread = "too few prompts to say" if change.interval is None else _percent_range(change.interval)
+    spread = "too few prompts for an interval" if change.interval is None else _percent_range(change.interval)
     verdict = "REGRESSION" if change.regression else "beyond noise" if change.beyond_noise else "within noise"
     if change.beyond_noise and not change.judged:
-        verdict = "for the record"
+        verdict = "informational"
     return (
         f"{change.condition}, {change.architecture}, {change.figure}: {change.before:.4g} then, {change.after:.4g} now"
         f" ({100 * (change.ratio - 1):+.1f} %, {spread}): {verdict}"
@@ -179,7 +180,7 @@ def _percent_range(interval: Interval) -> str:
 def judge(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
     """Prints the changes and returns the exit code: 0 or REGRESSED."""
     found = compare_with_baseline(before, after)
-    print(f"\nagainst the run of {before['started_at']}:")
+    print(f"\ncompared with the run of {before['started_at']}:")
     for line in regression_lines(found):
         print(line)
     return REGRESSED if found.regressions else 0

@@ -239,5 +239,5 @@ def incomparable(endpoints: list[Endpoint]) -> list[str]:
         if len(set(values.values())) > 1:
             remarks.append(f"{field} differs: " + ", ".join(f"{name} {value}" for name, value in values.items()))
     if inexact := [e.architecture.name for e in endpoints if not e.model.bit_exact]:
-        remarks.append(f"not bit-exact on this device, outputs may part where logits tie: {', '.join(inexact)}")
+        remarks.append(f"not bit-exact on this device, outputs may differ where logits tie: {', '.join(inexact)}")
     return remarks

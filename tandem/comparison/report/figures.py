@@ -42,7 +42,7 @@ def _tpot_by_rtt(comparison: JSON) -> str:
     conditions, theory = reading.links(comparison), comparison["theory"]
     rtts = sorted({c["link"]["rtt_ms"] for c in conditions})
     if theory is None and len(rtts) < 2:
-        raise NothingToDraw("One round trip was measured and nothing predicted: the tables say all there is to say.")
+        raise NothingToDraw("Only one round trip was measured and nothing was predicted; see the tables.")
     first, last = conditions[0], conditions[-1]
     sentences = []
     for name in first["architectures"]:
@@ -217,7 +217,7 @@ FIGURES = (
         _acceptance_by_position,
         plots_acceptance.acceptance_by_position,
     ),
-    Figure("tokens-over-time", "Tokens as they came", _tokens_over_time, plots_time.tokens_over_time),
+    Figure("tokens-over-time", "Tokens over time", _tokens_over_time, plots_time.tokens_over_time),
     Figure(
         "acceptance-by-temperature",
         "Agreement against rejection",

@@ -36,7 +36,7 @@ def tpot_by_rtt(comparison: JSON) -> Figure:
     curve = comparison["theory"]["curve"] if comparison["theory"] else []
     rtts = [float(c["link"]["rtt_ms"]) for c in conditions]
     if not curve and len(set(rtts)) < 2:
-        raise NothingToDraw("One round trip was measured and nothing predicted: the tables say all there is to say.")
+        raise NothingToDraw("Only one round trip was measured and nothing was predicted; see the tables.")
     right = max([*rtts, *(point["rtt_ms"] for point in curve)])
     height = 3.4
     figure, (axes,) = new_figure(height)

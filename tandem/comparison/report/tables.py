@@ -99,7 +99,7 @@ def architecture_table(comparison: JSON) -> Table:
         f"Architectures, {_setting(comparison)}",
         [Column("architecture", numeric=False), *(Column(m.heading) for m in MEASURES), Column("identical outputs")],
         list(zip(names, *columns, identical, strict=True)),
-        "Bold: the best of its column. TTFT: time to the first token; TPOT: time per token after it; both at the"
+        "Bold: best in its column. TTFT: time to the first token; TPOT: time per token after it; both at the"
         " client. Mean acceptance length: tokens committed in a round, the target's own included. Bytes are payload:"
         " between draft and target where they are apart, else between client and server. Identical: requests whose"
         f" tokens are those of plain decoding.{_sent_ahead(found)}",
@@ -161,7 +161,7 @@ def round_trip_table(comparison: JSON) -> Table | None:
         "Mean TPOT in milliseconds (95 % interval) by round trip, measured",
         [Column("RTT", numeric=False), *(Column(fmt.name(name)) for name in reading.architectures(comparison))],
         rows,
-        "Bold: the least of its row.",
+        "Bold: lowest in its row.",
     )
 
 
@@ -248,12 +248,12 @@ def link_table(comparison: JSON) -> Table:
         ]
         for condition in reading.links(comparison)
     ]  # fmt: skip
-    heads = ("RTT asked for, ms", "bandwidth, Mbit/s", "round trip without the link, ms",
-             "round trip across it, ms", "added by the emulation, ms")  # fmt: skip
+    heads = ("configured RTT, ms", "bandwidth, Mbit/s", "round trip without the link, ms",
+             "round trip over the link, ms", "added by the emulation, ms")  # fmt: skip
     return table(
         "Links",
         [Column("condition", False), Column("kind", False), *map(Column, heads)],
         rows,
-        "Round trips are medians of a small message, measured in this run. Added by the emulation: what is left after"
-        " the direct round trip and the RTT asked for.",
+        "Round trips are medians of a small message, measured in this run. Added by the emulation: what remains after"
+        " the direct round trip and the configured RTT.",
     )

@@ -125,7 +125,7 @@ def length_table(comparison: JSON) -> Table:
          Column("TPOT there, ms"), Column(f"TPOT at {ran} (ran), ms")],
         rows,
         "Best length: the integer optimum under the measured rates. Closed form: the continuous optimum under one rate"
-        " for all positions; it knows no plain decoding to fall back on.",
+        " for all positions; it does not consider plain decoding.",
     )  # fmt: skip
 
 

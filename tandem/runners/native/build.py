@@ -35,7 +35,7 @@ def library_path() -> Path:
             with locked(target.with_suffix(".lock")):
                 wrong = seal_error(note)
                 if wrong:
-                    log.warning("cached native steps are not used and are compiled again: %s", wrong)
+                    log.warning("compiling the native steps again: %s", wrong)
                 if wrong is not None:
                     _compile(compiler, target)
                     seal(note, [target])
@@ -48,7 +48,7 @@ def _compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (found := shutil.which(name)):
             return found
-    raise CannotBuild("no C++ compiler: install g++ or clang++, or name one in CXX")
+    raise CannotBuild("no C++ compiler: install g++ or clang++, or set CXX")
 
 
 def _key(compiler: str) -> str:

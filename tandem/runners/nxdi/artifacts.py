@@ -41,7 +41,7 @@ class CompiledFolder:
             return False
         wrong = seal_error(self.folder / NOTE)
         if wrong:
-            log.warning("a compiled folder is not used: %s", wrong)
+            log.warning("ignoring a compiled folder: %s", wrong)
         return wrong is None and (self.folder / MODEL).is_file() and (self.folder / CONFIG).is_file()
 
 

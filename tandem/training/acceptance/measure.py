@@ -199,7 +199,7 @@ async def _replay_all(
     # Each speculation length is measured as a separate deployment.
     policies: dict[tuple[str, int], LookupPolicy] = defaultdict(LookupPolicy)
     for number, one in enumerate(said, 1):
-        show(f"drafting for what the target said ({number} of {len(said)})")
+        show(f"replaying the drafters ({number} of {len(said)})")
         inner = ModelDrafter(draft.engine, vocab_size) if draft else None
         model = MemoizedDrafter(inner, one, longest) if inner else None
         try:
