@@ -17,7 +17,7 @@ from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.loop import DraftThenVerify, Rounds
-from tandem.speculation.pipeline import MOST_IN_FLIGHT, PipelinedRounds
+from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
 from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import GenerationRequest, SpeculationStats
 
@@ -70,7 +70,7 @@ async def connect_distributed(
         return PipelinedRounds(
             traced_flights(StreamedVerifier(client, stats, request.report_margins, request.rule, request.deadline)),
             drafter,
-            Depth(pipeline, MOST_IN_FLIGHT, times),
+            Depth(pipeline, MAX_IN_FLIGHT, times),
             stats,
             request.max_total_tokens or info.max_sequence_length,
             request.max_new_tokens,

@@ -222,11 +222,11 @@ async def _connected(
         raise
 
 
-def _checked_length(asked: int | None, target: ModelInfo) -> int:
+def _checked_length(requested: int | None, target: ModelInfo) -> int:
     """Returns the draft tokens per round. Raises ValueError if the target does not verify so many."""
     most = target.max_speculation_length
-    if asked is None:
+    if requested is None:
         return min(USUAL_LENGTH, most)
-    if not 0 <= asked <= most:
-        raise ValueError(f"speculation_length: {asked} is outside 0 to {most}, the target's maximum")
-    return asked
+    if not 0 <= requested <= most:
+        raise ValueError(f"speculation_length: {requested} is outside 0 to {most}, the target's maximum")
+    return requested

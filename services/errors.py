@@ -33,8 +33,8 @@ log = logging.getLogger("tandem.rpc")
 
 DOMAIN = "tandem.v1"
 RETRY_SECONDS = 0.1
-MOST_REASON = 64  # bytes
-MOST_PARTIAL = 1024
+MAX_REASON = 64  # bytes
+MAX_PARTIAL = 1024
 """Most token ids in a status: trailing metadata must stay below 8 KiB."""
 
 
@@ -137,7 +137,7 @@ def _places(error: Exception) -> str:
 
 
 def _info(reason: str) -> Any:
-    return error_details_pb2.ErrorInfo(reason=printable(reason, MOST_REASON), domain=DOMAIN)
+    return error_details_pb2.ErrorInfo(reason=printable(reason, MAX_REASON), domain=DOMAIN)
 
 
 def _details(error: Exception, reason: str) -> list[Any]:
@@ -157,7 +157,7 @@ def _retry(seconds: float) -> error_details_pb2.RetryInfo:
 
 
 def _partial(produced: tuple[int, ...]) -> generation_pb2.PartialGeneration:
-    return generation_pb2.PartialGeneration(output_tokens=len(produced), token_ids=produced[-MOST_PARTIAL:])
+    return generation_pb2.PartialGeneration(output_tokens=len(produced), token_ids=produced[-MAX_PARTIAL:])
 
 
 def _packed(message: Any) -> any_pb2.Any:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 STARTED = time.monotonic()
 CHUNK = 64  # default number of prompt tokens per step
-MOST = 5  # default maximum of draft tokens per round on a server
+DEFAULT_MAX_DRAFT = 5  # default maximum of draft tokens per round on a server
 
 
 def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
@@ -68,7 +68,7 @@ def most_drafts(args: argparse.Namespace) -> int:
     """Returns the most draft tokens that a round may have. Raises ValueError."""
     k, most = auto_or_count("speculation_length", args.speculation_length), args.max_speculation_length
     if most is None:
-        return MOST if k is None else k
+        return DEFAULT_MAX_DRAFT if k is None else k
     if k is not None and k > most:
         raise ValueError(f"speculation_length: {k} is above max_speculation_length {most}")
     return int(most)

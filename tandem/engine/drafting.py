@@ -56,7 +56,7 @@ class Drafting:
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
     """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError with a one-line message."""
-    draft = await load_draft(config, batcher, alone=True, startup=startup)
+    draft = await load_draft(config, batcher, sole_model=True, startup=startup)
     tokenizer = draft.tokenizer if draft else await load_target_tokenizer(config)
     return Drafting(draft, tokenizer, config.draft, drafter_health(draft))
 

@@ -181,11 +181,11 @@ class LocalVerifier:
 
 
 class DraftSequence(KVSequence):
-    """A sequence of the draft model, which proposes under `rule` only token ids below `known`."""
+    """A sequence of the draft model, which proposes under `rule` only token ids below `target_vocab_size`."""
 
-    def __init__(self, engine: Engine, slot: int, rule: Rule, known: int) -> None:
+    def __init__(self, engine: Engine, slot: int, rule: Rule, target_vocab_size: int) -> None:
         super().__init__(engine, slot)
-        self._rule, self._known = rule, known
+        self._rule, self._target_vocab_size = rule, target_vocab_size
 
     async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow:
         """Fills the cache with all of `tokens` but a short tail, and returns the row for the next step."""
@@ -194,7 +194,7 @@ class DraftSequence(KVSequence):
             await self.fill(tokens[:-2])
             behind = 2
         tail = tuple(tokens[-max(2, behind) :])
-        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._known)
+        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._target_vocab_size)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         """Records the tokens that a step processed: all but the last draft token, which was only drawn."""
@@ -244,13 +244,13 @@ class ModelDrafter:
         row = replace(await sequence.row(tokens, k, self._sampling), rule=rule)
         done = await sequence.step(self._engine.runner.propose, row)
         sequence.proposed(tokens, done.value.token_ids)
-        known = done.value.known(self._target_vocab_size)
+        proposal = done.value.within(self._target_vocab_size)
         return Draft(
-            known.token_ids,
+            proposal.token_ids,
             sequence.queue_seconds - waited + done.queue_seconds,
             sequence.compute_seconds - worked + done.compute_seconds,
-            (Proposer.MODEL,) * len(known.token_ids),
-            known.distributions,
+            (Proposer.MODEL,) * len(proposal.token_ids),
+            proposal.distributions,
             done.rows,
         )
 

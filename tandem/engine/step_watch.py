@@ -20,7 +20,7 @@ log = logging.getLogger("tandem.models")
 
 FIRST_SECONDS = 300.0
 """Bound of the first step of a kind, for which an accelerator may still have to compile or load something."""
-LEAST_SECONDS = 30.0
+MIN_SECONDS = 30.0
 """Least bound of later steps, since a prefill of a whole chunk takes many times as long as one of a token."""
 TIMES_LONGEST = 20.0
 """The bound as a multiple of the longest recent step."""
@@ -52,7 +52,7 @@ class StepBound:
         if self._fixed is not None:
             return self._fixed
         longest = self._longest.get(kind)
-        return FIRST_SECONDS if longest is None else max(LEAST_SECONDS, TIMES_LONGEST * longest)
+        return FIRST_SECONDS if longest is None else max(MIN_SECONDS, TIMES_LONGEST * longest)
 
 
 def parse_step_seconds(given: str) -> float | None:

@@ -20,7 +20,7 @@ LOST = ("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED", "NOT_FOUND")
 """Codes that reopening a session may fix: the verifier is gone, draining, silent or restarted, or the lease expired."""
 CHECK_SECONDS = 5.0
 """How long a server that failed, or was never called, may take to report its model."""
-LEAST_WAIT = 0.3
+MIN_WAIT = 0.3
 """Shortest wait before giving up on a server, however near the deadline: a health check needs a round trip."""
 # Different weights, another precision, or another kind of device give different bits.
 _SAME = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "dtype", "device", "backend")
@@ -120,7 +120,7 @@ class RetryBudget:
         if self._deadline is None:
             return max(wait, usual)
         left = self._deadline - self._clock()
-        return max(LEAST_WAIT, min(wait, share * left), min(usual, 0.3 * left))
+        return max(MIN_WAIT, min(wait, share * left), min(usual, 0.3 * left))
 
 
 class EndpointPool:

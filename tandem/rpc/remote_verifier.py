@@ -63,7 +63,7 @@ class RemoteVerifier:
         self._next = self.client.pool.current
         self.retry_budget.opening()
         race = Race[VerifierEndpoint, pb.OpenSessionResponse](
-            lambda endpoint: self._open_at(endpoint, prefix, race.asked),
+            lambda endpoint: self._open_at(endpoint, prefix, race.in_progress),
             self._following,
             lambda endpoint, error: self._pause_after(endpoint, error, prefix),
             lambda: self.waits.opening(len(prefix)),
@@ -74,8 +74,8 @@ class RemoteVerifier:
             self._end_at(other, self._session_ids.pop(other))
         self._check_rule(reply.rule)
 
-    def _following(self, asked: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
-        address = self.client.pool.following(self._next, [endpoint.address for endpoint in asked])
+    def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
+        address = self.client.pool.following(self._next, [endpoint.address for endpoint in exclude])
         return None if address is None else self.client.endpoints[address]
 
     async def _open_at(
@@ -85,8 +85,8 @@ class RemoteVerifier:
         if others:
             slow = ", ".join(other.address for other in others)
             log.info("%s is slow to open a session: trying %s too", slow, endpoint.address)
-        alone = self.client.alone(endpoint)
-        await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if alone else self.waits.silence()))
+        is_only = self.client.is_only(endpoint)
+        await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if is_only else self.waits.silence()))
         request = self._opening(self._session_ids.setdefault(endpoint, uuid.uuid4().hex), prefix)
         sent = time.monotonic()
         call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
@@ -102,7 +102,7 @@ class RemoteVerifier:
         stall: Callable[[], float] | None = None,
     ) -> Any:
         """Returns the reply to a call; gives a hung verifier up if there is another. Raises TandemError."""
-        if self.client.alone(endpoint):
+        if self.client.is_only(endpoint):
             return await call
         sent = time.monotonic()
         watching = partial(watch, what, endpoint.health, lambda: time.monotonic() - sent, self.waits.silence, stall)

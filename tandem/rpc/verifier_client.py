@@ -138,7 +138,7 @@ class VerifierClient:
         self.expected = answered[0].result()
         return self.expected
 
-    def alone(self, endpoint: VerifierEndpoint) -> bool:
+    def is_only(self, endpoint: VerifierEndpoint) -> bool:
         """True if `endpoint` is the only usable verifier."""
         return self.pool.after(endpoint.address) == endpoint.address
 

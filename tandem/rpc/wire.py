@@ -63,7 +63,7 @@ def rule_name(value: int) -> str:
     return names.get(value, str(value) if value else "nothing")
 
 
-MOST_SUPPORT = 1024
+MAX_SUPPORT = 1024
 """Most tokens in one distribution. Ours have 32 (tandem/speculation/rejection.py)."""
 
 
@@ -82,8 +82,8 @@ def distributions_from_wire(
     distributions = []
     for i, (message, token) in enumerate(zip(messages, draft, strict=False)):
         for name in ("token_ids", "weights"):
-            if (given := len(getattr(message, name))) > MOST_SUPPORT:
-                raise InvalidField(f"distributions[{i}].{name}", f"{given} are above the limit of {MOST_SUPPORT}")
+            if (given := len(getattr(message, name))) > MAX_SUPPORT:
+                raise InvalidField(f"distributions[{i}].{name}", f"{given} are above the limit of {MAX_SUPPORT}")
         try:
             distributions.append(SparseDistribution(tuple(message.token_ids), tuple(message.weights)))
         except InvalidField as error:

@@ -121,7 +121,9 @@ class ToyRunner:
             if i:
                 self._write(row.slot, row.position + i, proposed[-1:])
             logits = self._logits(row.slot, row.position + i)
-            token, distribution = draft_token(logits, row.sampling, row.rule, row.position + 1 + i, row.known)
+            token, distribution = draft_token(
+                logits, row.sampling, row.rule, row.position + 1 + i, row.target_vocab_size
+            )
             proposed.append(token)
             distributions += [distribution] if distribution is not None else []
         return Proposal(tuple(proposed), distributions=tuple(distributions))

@@ -46,8 +46,8 @@ class LengthPolicy(Protocol):
     def choose(self, remaining: int) -> DraftLength:
         """Returns how many draft tokens to ask for: 0 to `remaining` - 1, given `remaining` >= 1 tokens to produce."""
 
-    def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """Reports the oldest round not reported yet: it asked for `asked` draft tokens and took `seconds` in all."""
+    def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
+        """Reports the oldest round not reported yet: the number of draft tokens `requested`, its `seconds` in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class FixedLength:
     def choose(self, remaining: int) -> DraftLength:
         return DraftLength(min(self.length, remaining - 1))
 
-    def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
+    def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """Does nothing: the length is fixed."""
 
 
@@ -245,27 +245,27 @@ class AdaptiveLength:
             known = self._tokens_known[proposer] = expected_tokens(rates), expected_tokens(hoped)
         return known[0][: most + 1], known[1][: most + 1]
 
-    def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
+    def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         by, chosen = proposer_of(draft), self._chosen.popleft()
         steady = self._undrafted_tokens <= CATCHES_UP
-        self._statistics.note(asked, draft, verdict, seconds, steady)
+        self._statistics.note(requested, draft, verdict, seconds, steady)
         self._undrafted_tokens = 0 if by is Proposer.MODEL else self._undrafted_tokens + len(verdict.token_ids)
         for proposer in Proposer:
             self._idle[proposer] += 1
         if by is not None:
             self._counts[by].note(len(draft.token_ids), verdict.accepted, self._idle[by])
             self._idle[by] = 0
-        self._note_mix(asked, by, chosen.model)
+        self._note_mix(requested, by, chosen.model)
         if self._allowance is not None:
             self._allowance += TRIALS_ON * seconds / verdict.rows
             if chosen.trial_rate is not None:
                 took = without_queue(seconds, draft, verdict)
                 self._allowance -= took - (len(verdict.token_ids) + chosen.company) / chosen.trial_rate
 
-    def _note_mix(self, asked: int, by: Proposer | None, model: int) -> None:
-        if asked:
+    def _note_mix(self, requested: int, by: Proposer | None, model: int) -> None:
+        if requested:
             self._asked = FADING * self._asked + 1
             self._copied = FADING * self._copied + (by is Proposer.NGRAM)
-        if asked and by is not Proposer.NGRAM and model:
+        if requested and by is not Proposer.NGRAM and model:
             self._asked_model = FADING * self._asked_model + 1
             self._empty = FADING * self._empty + (by is None)

@@ -16,7 +16,7 @@ from tandem.engine.sequences import Engine, KVSequence, ModelDrafter, TargetSequ
 from tandem.engine.step_watch import (
     FADES,
     FIRST_SECONDS,
-    LEAST_SECONDS,
+    MIN_SECONDS,
     TIMES_LONGEST,
     StepBound,
     StepWatch,
@@ -248,13 +248,13 @@ def test_a_bound_is_learned_for_each_kind_from_its_longest_recent_step() -> None
     bound = StepBound()
     assert bound.seconds(PrefillRow) == FIRST_SECONDS
     bound.learn(PrefillRow, 0.01)
-    assert (bound.seconds(PrefillRow), bound.seconds(VerifyRow)) == (LEAST_SECONDS, FIRST_SECONDS)
+    assert (bound.seconds(PrefillRow), bound.seconds(VerifyRow)) == (MIN_SECONDS, FIRST_SECONDS)
     bound.learn(PrefillRow, 7.0)
     bound.learn(PrefillRow, 0.01)
     assert bound.seconds(PrefillRow) == pytest.approx(TIMES_LONGEST * 7.0 * FADES)
     for _ in range(5000):
         bound.learn(PrefillRow, 0.01)
-    assert bound.seconds(PrefillRow) == LEAST_SECONDS
+    assert bound.seconds(PrefillRow) == MIN_SECONDS
 
 
 def test_served_steps_teach_the_bound() -> None:
@@ -263,7 +263,7 @@ def test_served_steps_teach_the_bound() -> None:
         engine, bound = Engine(toy(), batcher), StepBound()
         StepWatch(batcher, bound, engine.lose)
         await KVSequence(engine, 0).fill(PROMPT)
-        assert bound.seconds(PrefillRow) == LEAST_SECONDS
+        assert bound.seconds(PrefillRow) == MIN_SECONDS
         await batcher.close()
 
     run(test())

@@ -403,7 +403,7 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
         )
         session: Any = SimpleNamespace(
             waits=SimpleNamespace(silence=lambda: 0.002, round=lambda: 0.002),
-            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), alone=lambda endpoint: False),
+            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), is_only=lambda endpoint: False),
             endpoint=endpoint,
             retry_budget=RetryBudget(Persistence()),
         )

@@ -209,7 +209,7 @@ def test_unknown_rules_are_refused() -> None:
     assert caught.value.field == "rule"
 
 
-ABOVE = wire.MOST_SUPPORT + 1
+ABOVE = wire.MAX_SUPPORT + 1
 WRONG = [
     ("distributions[0].token_ids", [f"{ABOVE} are above the limit of 1024"], [1], [(range(ABOVE), [1.0])]),
     ("distributions[0].weights", [f"{ABOVE} are above the limit of 1024"], [1], [([1], [1.0] * ABOVE)]),

@@ -173,7 +173,7 @@ def test_a_fused_round_is_the_same_as_its_parts(dtype: torch.dtype, only: tuple[
             tail = tuple(tokens[slot][-chance.choice((2, 3)) :])
             given = tuple(sequence(chance.randint(1, 5), seed=99 + trial)) if chance.random() < 0.3 else ()
             rows.append(
-                FusedRow(ProposeRow(slot, len(tokens[slot]) - 1, tail, chance.randrange(6), GREEDY), given=given)
+                FusedRow(ProposeRow(slot, len(tokens[slot]) - 1, tail, chance.randrange(6), GREEDY), copied=given)
             )
         together, apart = fused(target, draft)(rows), fused_step(target, draft, rows)
         for one, other in zip(together, apart, strict=True):

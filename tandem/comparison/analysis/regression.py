@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.comparison.analysis.bootstrap import LEAST_UNITS, Interval, percentiles, resampled
+from tandem.comparison.analysis.bootstrap import MIN_UNITS, Interval, percentiles, resampled
 from tandem.comparison.analysis.metrics import ratio
 
 REGRESSED = 3
@@ -122,7 +122,7 @@ def _change(key: Key, figure: str, sides: Sequence[Side], judged: bool) -> Itera
 
 def _interval(sides: Sequence[Side]) -> Interval | None:
     units = len(sides[0][0])
-    if units < LEAST_UNITS:
+    if units < MIN_UNITS:
         return None
     chosen = resampled(units)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

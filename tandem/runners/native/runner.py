@@ -96,18 +96,18 @@ class NativeRunner:
         if not all(row.propose.sampling.greedy and not row.margins for row in rows):
             return fused_step(self, draft, rows)
         tails = _tails([row.propose for row in rows])
-        stride = max(1, *(max(row.propose.k, len(row.given)) for row in rows))
-        counts = ints([len(row.given) or row.propose.k for row in rows])
+        stride = max(1, *(max(row.propose.k, len(row.copied)) for row in rows))
+        counts = ints([len(row.copied) or row.propose.k for row in rows])
         drafts, said, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
         for r, row in enumerate(rows):
-            drafts[r * stride : r * stride + len(row.given)] = list(row.given)
+            drafts[r * stride : r * stride + len(row.copied)] = list(row.copied)
         seconds = c_double()
         self.model.library.tandem_fused(
             draft.model.handle,
             self.model.handle,
             ctypes.byref(tails.rows),
             counts,
-            ints([bool(row.given) for row in rows]),
+            ints([bool(row.copied) for row in rows]),
             draft.model.stands_for,
             self.limits.vocab_size,
             stride,
@@ -120,7 +120,7 @@ class NativeRunner:
         results: list[FusedResult | RowFailed] = []
         for r, row in enumerate(rows):
             drafted = tuple(drafts[r * stride : r * stride + counts[r]])
-            proposal = Proposal(drafted, 0.0 if row.given else seconds.value)
+            proposal = Proposal(drafted, 0.0 if row.copied else seconds.value)
             verdict = _verdict(said, r * (stride + 1), accepted[r])
             results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
         return [sized(result, self.shapes, widths, seconds.value) for result in results]
@@ -163,7 +163,9 @@ class NativeRunner:
             assert logits is not None
             for r, own in zip(active, self.model.widened(logits), strict=True):
                 row, (tokens, sent) = rows[r], drafts[r]
-                token, drawn_from = draft_token(own, row.sampling, row.rule, row.position + 1 + len(tokens), row.known)
+                token, drawn_from = draft_token(
+                    own, row.sampling, row.rule, row.position + 1 + len(tokens), row.target_vocab_size
+                )
                 tokens.append(token)
                 sent += [drawn_from] if drawn_from else []
             active = [r for r in active if len(drafts[r][0]) < rows[r].k]

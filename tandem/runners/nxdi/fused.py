@@ -80,8 +80,8 @@ class FusedRunner(NxdiRunner):
         assert answer.tokens is not None and answer.counts is not None
         said = tuple(int(t) for t in answer.tokens[p.slot, : int(answer.counts[p.slot])])
         self.lines.note(p.slot, p.position, (p.tail[-1], *said[:-1]))
-        if row.given:
-            draft = row.given
+        if row.copied:
+            draft = row.copied
             accepted = next((i for i, (d, t) in enumerate(zip(draft, said, strict=False)) if d != t), len(said))
             accepted = min(accepted, len(said) - 1, len(draft))
         else:

@@ -240,7 +240,9 @@ class NxdiRunner:
         if self.tokens_only:
             tokens.append(int(said))
             return
-        token, drawn_from = draft_token(said, row.sampling, row.rule, row.position + 1 + len(tokens), row.known)
+        token, drawn_from = draft_token(
+            said, row.sampling, row.rule, row.position + 1 + len(tokens), row.target_vocab_size
+        )
         tokens.append(token)
         sent += [drawn_from] if drawn_from else []
 

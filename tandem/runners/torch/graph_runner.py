@@ -67,10 +67,10 @@ class GraphRunner(TorchRunner):
         compiler_for: CompilerFor,
         verifies: bool = True,
         exact: bool = True,
-        asked: RequestedBuckets | None = None,
+        requested_buckets: RequestedBuckets | None = None,
     ) -> None:
         super().__init__(model, limits, identity, verifies, exact)
-        self._compiler_for, self._buckets = compiler_for, buckets_for(model.platform, limits, asked)
+        self._compiler_for, self._buckets = compiler_for, buckets_for(model.platform, limits, requested_buckets)
         self._fused: dict[int, FusedGraph] = {}
 
     def warm_up(self, startup: Startup | None = None) -> None:

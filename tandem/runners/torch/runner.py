@@ -147,7 +147,10 @@ def draft_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i:
     if all(row.sampling.greedy for row in rows):
         return [(token, None) for token in model.tokens_of(logits.argmax(-1)).tolist()]
     host = model.widened(logits).cpu().numpy()
-    return [draft_token(host[r], row.sampling, row.rule, row.position + 1 + i, row.known) for r, row in enumerate(rows)]
+    return [
+        draft_token(host[r], row.sampling, row.rule, row.position + 1 + i, row.target_vocab_size)
+        for r, row in enumerate(rows)
+    ]
 
 
 def proposal_of(drafted: Sequence[DraftedToken], seconds: float) -> Proposal:

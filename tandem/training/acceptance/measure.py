@@ -116,7 +116,7 @@ class PairMeasurement:
 async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
     """Loads the pair and measures it. Raises ValueError with a one-line message."""
     async with _pair(config) as (batcher, target, draft):
-        said = await _continuations(config, target, show)
+        continuations = await _continuations(config, target, show)
         show(f"timing steps, {config.repeats} of each")
         context = min(128, config.models.shape.max_length // 2)
         runner = draft.runner if draft else None
@@ -124,7 +124,7 @@ async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
             target.runner, runner, batcher, config.sampling, config.longest, context, config.repeats
         )
         vocab_size = target.runner.limits.vocab_size
-        figures = await _replay_all(said, draft, vocab_size, config.longest, show)
+        figures = await _replay_all(continuations, draft, vocab_size, config.longest, show)
     identity = target.runner.identity
     return PairMeasurement(
         target=identity.model_name,
@@ -135,7 +135,7 @@ async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
         prompts={
             kind: sum(p.kind == kind for p in config.prompts) for kind in dict.fromkeys(p.kind for p in config.prompts)
         },
-        tokens=sum(len(one.answer) for one in said),
+        tokens=sum(len(one.answer) for one in continuations),
         max_new_tokens=config.max_new_tokens,
         costs=costs,
         drafters=figures,
@@ -158,7 +158,7 @@ async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Lo
 async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> list[Continuation]:
     """Generates the target's continuations by plain decoding."""
     generator = plain_generator(target)
-    said: list[Continuation] = []
+    continuations: list[Continuation] = []
     for number, prompt in enumerate(config.prompts, 1):
         show(f"the target continues {prompt.name} ({number} of {len(config.prompts)})")
         request = GenerationRequest(
@@ -168,15 +168,15 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
         async for part in generator.generate(request):
             answer += part.token_ids if isinstance(part, Chunk) else ()
         tokens = await generator.prompt_tokens(request)
-        said.append(Continuation(prompt.kind, tuple(tokens), tuple(answer), config.sampling))
-    return said
+        continuations.append(Continuation(prompt.kind, tuple(tokens), tuple(answer), config.sampling))
+    return continuations
 
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
     """One continuation replayed with one drafter."""
 
-    said: Continuation
+    continuation: Continuation
     agreement: Agreement
     rounds: Mapping[int, tuple[SpeculationStats, int]]
 
@@ -193,13 +193,13 @@ def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[LookupPolicy
 
 
 async def _replay_all(
-    said: Sequence[Continuation], draft: Loaded | None, vocab_size: int, longest: int, show: Show
+    continuations: Sequence[Continuation], draft: Loaded | None, vocab_size: int, longest: int, show: Show
 ) -> tuple[DrafterFigures, ...]:
     replayed: dict[str, list[_Replayed]] = {}
     # Each speculation length is measured as a separate deployment.
     policies: dict[tuple[str, int], LookupPolicy] = defaultdict(LookupPolicy)
-    for number, one in enumerate(said, 1):
-        show(f"replaying the drafters ({number} of {len(said)})")
+    for number, one in enumerate(continuations, 1):
+        show(f"replaying the drafters ({number} of {len(continuations)})")
         inner = ModelDrafter(draft.engine, vocab_size) if draft else None
         model = MemoizedDrafter(inner, one, longest) if inner else None
         try:
@@ -212,24 +212,27 @@ async def _replay_all(
     return tuple(_figures(name, parts, longest) for name, parts in replayed.items())
 
 
-async def _replay(lengths: Sequence[Drafter], model: MemoizedDrafter | None, said: Continuation) -> _Replayed:
+async def _replay(lengths: Sequence[Drafter], model: MemoizedDrafter | None, continuation: Continuation) -> _Replayed:
     """Replays a continuation. `lengths`: the drafter for each speculation length; that of 0 drafts every token."""
-    agreed = await agreement(lengths[0], said)
+    agreed = await agreement(lengths[0], continuation)
     rounds: dict[int, tuple[SpeculationStats, int]] = {}
     for k, drafter in enumerate(lengths[1:], 1):
         before = model.asked if model else 0
-        stats = await replay(drafter, said, k)
+        stats = await replay(drafter, continuation, k)
         rounds[k] = (stats, (model.asked if model else 0) - before)
-    return _Replayed(said, agreed, rounds)
+    return _Replayed(continuation, agreed, rounds)
 
 
 def _figures(name: str, parts: Sequence[_Replayed], longest: int) -> DrafterFigures:
-    groups = _by_kind([(part.said.kind, part) for part in parts])
+    groups = _by_kind([(part.continuation.kind, part) for part in parts])
     return DrafterFigures(
         name,
         {kind: _sum([part.agreement for part in group]) for kind, group in groups.items()},
         {
-            k: {kind: _rounds([(part.said, *part.rounds[k]) for part in group]) for kind, group in groups.items()}
+            k: {
+                kind: _rounds([(part.continuation, *part.rounds[k]) for part in group])
+                for kind, group in groups.items()
+            }
             for k in range(1, longest + 1)
         },
     )
