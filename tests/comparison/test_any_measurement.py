@@ -18,7 +18,7 @@ from tandem.comparison.analysis.regression import compare_with_baseline, regress
 from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.history import run_as_json
 from tandem.comparison.measuring.run_data import RunData
-from tandem.comparison.report import earlier
+from tandem.comparison.report import comparison_file
 from tandem.comparison.report.files import comparison_as_csv, comparison_as_json
 from tandem.comparison.report.html import html
 from tandem.comparison.report.markdown import markdown_of
@@ -29,7 +29,7 @@ from tandem.speculation.types import Rule
 from tests.comparison.made_up import NAMES, POOLS, SHAPES, Shape, measured
 
 SCHEMA = jsonschema.Draft202012Validator(
-    json.loads((Path(earlier.__file__).parent / "comparison.schema.json").read_text())
+    json.loads((Path(comparison_file.__file__).parent / "comparison.schema.json").read_text())
 )
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 """A smaller seed is no simpler case, and looking for one takes minutes."""

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
 from tandem.rpc.traced_rounds import (
-    TracedGuesser,
+    TracedBonusDrafter,
     traced_bonus_drafter,
     traced_drafter,
     traced_flights,
@@ -349,5 +349,5 @@ def test_a_drafter_that_is_traced_learns_as_one_that_is_not() -> None:
     before = trust.rates(LONG, 1)
     run(lookup.open([1, 2, 3], support.GREEDY))
     span: Any = None
-    teach(TracedGuesser(lookup, span), [1, 2, 3, *[4, 1, 2, 3, 4] * 3])
+    teach(TracedBonusDrafter(lookup, span), [1, 2, 3, *[4, 1, 2, 3, 4] * 3])
     assert trust.rates(LONG, 1) > before

@@ -78,7 +78,7 @@ def test_shards_are_written_for_the_new_target_and_refused_for_another_speaker(
     data = ShardFolder(tmp_path / "data")
     data.claim({"target": weights_revision(find(str(speaker)))})
     data.write(3, join([answered("xy", "abcd"), answered("<u>xy</u><a>", "ab", end=True)]))
-    output = tmp_path / "retold"
+    output = tmp_path / "retokenized"
     assert retokenize(data.folder, str(speaker), str(listener), output, lambda line: None) == 4
     assert ShardFolder(output).meta()["target"] == weights_revision(find(str(listener)))
     assert [len(one.answer) for one in split(ShardFolder(output).read(3))] == [2, 2]
