@@ -17,7 +17,7 @@ from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.speculation.loop import DraftThenVerify, Rounds
-from tandem.speculation.stopping import TextStream
+from tandem.speculation.stopping import NoText, TextStream
 from tandem.speculation.types import (
     Chunk,
     Draft,
@@ -176,7 +176,7 @@ class _Tokenizer:
         return [int(token) for token in self._tokenizer.encode(text)]
 
     def stream(self) -> TextStream:
-        return _NoText() if self._tokenizer is None else _Text(self._tokenizer)
+        return NoText() if self._tokenizer is None else _Text(self._tokenizer)
 
 
 class _Text:
@@ -198,16 +198,6 @@ class _Text:
     def _fresh(self, text: str) -> str:
         fresh, self._shown = text[self._shown :], len(text)
         return fresh
-
-
-class _NoText:
-    """The text of output whose tokenizer is not known."""
-
-    def push(self, token: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
 
 
 async def _connected(

@@ -21,7 +21,7 @@ from tandem.comparison.measuring.run_data import RunData
 from tandem.comparison.report import comparison_file
 from tandem.comparison.report.files import comparison_as_csv, comparison_as_json
 from tandem.comparison.report.html import html
-from tandem.comparison.report.markdown import markdown_of
+from tandem.comparison.report.markdown import markdown
 from tandem.comparison.report.sections import report_of
 from tandem.comparison.report.terminal import print_comparison
 from tandem.comparison.report.write import write_report
@@ -46,7 +46,7 @@ def said(of: RunData) -> str:
     print_comparison(comparison, screen)
     assert isinstance(screen.file, io.StringIO)
     report = report_of(as_json)
-    texts = [screen.file.getvalue(), html(report, {}), markdown_of(report, {}), comparison_as_csv(comparison.records)]
+    texts = [screen.file.getvalue(), html(report, {}), markdown(report, {}), comparison_as_csv(comparison.records)]
     texts += regression_lines(compare_with_baseline(as_json, as_json))
     if as_json["theory"] is not None:
         for clients in (1, 100):

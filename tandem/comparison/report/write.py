@@ -13,7 +13,7 @@ from tandem.comparison.report.blocks import Block, Plot, Report
 from tandem.comparison.report.figures import FIGURES, left_out
 from tandem.comparison.report.html import html
 from tandem.comparison.report.images import inline_svg, png
-from tandem.comparison.report.markdown import markdown_of
+from tandem.comparison.report.markdown import markdown
 from tandem.comparison.report.sections import report_of
 
 FORMATS = ("html", "md")
@@ -39,7 +39,7 @@ def write_report(comparison: Mapping[str, Any], folder: Path, formats: Sequence[
         written.append(write_atomically(folder / "report.html", html(report, svgs)))
     if "md" in formats:
         links = {name: f"{PLOTS}/{name}.png" for name in pngs}
-        written.append(write_atomically(folder / "report.md", markdown_of(report, links)))
+        written.append(write_atomically(folder / "report.md", markdown(report, links)))
     written += [write_atomically(folder / PLOTS / f"{name}.png", content) for name, content in pngs.items()]
     return tuple(written)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_model_free": (None, (c_void_p,)),
     "tandem_set_layer": (c_int, (c_void_p, c_int, POINTER(LayerWeights))),
     "tandem_set_head": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
-    "tandem_bytes": (c_int64, (c_void_p,)),
     "tandem_feed": (None, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),
     "tandem_propose": (
         None,

@@ -88,11 +88,6 @@ class NativeModel:
         addresses = norm.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr()
         self._done(self.library.tandem_set_head(self.handle, *addresses))
 
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of weights that one step reads."""
-        return int(self.library.tandem_bytes(self.handle))
-
     def feed(
         self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]], wants: int = 2
     ) -> NDArray[np.float32] | None:

@@ -14,7 +14,7 @@ from tandem.speculation.drafters import Drafter, teach
 from tandem.speculation.draws import Drawn
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import DraftThenVerify, speculate
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import NoText, Stopping, StopRules
 from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 
 
@@ -80,18 +80,10 @@ class MemoizedDrafter:
         """Does nothing: the drafts are kept, and the creator of the inner drafter closes it."""
 
 
-class _NoText:
-    def push(self, token: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
-
-
 async def replay(drafter: Drafter, continuation: Continuation, k: int) -> SpeculationStats:
     """Returns the rounds of a deployment at speculation length `k`."""
     stats = SpeculationStats()
-    stopping = Stopping(StopRules(max_new_tokens=len(continuation.answer)), _NoText())
+    stopping = Stopping(StopRules(max_new_tokens=len(continuation.answer)), NoText())
     rounds = DraftThenVerify(RecordedTarget(continuation), drafter)
     async for _ in speculate(continuation.prompt, continuation.sampling, FixedLength(k), rounds, stopping, stats):
         pass
