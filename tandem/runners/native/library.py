@@ -44,12 +44,12 @@ class Rows(ctypes.Structure):
 
 
 def ints(values: Sequence[int]) -> Ints:
-    """The values as an array of int32."""
+    """The values as an int32 array [n]."""
     return (c_int32 * len(values))(*values)
 
 
 def zeros(count: int) -> Ints:
-    """An array of `count` zeros."""
+    """An int32 array [count] of zeros."""
     return (c_int32 * count)()
 
 

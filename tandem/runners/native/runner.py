@@ -98,7 +98,7 @@ class NativeRunner:
         tails = _tails([row.propose for row in rows])
         stride = max(1, *(max(row.propose.k, len(row.copied)) for row in rows))
         counts = ints([len(row.copied) or row.propose.k for row in rows])
-        drafts, said, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
+        drafts, committed, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
         for r, row in enumerate(rows):
             drafts[r * stride : r * stride + len(row.copied)] = list(row.copied)
         seconds = c_double()
@@ -112,7 +112,7 @@ class NativeRunner:
             self.limits.vocab_size,
             stride,
             drafts,
-            said,
+            committed,
             accepted,
             ctypes.byref(seconds),
         )
@@ -121,7 +121,7 @@ class NativeRunner:
         for r, row in enumerate(rows):
             drafted = tuple(drafts[r * stride : r * stride + counts[r]])
             proposal = Proposal(drafted, 0.0 if row.copied else seconds.value)
-            verdict = _verdict(said, r * (stride + 1), accepted[r])
+            verdict = _verdict(committed, r * (stride + 1), accepted[r])
             results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
         return [sized(result, self.shapes, widths, seconds.value) for result in results]
 
@@ -131,9 +131,9 @@ class NativeRunner:
             [row.position for row in rows],
             [(row.last_token, *row.draft) for row in rows],
         )
-        said, accepted = zeros(len(batch.tokens)), zeros(len(rows))
-        self.model.library.tandem_verify(self.model.handle, ctypes.byref(batch.rows), said, accepted)
-        return [_verdict(said, begin, n) for begin, n in zip(batch.begins, accepted, strict=False)]
+        committed, accepted = zeros(len(batch.tokens)), zeros(len(rows))
+        self.model.library.tandem_verify(self.model.handle, ctypes.byref(batch.rows), committed, accepted)
+        return [_verdict(committed, begin, n) for begin, n in zip(batch.begins, accepted, strict=False)]
 
     def _propose_greedily(self, rows: Sequence[ProposeRow]) -> list[_Draft]:
         tails, counts = _tails(rows), ints([row.k for row in rows])
@@ -179,9 +179,9 @@ def _tails(rows: Sequence[ProposeRow]) -> RowBatch:
     return RowBatch([r.slot for r in rows], [r.position + 1 - len(r.tail) for r in rows], [r.tail for r in rows])
 
 
-def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
-    """Parses one row's verdict from `said[begin:]`."""
-    return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
+def _verdict(committed: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
+    """Parses one row's verdict from `committed[begin:]`."""
+    return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(committed[begin : begin + accepted + 1]), accepted)
 
 
 def _verify_row(row: VerifyRow, logits: Logits) -> Verdict:
