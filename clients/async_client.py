@@ -12,7 +12,7 @@ from tandem.clients.completion import Completion, Events, Prompt, chunks_of, com
 from tandem.clients.repetition import Repetition
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.endpoint_pool import EndpointPool, Persistence, RetryBudget, addresses_of, disagreement
+from tandem.rpc.endpoint_pool import EndpointPool, Persistence, RetryBudget, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient, which_service
 from tandem.speculation.types import (
@@ -55,7 +55,7 @@ class AsyncClient:
         if service not in (None, TARGET, FUSED, DRAFT):
             raise ValueError(f"service: {service!r} is not one of {TARGET}, {FUSED}, {DRAFT}")
         given = endpoints if isinstance(endpoints, str) else ",".join(endpoints)
-        self._pool = EndpointPool(addresses_of(given))
+        self._pool = EndpointPool(parse_addresses(given, "endpoints"))
         self._service, self._credentials = service, credentials or Credentials()
         self._credentials.check(given)
         self._persistence = Persistence(retry_seconds)
@@ -243,5 +243,5 @@ def _left(end: float) -> float:
 
 def _repeatable(request: GenerationRequest, received: Repetition) -> bool:
     """Whether another server can continue the output. Sampling under rejection depends on the draft: it cannot."""
-    greedy = request.sampling.greedy and "temperature" not in request.unsaid
+    greedy = request.sampling.greedy and "temperature" not in request.unset_sampling
     return request.rule is Rule.AGREEMENT or greedy or not received.tokens

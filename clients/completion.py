@@ -77,7 +77,7 @@ def request_of(
         token_ids=tokens,
         chat=chat,
         sampling=sampling or SamplingParams(),
-        unsaid=frozenset() if sampling else frozenset(field.name for field in fields(SamplingParams)),
+        unset_sampling=frozenset() if sampling else frozenset(field.name for field in fields(SamplingParams)),
         max_new_tokens=max_new_tokens,
         speculation_length=speculation_length,
         stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),

@@ -12,12 +12,12 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
-from tandem.rpc.traced_rounds import traced_flights, traced_guesser, traced_verifier
+from tandem.rpc.traced_rounds import traced_bonus_drafter, traced_flights, traced_verifier
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.loop import DraftThenVerify, Rounds
-from tandem.speculation.pipeline import MOST_IN_FLIGHT, PipelinedRounds
+from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
 from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import GenerationRequest, SpeculationStats
 
@@ -63,14 +63,14 @@ async def connect_distributed(
     info, times = worker_info(target, drafting.draft, config), MeasuredTimes()
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        drafter = traced_guesser(drafting.drafter(target.vocab_size, request.rule, stats=stats))
+        drafter = traced_bonus_drafter(drafting.drafter(target.vocab_size, request.rule, stats=stats))
         if pipeline is Pipeline.OFF:
             verifier = RemoteVerifier(client, stats, request.report_margins, request.rule, request.deadline)
             return DraftThenVerify(traced_verifier(verifier), drafter)
         return PipelinedRounds(
             traced_flights(StreamedVerifier(client, stats, request.report_margins, request.rule, request.deadline)),
             drafter,
-            Depth(pipeline, MOST_IN_FLIGHT, times),
+            Depth(pipeline, MAX_IN_FLIGHT, times),
             stats,
             request.max_total_tokens or info.max_sequence_length,
             request.max_new_tokens,

@@ -17,7 +17,7 @@ from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.speculation.loop import DraftThenVerify, Rounds
-from tandem.speculation.stopping import TextStream
+from tandem.speculation.stopping import NoText, TextStream
 from tandem.speculation.types import (
     Chunk,
     Draft,
@@ -155,7 +155,7 @@ class _Drafter:
         began = time.perf_counter()
         proposed = [int(token) for token in await asyncio.to_thread(self._drafter.propose, tuple(tokens), k)]
         if len(proposed) > k:
-            raise ValueError(f"propose: returned {len(proposed)} tokens where at most {k} were asked for")
+            raise ValueError(f"propose: returned {len(proposed)} tokens, but at most {k} were requested")
         unknown = (i for i, token in enumerate(proposed) if not 0 <= token < self._vocab_size)
         return Draft(tuple(proposed[: next(unknown, k)]), compute_seconds=time.perf_counter() - began)
 
@@ -176,7 +176,7 @@ class _Tokenizer:
         return [int(token) for token in self._tokenizer.encode(text)]
 
     def stream(self) -> TextStream:
-        return _NoText() if self._tokenizer is None else _Text(self._tokenizer)
+        return NoText() if self._tokenizer is None else _Text(self._tokenizer)
 
 
 class _Text:
@@ -200,16 +200,6 @@ class _Text:
         return fresh
 
 
-class _NoText:
-    """The text of output whose tokenizer is not known."""
-
-    def push(self, token: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
-
-
 async def _connected(
     target: str, persistence: Persistence, credentials: Credentials | None, seconds: float
 ) -> tuple[VerifierClient, ModelInfo]:
@@ -222,11 +212,11 @@ async def _connected(
         raise
 
 
-def _checked_length(asked: int | None, target: ModelInfo) -> int:
+def _checked_length(requested: int | None, target: ModelInfo) -> int:
     """Returns the draft tokens per round. Raises ValueError if the target does not verify so many."""
     most = target.max_speculation_length
-    if asked is None:
+    if requested is None:
         return min(USUAL_LENGTH, most)
-    if not 0 <= asked <= most:
-        raise ValueError(f"speculation_length: {asked} is outside 0 to {most}, the target's maximum")
-    return asked
+    if not 0 <= requested <= most:
+        raise ValueError(f"speculation_length: {requested} is outside 0 to {most}, the target's maximum")
+    return requested

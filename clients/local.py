@@ -36,7 +36,7 @@ async def run_draft(
         await batcher.close()
 
 
-async def run_alone(config: ClientConfig, models: ModelConfig, name: str) -> int:
+async def run_single_model(config: ClientConfig, models: ModelConfig, name: str) -> int:
     """Runs --role verify_target or verify_draft: decodes plainly with one model and prints each token as it comes."""
     batcher = Batcher(name)
     try:

@@ -33,8 +33,8 @@ log = logging.getLogger("tandem.rpc")
 
 DOMAIN = "tandem.v1"
 RETRY_SECONDS = 0.1
-MOST_REASON = 64  # bytes
-MOST_PARTIAL = 1024
+MAX_REASON = 64  # bytes
+MAX_PARTIAL = 1024
 """Most token ids in a status: trailing metadata must stay below 8 KiB."""
 
 
@@ -42,11 +42,11 @@ class Unauthenticated(PermissionError):
     """The caller presents no valid credentials."""
 
 
-class Mismatch(ValueError):
+class VocabularyMismatch(ValueError):
     """Draft and target have different vocabularies."""
 
 
-class OtherModel(ValueError):
+class ModelMismatch(ValueError):
     """The client expects a different target model."""
 
 
@@ -86,8 +86,8 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (SessionExpired, code_pb2.NOT_FOUND, "SESSION_EXPIRED"),
     (SessionNotFound, code_pb2.NOT_FOUND, "SESSION_NOT_FOUND"),
     (SessionConflict, code_pb2.ALREADY_EXISTS, "SESSION_CONFLICT"),
-    (OtherModel, code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
-    (Mismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
+    (ModelMismatch, code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
+    (VocabularyMismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
     (NotRead, code_pb2.DEADLINE_EXCEEDED, "NOT_READ"),
@@ -110,7 +110,7 @@ def to_status(error: Exception, log_prompts: bool = False) -> status_pb2.Status:
         status.details.append(_packed(_partial(error.produced)))
         return status
     if isinstance(error, TandemError) and error.code in _OURS:
-        return _status(code_pb2.INTERNAL, f"this server was refused by another: {error}")
+        return _status(code_pb2.INTERNAL, f"another server refused this server's call: {error}")
     if isinstance(error, TandemError):  # from another server, passed on
         details = [_info(error.reason)] if error.reason else []
         details += [_retry(error.retry_seconds)] if error.retry_seconds else []
@@ -137,7 +137,7 @@ def _places(error: Exception) -> str:
 
 
 def _info(reason: str) -> Any:
-    return error_details_pb2.ErrorInfo(reason=printable(reason, MOST_REASON), domain=DOMAIN)
+    return error_details_pb2.ErrorInfo(reason=printable(reason, MAX_REASON), domain=DOMAIN)
 
 
 def _details(error: Exception, reason: str) -> list[Any]:
@@ -157,7 +157,7 @@ def _retry(seconds: float) -> error_details_pb2.RetryInfo:
 
 
 def _partial(produced: tuple[int, ...]) -> generation_pb2.PartialGeneration:
-    return generation_pb2.PartialGeneration(output_tokens=len(produced), token_ids=produced[-MOST_PARTIAL:])
+    return generation_pb2.PartialGeneration(output_tokens=len(produced), token_ids=produced[-MAX_PARTIAL:])
 
 
 def _packed(message: Any) -> any_pb2.Any:

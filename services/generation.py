@@ -122,7 +122,7 @@ class GenerateMethod:
         """
         seconds = self._limits.unread_seconds
         if events.ended is not None and time.monotonic() - events.ended > seconds:
-            raise NotRead(f"the rest was not read within {seconds:g} s")
+            raise NotRead(f"the rest of the output was not read within {seconds:g} s")
 
     async def _produce(self, request: GenerationRequest, events: _Events) -> None:
         started, produced, stats = time.perf_counter(), list[int](), SpeculationStats()

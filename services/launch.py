@@ -10,10 +10,10 @@ from tandem.engine.rank_processes import RankProcesses, rank_processes
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import CallInterceptor
 from tandem.services.role_config import RoleConfig
-from tandem.services.roles import ROLES, Parts, Role
-from tandem.services.server import Hosted, ServeConfig, serve
+from tandem.services.roles import ROLES, ServerParts, ServerRole
+from tandem.services.server import HostedService, ServeConfig, serve
 
-Build = Callable[[], Awaitable[Hosted]]
+Build = Callable[[], Awaitable[HostedService]]
 Host = Callable[[ServeConfig, Lifecycle, Build, Sequence[CallInterceptor]], Awaitable[int]]
 """Serves what `Build` returns, to an exit code: our own gRPC server, or Ray Serve (tandem/ray_serve/replica.py)."""
 
@@ -29,12 +29,12 @@ async def run_role(name: str, config: RoleConfig, host: Host = serve) -> int:
         return await _run(role, config, host, others)
 
 
-async def _run(role: Role, config: RoleConfig, host: Host, others: RankProcesses) -> int:
-    parts = Parts(role, config, others)
+async def _run(role: ServerRole, config: RoleConfig, host: Host, others: RankProcesses) -> int:
+    parts = ServerParts(role, config, others)
     serving = host(config.serve, parts.lifecycle, partial(role.build, parts), [parts.observability.interceptor])
     code = await parts.observability.during(serving)
     parts.profile.write()
     stuck = parts.batcher.stuck
     if stuck:  # the device thread would keep the process alive for ever
-        config.serve.ending.within(0.0, "the device thread hangs in a step")
+        config.serve.ending.within(0.0, "the device thread is stuck in a step")
     return code or int(stuck)

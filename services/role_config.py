@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.loading import ModelConfig
-from tandem.engine.slots import MOST_WAITING
+from tandem.engine.slots import MAX_WAITING
 from tandem.engine.step_watch import StepBound
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.remote_drafter import PROPOSE_SECONDS
@@ -38,7 +38,7 @@ class RoleConfig:
     pipeline: Pipeline = Pipeline.AUTO
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     reconnect_seconds: float = 60.0
-    queue: int = MOST_WAITING
+    queue: int = MAX_WAITING
     credentials: Credentials = field(default_factory=Credentials)
     step_seconds: float | None = None
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
@@ -48,8 +48,8 @@ class RoleConfig:
         for address in (self.target_address, self.draft_address):
             if address is not None:
                 self.credentials.check(address)
-        if not 0 <= self.queue <= MOST_WAITING:
-            raise ValueError(f"queue: {self.queue} is outside 0 to {MOST_WAITING}")
+        if not 0 <= self.queue <= MAX_WAITING:
+            raise ValueError(f"queue: {self.queue} is outside 0 to {MAX_WAITING}")
         if self.step_seconds != 0:
             StepBound(self.step_seconds)
         if not self.draft_seconds > 0:

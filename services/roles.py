@@ -28,7 +28,7 @@ from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.setup import Observability
 from tandem.services.role_config import RoleConfig
-from tandem.services.server import Hosted
+from tandem.services.server import HostedService
 from tandem.services.sessions.costs import Note
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
@@ -42,10 +42,10 @@ log = logging.getLogger("tandem.server")
 Close = Callable[[], Awaitable[None]]
 
 
-class Parts:
+class ServerParts:
     """The parts that every server process of a role has."""
 
-    def __init__(self, role: Role, config: RoleConfig, others: RankProcesses) -> None:
+    def __init__(self, role: ServerRole, config: RoleConfig, others: RankProcesses) -> None:
         self.role, self.config, self.others = role, config, others
         self.lifecycle, self.batcher = Lifecycle(), Batcher(role.batcher)
         self.profile = Profiler(role.profile, config.profile)
@@ -66,16 +66,18 @@ class Parts:
         watch, queue = self.observability.watch, self.config.queue
         return GenerateMethod(generator, reply, self.lifecycle, self.profile.observe, queue, watch, self.limits)
 
-    def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> Hosted:
+    def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> HostedService:
         """Describes the service to its host. `closing` runs in order; hung steps of `engine` are detected."""
         ready = partial(self.observability.ready, self.config.serve.startup)
         watch = None
         if engine is not None and self.config.step_seconds != 0:
             watch = StepWatch(self.batcher, StepBound(self.config.step_seconds), engine.lose)
-        return Hosted(self.role.service, register, ready=ready, close=partial(_close, closing), watch=watch, **options)
+        return HostedService(
+            self.role.service, register, ready=ready, close=partial(_close, closing), watch=watch, **options
+        )
 
 
-async def _target(parts: Parts) -> Hosted:
+async def _target(parts: ServerParts) -> HostedService:
     """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     config = parts.config
     loaded = await load(config.models, parts.batcher, config.serve.startup)
@@ -105,7 +107,7 @@ async def _target(parts: Parts) -> Hosted:
     )
     closing.insert(0, service.stop)
     slots, sessions = {"target": loaded.engine.slots}, {"verify": service.sessions}
-    parts.observability.look_at(parts.lifecycle, parts.batcher, slots, sessions, health)
+    parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, sessions, health)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
         closing,
@@ -116,7 +118,7 @@ async def _target(parts: Parts) -> Hosted:
     )
 
 
-async def _fused(parts: Parts) -> Hosted:
+async def _fused(parts: ServerParts) -> HostedService:
     """Both models run on one device thread."""
     config = parts.config
     target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
@@ -128,7 +130,7 @@ async def _fused(parts: Parts) -> Hosted:
     _log_target(target, generator.info)
     generate = parts.generate(parts.observability.traced(generator))
     slots = {"target": target.engine.slots}
-    parts.observability.look_at(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
+    parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
     service = FusedSpeculativeServerService(generator.info, generate)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
@@ -138,14 +140,14 @@ async def _fused(parts: Parts) -> Hosted:
     )
 
 
-async def _draft_worker(parts: Parts) -> Hosted:
+async def _draft_worker(parts: ServerParts) -> HostedService:
     """Generate runs the distributed loop against a TargetVerifier; Propose drafts for targets that call."""
     config = parts.config
     drafting = await load_drafting(config.models, parts.batcher, config.serve.startup)
     generate, closing = None, list[Close]([parts.batcher.close])
     if config.target_address is None:
         info = parts.stamped(drafting_info(drafting, config.models))
-        log.info("proposes with %s for targets that call; has no target of its own", info.draft_name)
+        log.info("drafts with %s for targets that call it; has no target of its own", info.draft_name)
         parts.observability.loaded(info)
     else:
         generator, client = await connect_distributed(
@@ -166,7 +168,7 @@ async def _draft_worker(parts: Parts) -> Hosted:
     engine = drafting.draft.engine if drafting.draft else None
     slots = {"draft": engine.slots} if engine else {}
     health = drafting.health if engine else None
-    parts.observability.look_at(parts.lifecycle, parts.batcher, slots, {"propose": proposals.sessions}, health)
+    parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, {"propose": proposals.sessions}, health)
     return parts.hosted(
         partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
         closing,
@@ -178,7 +180,7 @@ async def _draft_worker(parts: Parts) -> Hosted:
 
 
 @dataclass(frozen=True, slots=True)
-class Role:
+class ServerRole:
     """A server role: its gRPC service, the name of its device thread and profile, and how to build the service.
 
     `ranks`: whether the model may be split over several processes; `drafts`: whether these also load a draft.
@@ -188,7 +190,7 @@ class Role:
     service: str
     batcher: str
     profile: str
-    build: Callable[[Parts], Awaitable[Hosted]]
+    build: Callable[[ServerParts], Awaitable[HostedService]]
     ranks: bool = False
     drafts: bool = False
 
@@ -196,9 +198,9 @@ class Role:
 ROLES = {
     role.name: role
     for role in (
-        Role("target", TARGET, "target", "target", _target, ranks=True),
-        Role("fused_target", FUSED, "fused", "fused", _fused, ranks=True, drafts=True),
-        Role("draft_worker", DRAFT, "draft", "distributed", _draft_worker),
+        ServerRole("target", TARGET, "target", "target", _target, ranks=True),
+        ServerRole("fused_target", FUSED, "fused", "fused", _fused, ranks=True, drafts=True),
+        ServerRole("draft_worker", DRAFT, "draft", "distributed", _draft_worker),
     )
 }
 
@@ -240,8 +242,8 @@ def _log_target(loaded: Loaded, info: ModelInfo) -> None:
         )
     elif shapes.count > 1:
         log.warning(
-            "bits: --fast uses %d step shapes whose last bits differ: outputs may leave plain decoding's at ties, "
-            "and depend on who else is served; --exact uses one shape",
+            "bits: --fast uses %d step shapes whose last bits differ: outputs may differ from plain decoding's at "
+            "ties, and depend on concurrent requests; --exact uses one shape",
             shapes.count,
         )
     else:

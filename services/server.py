@@ -25,7 +25,7 @@ from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.health_port import AddressInUse, ProbePort
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.config import Security
-from tandem.services.shutdown import STOP_SECONDS, Ending, bounded
+from tandem.services.shutdown import STOP_SECONDS, ShutdownDeadline, bounded
 
 log = logging.getLogger("tandem.server")
 
@@ -50,7 +50,7 @@ class ServeConfig:
     startup: Startup = field(default_factory=Startup)
     security: Security = field(default_factory=Security)
     health_port: int | None = None
-    ending: Ending = field(default_factory=partial(Ending, None))
+    ending: ShutdownDeadline = field(default_factory=partial(ShutdownDeadline, None))
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -61,7 +61,7 @@ class ServeConfig:
 
 
 @dataclass(slots=True)
-class Hosted:
+class HostedService:
     """A role's service: its name, how to register it, and its background tasks.
 
     `ready` is called once the server listens; its result is added to the ready file.
@@ -87,7 +87,7 @@ class Hosted:
 async def serve(
     config: ServeConfig,
     lifecycle: Lifecycle,
-    build: Callable[[], Awaitable[Hosted]],
+    build: Callable[[], Awaitable[HostedService]],
     outermost: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> int:
     """Binds, builds (loads and warms up), serves until SIGTERM or SIGINT, then drains. A second signal ends at once.
@@ -118,13 +118,15 @@ async def serve(
     await _first(stopping, hosted.lost)
     lifecycle.accepting = False
     health.set(NOT_SERVING, *names)
-    ending.within(config.drain_seconds + STOP_SECONDS, f"it had {config.drain_seconds:g} s to drain")
+    ending.within(config.drain_seconds + STOP_SECONDS, f"it did not stop after {config.drain_seconds:g} s of draining")
     await _drain(lifecycle, hosted, config.drain_seconds)
     await _end(server, probes, tasks, hosted)
     return int(hosted.lost.is_set())
 
 
-async def _end(server: grpc.aio.Server, probes: ProbePort, tasks: Sequence[asyncio.Task[Any]], hosted: Hosted) -> None:
+async def _end(
+    server: grpc.aio.Server, probes: ProbePort, tasks: Sequence[asyncio.Task[Any]], hosted: HostedService
+) -> None:
     """Stops each part within a time limit; parts that do not end are abandoned."""
     await bounded(server.stop(grace=0.5), "the server's port")
     await bounded(probes.stop(), "the health port")
@@ -179,7 +181,7 @@ async def _listen(
     return health
 
 
-def _stop_signals(ending: Ending, drain_seconds: float) -> asyncio.Event:
+def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Event:
     """Returns an event that the first SIGTERM or SIGINT sets; the second one kills the process.
 
     The first signal also starts the time limit of the shutdown, even if the event loop is blocked.
@@ -194,7 +196,9 @@ def _stop_signals(ending: Ending, drain_seconds: float) -> asyncio.Event:
 
     def at_once(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
-        ending.within(drain_seconds + STOP_SECONDS, f"it was told to stop, and had {drain_seconds:g} s to drain")
+        ending.within(
+            drain_seconds + STOP_SECONDS, f"it did not stop on a signal after {drain_seconds:g} s of draining"
+        )
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
@@ -202,7 +206,7 @@ def _stop_signals(ending: Ending, drain_seconds: float) -> asyncio.Event:
     return stopping
 
 
-def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
+def _announce(config: ServeConfig, port: int, hosted: HostedService) -> None:
     seconds = config.startup.total()
     for note in config.startup.notes:
         log.info("start-up: %s", note)
@@ -219,10 +223,10 @@ def _announce(config: ServeConfig, port: int, hosted: Hosted) -> None:
         partial.replace(config.ready_file)
 
 
-async def _drain(lifecycle: Lifecycle, hosted: Hosted, seconds: float) -> None:
+async def _drain(lifecycle: Lifecycle, hosted: HostedService, seconds: float) -> None:
     """Refuses new work and lets running work finish within `seconds`. Sessions of a lost device cannot finish."""
     if hosted.lost.is_set():
-        log.error("the model's device is lost, with every session: stopping; restart the server")
+        log.error("the model's device is lost, and all sessions with it; stopping: restart the server")
     else:
         log.info("stopping: running requests may finish within %.0f s", seconds)
     with contextlib.suppress(asyncio.CancelledError):

@@ -25,7 +25,7 @@ PART_SECONDS = 2.0
 _LOG_SECONDS = 1.0
 
 
-class Ending:
+class ShutdownDeadline:
     """Kills this process with exit code 1 if it has not ended in time, and logs why.
 
     Works even if the event loop or logging is blocked. `leave` None: never, for a process that does more than serve.
@@ -58,7 +58,7 @@ class Ending:
 
 
 def _log_reason(why: str) -> None:
-    log.critical("ending by force: %s; threads: %s", why, _threads())
+    log.critical("forced exit: %s; threads: %s", why, _threads())
     sys.stdout.flush()
 
 

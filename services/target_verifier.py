@@ -14,7 +14,7 @@ import grpc
 from tandem.engine.generator import check_tokens
 from tandem.engine.sequences import Engine, TargetSequence
 from tandem.rpc import wire
-from tandem.services.errors import Mismatch, OtherModel
+from tandem.services.errors import ModelMismatch, VocabularyMismatch
 from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
@@ -33,7 +33,7 @@ OPENING_SECONDS = 0.5
 
 
 @dataclass(slots=True)
-class Held:
+class VerifyResources:
     """A session's KV slot and the lock that serializes its rounds. `opened`: its prefix was processed completely.
 
     `costs`: totals of its rounds, for --profile.
@@ -62,7 +62,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self._engine, self._info, self._generate, self._lifecycle = engine, info, generate, lifecycle
         self._limits, self._opening_seconds = limits or ServerLimits(), opening_seconds
         self._waiting: Counter[str] = Counter()  # openings that wait for a slot, by caller
-        self.sessions: SessionTable[Held, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
+        self.sessions: SessionTable[VerifyResources, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
         self._note = note
         self.sessions.on_end.append(self._report_costs)
 
@@ -90,7 +90,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     async def _admitted(
         self, key: SessionKey, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
-    ) -> Session[Held, pb.VerifyResponse]:
+    ) -> Session[VerifyResources, pb.VerifyResponse]:
         """Returns a new session, after queueing for a slot; or the one that a duplicate call opened in the meantime."""
         await checkout.expire(self.sessions, self._free)
         slot = await self._slot(key)
@@ -100,9 +100,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 self._engine.slots.release(slot)
                 return session
             self._check_new(key)
-            held, total = Held(TargetSequence(self._engine, slot)), self._max_total(request)
-            held.costs = SessionCosts(request.prompt_length) if self._note else None
-            return self.sessions.admit(key, held, sampling, list(request.prefix), total, rule)
+            resources, total = VerifyResources(TargetSequence(self._engine, slot)), self._max_total(request)
+            resources.costs = SessionCosts(request.prompt_length) if self._note else None
+            return self.sessions.admit(key, resources, sampling, list(request.prefix), total, rule)
         except Exception:
             self._engine.slots.release(slot)
             raise
@@ -154,24 +154,24 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         for session in self.sessions:
             self._report_costs(session, "stopped")
 
-    def _report_costs(self, session: Session[Held, pb.VerifyResponse], how: str) -> None:
-        if self._note and session.held.costs and session.held.opened:
-            session.held.costs.report(how, self._note)
+    def _report_costs(self, session: Session[VerifyResources, pb.VerifyResponse], how: str) -> None:
+        if self._note and session.resources.costs and session.resources.opened:
+            session.resources.costs.report(how, self._note)
 
-    def _using(self, session: Session[Held, pb.VerifyResponse]) -> AbstractAsyncContextManager[None]:
+    def _using(self, session: Session[VerifyResources, pb.VerifyResponse]) -> AbstractAsyncContextManager[None]:
         return checkout.using(self.sessions, session, self._free)
 
-    async def _free(self, session: Session[Held, pb.VerifyResponse]) -> None:
-        self._engine.slots.release(session.held.sequence.slot)
+    async def _free(self, session: Session[VerifyResources, pb.VerifyResponse]) -> None:
+        self._engine.slots.release(session.resources.sequence.slot)
 
-    async def _fill(self, session: Session[Held, pb.VerifyResponse]) -> pb.OpenSessionResponse:
-        prefix, sequence = session.tokens, session.held.sequence
+    async def _fill(self, session: Session[VerifyResources, pb.VerifyResponse]) -> pb.OpenSessionResponse:
+        prefix, sequence = session.tokens, session.resources.sequence
         reused = sequence.keep(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
         await sequence.fill(prefix[:-1])
-        if session.held.costs:
+        if session.resources.costs:
             spent = sequence.queue_seconds + sequence.compute_seconds - waited - worked
-            session.held.costs.stats.prefill_seconds += spent
+            session.resources.costs.stats.prefill_seconds += spent
         return pb.OpenSessionResponse(
             committed_length=len(session.tokens),
             reused_length=reused,
@@ -184,7 +184,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
 
     async def _round(
         self,
-        session: Session[Held, pb.VerifyResponse],
+        session: Session[VerifyResources, pb.VerifyResponse],
         request: pb.VerifyRequest,
         distributions: tuple[SparseDistribution, ...],
     ) -> pb.VerifyResponse:
@@ -196,7 +196,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             replay.CopyFrom(session.recorded)
             replay.replayed = True
             return replay
-        verdict = await session.held.sequence.verify(
+        verdict = await session.resources.sequence.verify(
             session.tokens,
             request.draft_tokens,
             session.sampling,
@@ -206,8 +206,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         )
         reply = wire.verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
         session.commit(verdict.token_ids, reply)
-        if session.held.costs:
-            session.held.costs.stats.observe(request.draft_tokens, verdict)
+        if session.resources.costs:
+            session.resources.costs.stats.observe(request.draft_tokens, verdict)
         return reply
 
     def _check_open(self, request: pb.OpenSessionRequest) -> SamplingParams:
@@ -220,14 +220,14 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 "prompt_length", f"{request.prompt_length} is outside 1 to {len(request.prefix)}, the prefix's length"
             )
         if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:
-            raise Mismatch(
+            raise VocabularyMismatch(
                 f"the client's tokenizer {request.tokenizer_sha256[:12]} is not the target's "
                 f"{self._info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
             )
         for name in ("weights_revision", "dtype", "vocab_size"):
             expected, ours = getattr(request, name), getattr(self._info, name)
             if expected and expected != ours:
-                raise OtherModel(f"{name}: the client expects {expected}, but this target has {ours}")
+                raise ModelMismatch(f"{name}: the client expects {expected}, but this target has {ours}")
         total = self._max_total(request)
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")
@@ -243,7 +243,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             raise TooLong(f"max_total_tokens: {total} is above the sequence length {limit}")
         return total
 
-    def _check_draft(self, session: Session[Held, pb.VerifyResponse], request: pb.VerifyRequest) -> None:
+    def _check_draft(self, session: Session[VerifyResources, pb.VerifyResponse], request: pb.VerifyRequest) -> None:
         drafted, most = len(request.draft_tokens), self._info.max_speculation_length
         if drafted > most:
             raise InvalidField("draft_tokens", f"{drafted} tokens are above the maximum speculation length {most}")
@@ -256,7 +256,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             )
 
     def _distributions(
-        self, session: Session[Held, pb.VerifyResponse], request: pb.VerifyRequest
+        self, session: Session[VerifyResources, pb.VerifyResponse], request: pb.VerifyRequest
     ) -> tuple[SparseDistribution, ...]:
         """Returns the draft tokens' distributions, checked: a wrong one would silently bias the output."""
         if request.distributions and session.rule is not Rule.REJECTION:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
-MOST_AHEAD = 16
+MAX_AHEAD = 16
 """Rounds of one stream that are read ahead. Flow control of the transport holds back further ones."""
 
 
@@ -22,7 +22,7 @@ async def answered_in_order(
     requests: AsyncIterator[Request],
     answer: Callable[[Request, float], Awaitable[Reply]],
     idle_seconds: float,
-    most_ahead: int = MOST_AHEAD,
+    most_ahead: int = MAX_AHEAD,
 ) -> AsyncGenerator[Reply, None]:
     """Yields `answer(request, arrived)` for each request; `arrived` is when it was read (perf_counter).
 
@@ -71,7 +71,7 @@ class _Idle:
         if left > 0:
             self._set(left)
         else:
-            self._waiting.put_nowait(StreamIdle(f"no round came for {self._seconds:g} s: sessions have run out"))
+            self._waiting.put_nowait(StreamIdle(f"no round came for {self._seconds:g} s: the sessions have expired"))
 
 
 async def _read(

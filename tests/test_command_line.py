@@ -195,11 +195,11 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ("--role target --backend nxdi --cores 0-3", "with --backend nxdi does not take it; --backend torch does"),
         ("--role target --backend nxdi --batch-buckets 1", "batch_buckets: --role target with --backend nxdi"),
         ("--role draft_worker --tp-degree 2", "--backend nxdi does, and with torch these roles: target, fused_target"),
-        ("--role draft_worker --propose_only --top_p 0.5", "top_p: --propose_only knows no target"),
+        ("--role draft_worker --propose_only --top_p 0.5", "top_p: --propose_only has no target"),
         ("--role target --token_file f", "token_file: without --draft_host no server is called"),
         ("--role target --model a --target_model b", "target_model: the same as --model here"),
-        ("--role target --exact --fast", "exact: does not go with --fast"),
-        ("--role client --prompt x --target_host h:1 --port 2", "port: --target_host says the port"),
+        ("--role target --exact --fast", "exact: cannot be combined with --fast"),
+        ("--role client --prompt x --target_host h:1 --port 2", "port: --target_host already has the port"),
         ("--role target --max_new_tokens 0", "max_new_tokens: 0 is below 1"),
         ("--role target --prom x", "unrecognized arguments: --prom x"),
         ("--role nobody", "argument --role: invalid choice: 'nobody'"),
@@ -225,4 +225,4 @@ def test_a_client_leaves_to_the_server_what_its_user_does_not_say() -> None:
     line = "--role client --prompt x --temperature 0 --top_p 1"
     args = main.parser().parse_args(line.split())
     request = configuration.client_config(args).request
-    assert request.unsaid == {"top_k", "min_p", "seed"} and request.sampling.greedy
+    assert request.unset_sampling == {"top_k", "min_p", "seed"} and request.sampling.greedy

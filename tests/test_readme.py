@@ -66,7 +66,6 @@ def test_a_command_of_a_page_is_understood(command: str) -> None:
 EXAMPLE = ROOT / "examples" / "generate.py"
 
 
-@pytest.mark.skipif(not EXAMPLE.exists(), reason="examples/generate.py is not here")
 def test_the_readmes_python_is_that_of_the_first_example() -> None:
     block = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
     shown = [line for line in block.splitlines() if line.startswith("    ")]
@@ -98,7 +97,7 @@ def test_the_index_names_every_page() -> None:
 @every_page
 def test_a_file_that_a_page_names_is_there(page: Path) -> None:
     named = re.findall(
-        r"`((?:tandem|services|clients|tests|benchmarks|docs|deploy|proto)/[\w./-]*)`",
+        r"`((?:tandem|services|clients|tests|benchmarks|docs|deploy|proto|examples)/[\w./-]*)`",
         page.read_text("utf-8"),
     )
     there = {path for path in named if (ROOT / path).exists()}

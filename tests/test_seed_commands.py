@@ -167,7 +167,7 @@ def test_fused_target_and_client_and_a_rank_that_dies_ends_the_server(place: Pla
         os.kill(int(other), signal.SIGKILL)
         assert process.wait(60) == 1
     log = (folder / "log").read_text()
-    assert f"rank 1, process {other}, was killed by signal 9: no step can be made without it, stopping" in log
+    assert f"rank 1, process {other}, was killed by signal 9: every step needs it, so this server stops" in log
     assert "Traceback" not in log
 
 

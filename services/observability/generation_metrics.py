@@ -36,7 +36,7 @@ class GenerationMetrics:
 
     def __init__(self, registry: CollectorRegistry, model: str, most: int) -> None:
         self._registry, self._model = registry, (model, "0")
-        self.prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that ended well, and of sessions.")
+        self.prompt = self._counter("vllm:prompt_tokens", "Prompt tokens of successful requests and of sessions.")
         self.output = self._counter("vllm:generation_tokens", "Tokens committed.")
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Rounds with at least one draft token.")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Draft tokens verified.")
@@ -50,17 +50,22 @@ class GenerationMetrics:
         )
         self._rounds = self._counter("tandem:speculation_rounds", "Rounds, those without a draft token included.")
         self._undrafted = self._counter("tandem:undrafted_rounds", "Rounds whose drafter failed.")
-        self._stale = self._counter("tandem:stale_rounds_sent", "Rounds that were sent ahead in vain.")
+        self._stale = self._counter("tandem:stale_rounds_sent", "Rounds that were sent ahead and became stale.")
         success = Counter(
-            "vllm:request_success", "Requests by how they ended.", (*MODEL_LABELS, "finished_reason"), registry=registry
+            "vllm:request_success",
+            "Finished requests, by reason.",
+            (*MODEL_LABELS, "finished_reason"),
+            registry=registry,
         )
         self.finished = {r: success.labels(*self._model, r) for r in ("stop", "length", "abort", "error")}
-        self.first = self._seconds("vllm:time_to_first_token_seconds", "From request to first token.", _FIRST_TOKEN)
-        self.between = self._seconds("vllm:inter_token_latency_seconds", "From one chunk to the next.", _PER_TOKEN)
+        self.first = self._seconds("vllm:time_to_first_token_seconds", "Seconds to the first token.", _FIRST_TOKEN)
+        self.between = self._seconds("vllm:inter_token_latency_seconds", "Seconds between chunks.", _PER_TOKEN)
         self.per_token = self._seconds(
-            "vllm:request_time_per_output_token_seconds", "A request's mean time per token after its first.", _PER_TOKEN
+            "vllm:request_time_per_output_token_seconds",
+            "Mean seconds per output token of a request, after its first.",
+            _PER_TOKEN,
         )
-        self.whole = self._seconds("vllm:e2e_request_latency_seconds", "From request to end.", _WHOLE)
+        self.whole = self._seconds("vllm:e2e_request_latency_seconds", "Seconds from request to end.", _WHOLE)
         spent = Counter("tandem:request_seconds", "Seconds of requests, by cause.", ("cause",), registry=registry)
         self._spent = {cause: spent.labels(cause) for cause in _CAUSES}
 
@@ -79,7 +84,7 @@ class GenerationMetrics:
         for position in range(accepted):
             self._accepted_at(position).inc()
 
-    def grown(self, stats: SpeculationStats, before: tuple[int, int, int, list[int], list[int]]) -> None:
+    def count_growth(self, stats: SpeculationStats, before: tuple[int, int, int, list[int], list[int]]) -> None:
         """Counts the growth since `before`: (rounds, undrafted, stale, drafted by position, accepted by position)."""
         rounds, undrafted, stale, drafted_at, accepted_at = before
         self._undrafted.inc(stats.undrafted_rounds - undrafted)
@@ -150,7 +155,7 @@ class WatchedRequest:
 
     def _count(self) -> None:
         stats = self._stats
-        self._metrics.grown(stats, self._seen)
+        self._metrics.count_growth(stats, self._seen)
         drafted, accepted = list(stats.drafted_per_position), list(stats.accepted_per_position)
         self._seen = (stats.rounds, stats.undrafted_rounds, stats.stale_rounds, drafted, accepted)
 

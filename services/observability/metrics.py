@@ -19,7 +19,7 @@ from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import Call, CallObserver
 from tandem.services.observability.generation_metrics import MODEL_LABELS, GenerationMetrics
-from tandem.services.observability.scraped_metrics import States
+from tandem.services.observability.scraped_metrics import ScrapedMetrics
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.fallible import DrafterHealth
 
@@ -34,9 +34,14 @@ class Metrics(CallObserver):
     def __init__(self, role: str, model: str, most_drafted: int, info: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
         self._names = dict(zip(MODEL_LABELS, (model, "0"), strict=True))
-        self._states = States()
+        self._states = ScrapedMetrics()
         self.registry.register(self._states)
-        build = Gauge("tandem:build_info", "1: what runs.", ("role", "model_name", *info), registry=self.registry)
+        build = Gauge(
+            "tandem:build_info",
+            "Versions and model of this server; always 1.",
+            ("role", "model_name", *info),
+            registry=self.registry,
+        )
         build.labels(role, model, *info.values()).set(1)
         self.generation = GenerationMetrics(self.registry, model, most_drafted)
         self._rpcs = self._counter("tandem:rpcs", "Calls that ended, by status.", ("method", "code"))
@@ -45,13 +50,15 @@ class Metrics(CallObserver):
         self._rounds = self._counter("tandem:rounds", "Rounds of sessions, by outcome.", ("outcome", "transport"))
         for outcome, transport in itertools.product(("applied", "replayed", "stale"), ("unary", "stream")):
             self._rounds.labels(outcome, transport)
-        self._resumes = self._counter("tandem:session_resumes", "Sessions opened with more than their prompt.", ())
+        self._resumes = self._counter(
+            "tandem:session_resumes", "Sessions opened with more tokens than their prompt.", ()
+        )
         histograms = (
-            self._by_kind("tandem:step_seconds", "A step on the device.", _STEP),
-            self._by_kind("tandem:step_queue_seconds", "A row's wait for its step.", _STEP),
+            self._by_kind("tandem:step_seconds", "Seconds of a device step.", _STEP),
+            self._by_kind("tandem:step_queue_seconds", "Seconds that a row waited for its step.", _STEP),
             self._by_kind("tandem:step_rows", "Rows that shared a step.", _ROWS),
         )
-        self._chunks = self._counter("tandem:prefill_chunks", "Chunks of prompts processed.", ())
+        self._chunks = self._counter("tandem:prefill_chunks", "Prompt chunks processed.", ())
         # Labels are looked up once, because messages and steps are frequent.
         self._round_of = functools.cache(self._rounds.labels)
         self._bytes_of = functools.cache(self._bytes.labels)
@@ -71,37 +78,39 @@ class Metrics(CallObserver):
             return max(0, lifecycle.running - waiting()) + sum(len(table) for table in sessions)
 
         add = self._states.gauge
-        add("vllm:num_requests_running", "Requests and sessions under way.", self._names, running)
-        add("vllm:num_requests_waiting", "Requests that wait for a KV slot.", self._names, waiting)
+        add("vllm:num_requests_running", "Requests and sessions in progress.", self._names, running)
+        add("vllm:num_requests_waiting", "Requests waiting for a KV slot.", self._names, waiting)
 
     def watch_slots(self, of: str, slots: SlotPool) -> None:
         """Adds gauges of KV slots. `of`: target or draft."""
         add, label = self._states.gauge, {"of": of}
         add("tandem:kv_slots", "KV slots.", label, lambda: slots.count)
-        add("tandem:kv_slots_used", "KV slots that are taken.", label, lambda: slots.count - slots.free)
+        add("tandem:kv_slots_used", "KV slots in use.", label, lambda: slots.count - slots.free)
 
     def watch_steps(self, batcher: Batcher) -> None:
         batcher.observe = self._stepped
-        self._states.gauge("tandem:step_queue_depth", "Rows that wait for a step.", {}, lambda: batcher.waiting)
-        self._states.counter("tandem:hung_steps", "Steps beyond their bound.", {}, lambda: batcher.hung_steps)
+        self._states.gauge("tandem:step_queue_depth", "Rows waiting for a step.", {}, lambda: batcher.waiting)
+        self._states.counter(
+            "tandem:hung_steps", "Steps that exceeded their time limit.", {}, lambda: batcher.hung_steps
+        )
 
     def watch_sessions(self, kind: str, table: SessionTable[Any, Any]) -> None:
         """Adds metrics of a session table. `kind`: verify or propose."""
         add, label = self._states, {"kind": kind}
-        add.gauge("tandem:sessions", "Sessions that are open.", label, lambda: len(table))
+        add.gauge("tandem:sessions", "Open sessions.", label, lambda: len(table))
         add.counter("tandem:sessions_opened", "Sessions opened.", label, lambda: table.opened)
         add.counter("tandem:sessions_closed", "Sessions closed.", label, lambda: table.closed)
-        add.counter("tandem:sessions_expired", "Sessions whose lease ran out.", label, lambda: table.expired)
+        add.counter("tandem:sessions_expired", "Sessions whose lease expired.", label, lambda: table.expired)
 
     def watch_drafter(self, health: DrafterHealth) -> None:
         """Adds metrics of a drafter that may fail."""
         add = self._states
-        add.gauge("tandem:drafter_up", "1 while the drafter answers.", {}, lambda: int(health.up))
-        add.counter("tandem:draft_failures", "Times that the drafter failed.", {}, lambda: health.failures)
+        add.gauge("tandem:drafter_up", "1 if the drafter is available.", {}, lambda: int(health.up))
+        add.counter("tandem:draft_failures", "Failures of the drafter.", {}, lambda: health.failures)
 
     def started(self, seconds: Mapping[str, float]) -> None:
         """Sets the seconds that each stage of start-up took."""
-        stages = Gauge("tandem:startup_seconds", "Start-up, by stage.", ("stage",), registry=self.registry)
+        stages = Gauge("tandem:startup_seconds", "Seconds of start-up, by stage.", ("stage",), registry=self.registry)
         for stage, taken in seconds.items():
             stages.labels(stage).set(taken)
 

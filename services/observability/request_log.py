@@ -14,7 +14,7 @@ from tandem.speculation.types import FinishReason
 
 log = logging.getLogger("tandem.request")
 
-_MOST_SESSIONS = 4096  # a session that is closed while it opens would otherwise stay in the table for ever
+_MAX_SESSIONS = 4096  # a session that is closed while it opens would otherwise stay in the table for ever
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class RequestLog(CallObserver):
                 self._completions[id(call)] = reply.completion
         elif method == "OpenSession":
             self._sessions.setdefault(_key(request), _Tally(call.request_id, request.prompt_length))
-            if len(self._sessions) > _MOST_SESSIONS:
+            if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions)))
         elif method in ("Verify", "VerifyStream"):
             tally = self._sessions.get(_key(request))

@@ -18,7 +18,7 @@ class _State:
     samples: list[tuple[Mapping[str, str], Callable[[], int]]]
 
 
-class States(Collector):
+class ScrapedMetrics(Collector):
     """Metric names and functions that read their values. Scrapes run on another thread: each read must be atomic."""
 
     def __init__(self) -> None:

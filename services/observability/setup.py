@@ -85,7 +85,7 @@ class Observability:
         make = generator.make_rounds
         return replace(generator, make_rounds=lambda *asked: traced_rounds(make(*asked)))
 
-    def look_at(
+    def watch_parts(
         self,
         lifecycle: Lifecycle,
         batcher: Batcher,

@@ -45,7 +45,7 @@ _ORIGIN: ContextVar[str] = ContextVar("origin", default="")
 Result = TypeVar("Result")
 
 
-class Late(Exception):
+class MessageTimeout(Exception):
     """A call's message was not received or not read in time."""
 
 
@@ -127,22 +127,22 @@ class _Call:
             self._server.count(self._method, context)
             if self._handler.request_deserializer is None:
                 return None  # already refused, so the request is not read
-            with Waiting(self._limits.message_seconds) as waiting:
+            with WaitLimit(self._limits.message_seconds) as waiting:
                 data = await waiting.until(context.read())
             if data is grpc.aio.EOF:
                 raise InvalidField("request", "missing: the call ended without a message")
             return self._decode(data)
-        except Late:
+        except MessageTimeout:
             seconds = self._limits.message_seconds
             return await self._refused(
-                InvalidField("request", f"missing: it did not come within {seconds:g} s"), context
+                InvalidField("request", f"missing: it was not received within {seconds:g} s"), context
             )
         except _WRONG as error:
             return await self._refused(error, context)
 
     def _decode(self, data: bytes) -> Any:
         if self._most is not None and len(data) > self._most:
-            raise InvalidField("request", f"{len(data)} bytes are above the {self._most} that this method takes")
+            raise InvalidField("request", f"{len(data)} bytes exceed this method's limit of {self._most}")
         return self._handler.request_deserializer(data)
 
     async def _refused(self, error: Exception, context: grpc.aio.ServicerContext) -> Refused:
@@ -155,13 +155,13 @@ class _Call:
         """Writes replies as they are read. Aborts the call if the client reads none for too long."""
         if inspect.isawaitable(answered):  # a service that writes its replies itself
             return await answered
-        late: Late | None = None
+        late: MessageTimeout | None = None
         async with contextlib.aclosing(answered) as replies:
-            with Waiting(self._limits.unread_seconds) as waiting:
+            with WaitLimit(self._limits.unread_seconds) as waiting:
                 try:
                     async for reply in replies:
                         await waiting.until(context.write(reply))
-                except Late as error:
+                except MessageTimeout as error:
                     late = error
                 except grpc.aio.InternalError as gone:  # the client has disconnected, which cancels the call
                     raise asyncio.CancelledError from gone
@@ -170,7 +170,7 @@ class _Call:
             await abort(context, NotRead(f"replies were not read within {self._limits.unread_seconds:g} s"))
 
 
-class Waiting:
+class WaitLimit:
     """Limits the time of each wait of the current task, with one timer that is rarely reset."""
 
     def __init__(self, seconds: float) -> None:
@@ -180,7 +180,7 @@ class Waiting:
         self._timer: asyncio.TimerHandle | None = None
         self._late = False
 
-    def __enter__(self) -> Waiting:
+    def __enter__(self) -> WaitLimit:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -188,7 +188,7 @@ class Waiting:
             self._timer.cancel()
 
     async def until(self, work: Awaitable[Result]) -> Result:
-        """Awaits `work`. Raises Late if it takes too long."""
+        """Awaits `work`. Raises MessageTimeout if it takes too long."""
         self._since = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._look)
@@ -199,7 +199,7 @@ class Waiting:
                 raise
             if hasattr(self._task, "uncancel"):  # from Python 3.11 on
                 self._task.uncancel()
-            raise Late from None
+            raise MessageTimeout from None
         finally:
             self._since = None
 

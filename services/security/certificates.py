@@ -12,26 +12,26 @@ from cryptography.x509.oid import NameOID
 _UTF8_STRING = 0x0C  # its tag in DER
 
 
-class NamesNobody(ValueError):
+class NoUsableName(ValueError):
     """The certificate cannot be read, or has no usable name."""
 
 
 def identity_of(pem: bytes) -> str:
     """Returns the first subject alternative name with its kind (dns:alice.example), else `subject:` and the subject.
 
-    A subject must have a common name. Raises NamesNobody for an empty, unknown or unprintable name.
+    A subject must have a common name. Raises NoUsableName for an empty, unknown or unprintable name.
     """
     try:
         certificate = x509.load_pem_x509_certificate(pem)
         kind, text = _alternative_name(certificate) or _subject(certificate)
-    except NamesNobody:
+    except NoUsableName:
         raise
     except Exception as error:  # the parser's input is untrusted
-        raise NamesNobody(f"it cannot be read ({type(error).__name__})") from None
+        raise NoUsableName(f"it cannot be read ({type(error).__name__})") from None
     if not text.strip():
-        raise NamesNobody(f"its name, of the kind {kind}, is empty")
+        raise NoUsableName(f"its name, of the kind {kind}, is empty")
     if not text.isprintable():
-        raise NamesNobody(f"its name, of the kind {kind}, has characters that cannot be printed")
+        raise NoUsableName(f"its name, of the kind {kind}, has characters that cannot be printed")
     return f"{kind}:{text}"
 
 
@@ -60,7 +60,7 @@ def _named(name: x509.GeneralName) -> tuple[str, str]:
             return "oid", name.value.dotted_string
         case x509.OtherName():
             return f"other:{name.type_id.dotted_string}", _other(name.value)
-    raise NamesNobody(f"its name is of a kind that is not known ({type(name).__name__})")
+    raise NoUsableName(f"its name has an unknown type ({type(name).__name__})")
 
 
 def _other(der: bytes) -> str:
@@ -68,7 +68,7 @@ def _other(der: bytes) -> str:
     if len(der) > 2 and der[0] == _UTF8_STRING and der[1] == len(der) - 2 < 128:
         return f"utf8:{der[2:].decode()}"
     if not der[2:]:
-        raise NamesNobody("its name, of the kind other, is empty")
+        raise NoUsableName("its name, of the kind other, is empty")
     return f"der:{der.hex()}"
 
 
@@ -76,5 +76,5 @@ def _subject(certificate: x509.Certificate) -> tuple[str, str]:
     """Returns the complete subject, because two organizations may use the same common name."""
     common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if not any(str(name.value).strip() for name in common):
-        raise NamesNobody("it has no subject alternative name and no common name")
+        raise NoUsableName("it has no subject alternative name and no common name")
     return "subject", certificate.subject.rfc4514_string()

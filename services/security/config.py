@@ -20,7 +20,7 @@ from tandem.services.security.tokens import AcceptedTokens
 
 log = logging.getLogger("tandem.security")
 
-LEAST_MESSAGE_BYTES = 1024
+MIN_MESSAGE_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Security:
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_message_bytes < LEAST_MESSAGE_BYTES:
-            raise ValueError(f"max_message_bytes: {self.max_message_bytes} is below {LEAST_MESSAGE_BYTES}")
+        if self.max_message_bytes < MIN_MESSAGE_BYTES:
+            raise ValueError(f"max_message_bytes: {self.max_message_bytes} is below {MIN_MESSAGE_BYTES}")
         if self.tls is not None and self.tls.client_ca is not None and self.tokens is None:
             _check_names_can_be_read()
 

@@ -12,13 +12,13 @@ from tandem.speculation.types import InvalidField, TooLong
 
 BYTES_PER_TOKEN = 64
 """Default limit on a prompt's bytes per token of the sequence length; longer text is refused before tokenization."""
-MOST_STOP_STRINGS = 64
+MAX_STOP_STRINGS = 64
 LONGEST_STOP_STRING = 1024  # characters
-MOST_STOP_TOKENS = 1024
+MAX_STOP_TOKENS = 1024
 
 
 MESSAGE_BYTES = 4 * 1024 * 1024
-_BESIDE_PROMPTS = 4 * LONGEST_STOP_STRING * MOST_STOP_STRINGS + 64 * 1024
+_BESIDE_PROMPTS = 4 * LONGEST_STOP_STRING * MAX_STOP_STRINGS + 64 * 1024
 
 
 def message_bytes(sequence_length: int, max_prompt_bytes: int | None) -> int:
@@ -82,8 +82,8 @@ class ServerLimits:
         length = len(message.text.encode())
         if length > most:
             raise TooLong(f"the prompt has {length} bytes and this server takes {most} (max_prompt_bytes)")
-        check_count("stop_token_ids", message.stop_token_ids, MOST_STOP_TOKENS)
-        check_count("stop_strings", message.stop_strings, MOST_STOP_STRINGS)
+        check_count("stop_token_ids", message.stop_token_ids, MAX_STOP_TOKENS)
+        check_count("stop_strings", message.stop_strings, MAX_STOP_STRINGS)
         for i, string in enumerate(message.stop_strings):
             check_count(f"stop_strings[{i}]", string, LONGEST_STOP_STRING, "characters ")
 

@@ -12,7 +12,7 @@ from tandem.rpc.secret_files import lines_of, signature, warn_if_others_read
 log = logging.getLogger("tandem.security")
 
 FLAG = "accept_tokens"
-LEAST_CHARACTERS = 16
+MIN_CHARACTERS = 16
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]+")  # RFC 6750, b64token
 _HASH = re.compile(r"sha256:([0-9a-f]{64})")
 
@@ -79,8 +79,8 @@ def _digest(word: str, where: str) -> bytes:
     hashed = _HASH.fullmatch(word)
     if hashed:
         return bytes.fromhex(hashed[1])
-    if len(word) < LEAST_CHARACTERS:
-        raise ValueError(f"{where}: a token of {len(word)} characters; the minimum is {LEAST_CHARACTERS}")
+    if len(word) < MIN_CHARACTERS:
+        raise ValueError(f"{where}: a token of {len(word)} characters; the minimum is {MIN_CHARACTERS}")
     if not _TOKEN.fullmatch(word):
         raise ValueError(f"{where}: a token consists of letters, digits and . _ ~ + / = -")
     return hashlib.sha256(word.encode()).digest()

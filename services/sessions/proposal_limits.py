@@ -11,7 +11,7 @@ BYTES_PER_TOKEN = 1024
 """Memory per token of a session: the index of n-gram lookup, measured."""
 
 
-class Proposed:
+class ProposalCounts:
     """Counts each caller's proposal sessions and their bytes, and enforces the limits."""
 
     def __init__(self, limits: ServerLimits) -> None:
@@ -41,7 +41,9 @@ class Proposed:
             own = most if identity == ANONYMOUS else max(1, most // 2)
             for whose, now, limit in (("your", held[identity], own), ("all", self._together[name], most)):
                 if now + more > limit:
-                    raise LimitReached(f"{name}: {whose} sessions of proposals have {now} of {limit}: no {more} more")
+                    raise LimitReached(
+                        f"{name}: {whose} proposal sessions use {now} of {limit}: there is no room for {more} more"
+                    )
         held[identity] += more
         self._together[name] += more
         if not held[identity]:

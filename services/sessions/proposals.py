@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from tandem.engine.drafting import Drafting
 from tandem.engine.generator import check_tokens
 from tandem.rpc import wire
-from tandem.services.errors import Mismatch
+from tandem.services.errors import VocabularyMismatch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.services.sessions import checkout
-from tandem.services.sessions.proposal_limits import Proposed
+from tandem.services.sessions.proposal_limits import ProposalCounts
 from tandem.services.sessions.table import Session, SessionConflict, SessionKey, SessionTable, session_key
 from tandem.speculation.drafters import Drafter, teach
 from tandem.speculation.types import InvalidField, ModelInfo, TooLong
@@ -26,7 +26,7 @@ SLOT_SECONDS = 0.2
 
 
 @dataclass(slots=True)
-class Held:
+class ProposalResources:
     """A session's drafter (`ready` once opened), and the lock that serializes its rounds.
 
     `counted`: the tokens counted against the limits.
@@ -52,9 +52,9 @@ class Proposals:
     ) -> None:
         self._drafting, self._info, self._lifecycle = drafting, info, lifecycle
         self._limits = limits or ServerLimits()
-        self._proposed = Proposed(self._limits)
+        self._proposed = ProposalCounts(self._limits)
         self._vocab_size = min(info.vocab_size, drafting.vocab_size)
-        self.sessions: SessionTable[Held, None] = SessionTable(time.monotonic, lease_seconds)
+        self.sessions: SessionTable[ProposalResources, None] = SessionTable(time.monotonic, lease_seconds)
 
     async def propose(self, request: pb.ProposeRequest) -> pb.ProposeResponse:
         """Drafts tokens. A failed first call leaves no session. Raises errors that services/errors.py maps."""
@@ -80,7 +80,7 @@ class Proposals:
         """Frees sessions when their lease expires. Runs until cancelled."""
         await checkout.expire_forever(self.sessions, self._free)
 
-    def _admit(self, key: SessionKey, request: pb.ProposeRequest) -> Session[Held, None]:
+    def _admit(self, key: SessionKey, request: pb.ProposeRequest) -> Session[ProposalResources, None]:
         self._lifecycle.check()
         self.sessions.check_new(key)
         self._limits.check_sessions(self.sessions.owned_by(key.owner))
@@ -88,11 +88,11 @@ class Proposals:
             raise InvalidField("sampling", "missing: a session's first call must have it")
         sampling = wire.sampling_from_wire(request.sampling)
         rule = wire.rule_from_wire(request.rule)
-        held = Held(self._drafting.drafter(self._info.vocab_size, rule, SLOT_SECONDS))
+        resources = ProposalResources(self._drafting.drafter(self._info.vocab_size, rule, SLOT_SECONDS))
         self._proposed.open(key.owner)
-        return self.sessions.admit(key, held, sampling, [], self._info.max_sequence_length)
+        return self.sessions.admit(key, resources, sampling, [], self._info.max_sequence_length)
 
-    async def _round(self, session: Session[Held, None], request: pb.ProposeRequest) -> pb.ProposeResponse:
+    async def _round(self, session: Session[ProposalResources, None], request: pb.ProposeRequest) -> pb.ProposeResponse:
         if request.known_length > len(session.tokens):
             return pb.ProposeResponse(unknown=True)
         if request.HasField("sampling") and wire.sampling_from_wire(request.sampling) != session.sampling:
@@ -100,16 +100,16 @@ class Proposals:
         tokens = [*session.tokens[: request.known_length], *request.tokens]
         if not tokens:
             raise InvalidField("tokens", "empty: at least one token is needed")
-        held = session.held
-        self._proposed.grow(session.session_id.owner, len(tokens) - held.counted)
-        session.tokens, held.counted = tokens, len(tokens)
-        if not held.ready:
-            await held.drafter.close()  # frees what a cancelled opening may have left
-            await held.drafter.open(tokens, session.sampling)
-            held.ready = True
-        teach(held.drafter, tokens)
+        resources = session.resources
+        self._proposed.grow(session.session_id.owner, len(tokens) - resources.counted)
+        session.tokens, resources.counted = tokens, len(tokens)
+        if not resources.ready:
+            await resources.drafter.close()  # frees what a cancelled opening may have left
+            await resources.drafter.open(tokens, session.sampling)
+            resources.ready = True
+        teach(resources.drafter, tokens)
         model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
-        draft = await held.drafter.propose(tokens, request.speculation_length, model_k)
+        draft = await resources.drafter.propose(tokens, request.speculation_length, model_k)
         return wire.draft_to_wire(draft)
 
     def _check(self, request: pb.ProposeRequest) -> None:
@@ -118,7 +118,7 @@ class Proposals:
         if request.speculation_length > most:
             raise InvalidField("speculation_length", f"{request.speculation_length} is above the maximum {most}")
         if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:
-            raise Mismatch(
+            raise VocabularyMismatch(
                 f"the caller's tokenizer {request.tokenizer_sha256[:12]} is not the draft's "
                 f"{self._info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
             )
@@ -129,7 +129,7 @@ class Proposals:
             )
         check_tokens("tokens", list(request.tokens), self._vocab_size)
 
-    async def _free(self, session: Session[Held, None]) -> None:
-        self._proposed.close(session.session_id.owner, session.held.counted)
-        session.held.counted = 0
-        await session.held.drafter.close()
+    async def _free(self, session: Session[ProposalResources, None]) -> None:
+        self._proposed.close(session.session_id.owner, session.resources.counted)
+        session.resources.counted = 0
+        await session.resources.drafter.close()

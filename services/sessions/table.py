@@ -20,7 +20,7 @@ REMEMBERED = 4096
 
 _CLOSED, _EXPIRED = "closed", "expired"
 
-Held = TypeVar("Held")
+Resources = TypeVar("Resources")
 Reply = TypeVar("Reply")
 
 
@@ -60,11 +60,11 @@ class Fence(enum.Enum):
 
 
 @dataclass(slots=True)
-class Session(Generic[Held, Reply]):
-    """One session. `held` are its server resources (the KV slot); `recorded` is the last round's reply."""
+class Session(Generic[Resources, Reply]):
+    """One session. `resources`: what the server holds for it (the KV slot); `recorded` is the last round's reply."""
 
     session_id: SessionKey
-    held: Held
+    resources: Resources
     sampling: SamplingParams
     tokens: list[int]
     max_total_tokens: int
@@ -99,7 +99,7 @@ class Session(Generic[Held, Reply]):
         if sampling != self.sampling:
             raise SessionConflict(f"session {self.session_id} is open with other sampling parameters")
         if rule is not self.rule:
-            raise SessionConflict(f"session {self.session_id} is open under the rule of {self.rule.value}")
+            raise SessionConflict(f"session {self.session_id} is open with the rule {self.rule.value}")
         if len(prefix) == self.recorded_base and len(prefix) < len(self.tokens):
             return
         if prefix != self.tokens:
@@ -107,54 +107,56 @@ class Session(Generic[Held, Reply]):
             self.recorded_base, self.recorded = -1, None
 
 
-class SessionTable(Generic[Held, Reply]):
+class SessionTable(Generic[Resources, Reply]):
     """Sessions by id, each with a lease of `lease_seconds` that every use renews."""
 
     def __init__(self, clock: Callable[[], float], lease_seconds: float) -> None:
         if lease_seconds <= 0:
             raise ValueError(f"lease_seconds: {lease_seconds} is not above 0")
         self._clock, self.lease_seconds = clock, lease_seconds
-        self._sessions: dict[SessionKey, Session[Held, Reply]] = {}
+        self._sessions: dict[SessionKey, Session[Resources, Reply]] = {}
         self.opened = self.closed = self.expired = 0  # totals
-        self.on_end: list[Callable[[Session[Held, Reply], str], None]] = []  # called with "closed" or "expired"
+        self.on_end: list[Callable[[Session[Resources, Reply], str], None]] = []  # called with "closed" or "expired"
         self._ended: dict[SessionKey, str] = {}  # how each session ended; oldest first
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[Session[Held, Reply]]:
+    def __iter__(self) -> Iterator[Session[Resources, Reply]]:
         return iter(list(self._sessions.values()))
 
     def owned_by(self, owner: str) -> int:
         """Returns the number of sessions that a caller has open."""
         return sum(session.session_id.owner == owner for session in self)
 
-    def find(self, session_id: SessionKey) -> Session[Held, Reply] | None:
+    def find(self, session_id: SessionKey) -> Session[Resources, Reply] | None:
         return self._sessions.get(session_id)
 
     def admit(
         self,
         session_id: SessionKey,
-        held: Held,
+        resources: Resources,
         sampling: SamplingParams,
         tokens: list[int],
         max_total_tokens: int,
         rule: Rule = Rule.AGREEMENT,
-    ) -> Session[Held, Reply]:
+    ) -> Session[Resources, Reply]:
         """Adds a session. Raises SessionConflict if its id is in use or was closed."""
         if session_id in self._sessions:
             raise SessionConflict(f"session {session_id} is open")
         self.check_new(session_id)
         expires = self._clock() + self.lease_seconds
-        session: Session[Held, Reply] = Session(
-            session_id, held, sampling, list(tokens), max_total_tokens, expires, rule=rule
+        session: Session[Resources, Reply] = Session(
+            session_id, resources, sampling, list(tokens), max_total_tokens, expires, rule=rule
         )
         self._sessions[session_id] = session
         self.opened += 1
         self._ended.pop(session_id, None)
         return session
 
-    def touch(self, session_id: SessionKey, expected: Session[Held, Reply] | None = None) -> Session[Held, Reply]:
+    def touch(
+        self, session_id: SessionKey, expected: Session[Resources, Reply] | None = None
+    ) -> Session[Resources, Reply]:
         """Renews the lease of a session (of `expected`, not of a later session with its id) and returns it.
 
         Raises SessionNotFound or SessionExpired; the latter even if the session has not been removed yet.
@@ -162,11 +164,11 @@ class SessionTable(Generic[Held, Reply]):
         session = self._sessions.get(session_id)
         if session is None or session is not (expected or session):
             if session is None and self._ended.get(session_id) == _EXPIRED:
-                raise SessionExpired(f"no session {session_id}: its lease ran out")
+                raise SessionExpired(f"no session {session_id}: its lease expired")
             raise SessionNotFound(f"no session {session_id}: never opened, or closed")
         now = self._clock()
         if self._out(session, now):
-            raise SessionExpired(f"no session {session_id}: its lease ran out")
+            raise SessionExpired(f"no session {session_id}: its lease expired")
         session.expires = now + self.lease_seconds
         return session
 
@@ -175,13 +177,13 @@ class SessionTable(Generic[Held, Reply]):
         if self._ended.get(session_id) == _CLOSED:
             raise SessionConflict(f"session {session_id} was closed: a new session needs a new id")
 
-    def drop(self, session_id: SessionKey) -> Session[Held, Reply] | None:
+    def drop(self, session_id: SessionKey) -> Session[Resources, Reply] | None:
         """Closes a session if it exists. Its id cannot be opened again."""
         session = self.forget(session_id)
         self._remember(session_id, _CLOSED)
         return session
 
-    def forget(self, session_id: SessionKey) -> Session[Held, Reply] | None:
+    def forget(self, session_id: SessionKey) -> Session[Resources, Reply] | None:
         """Removes a session, as if it had never been opened."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
@@ -189,7 +191,7 @@ class SessionTable(Generic[Held, Reply]):
             self._tell_end(session, _CLOSED)
         return session
 
-    def expire(self) -> list[Session[Held, Reply]]:
+    def expire(self) -> list[Session[Resources, Reply]]:
         """Removes and returns the unused sessions whose lease ran out."""
         now = self._clock()
         gone = [s for s in self if self._out(s, now)]
@@ -206,7 +208,7 @@ class SessionTable(Generic[Held, Reply]):
         while len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
-    def _tell_end(self, session: Session[Held, Reply], how: str) -> None:
+    def _tell_end(self, session: Session[Resources, Reply], how: str) -> None:
         for told in self.on_end:
             told(session, how)
 
@@ -216,5 +218,5 @@ class SessionTable(Generic[Held, Reply]):
         return min((max(0.0, s.expires - now) for s in self if not s.in_use), default=self.lease_seconds)
 
     @staticmethod
-    def _out(session: Session[Held, Reply], now: float) -> bool:
+    def _out(session: Session[Resources, Reply], now: float) -> bool:
         return session.expires < now and not session.in_use

@@ -13,8 +13,8 @@ from typing import Any
 
 BITS = 8
 """Maximum number of parameters per byte of weights: no format uses less than a bit."""
-_LEAST_OF_TENSOR = 8 + 4 + 4 + 8  # bytes of a tensor's entry in a GGUF, without name and dimensions
-_MOST_DIMENSIONS = 4
+_MIN_OF_TENSOR = 8 + 4 + 4 + 8  # bytes of a tensor's entry in a GGUF, without name and dimensions
+_MAX_DIMENSIONS = 4
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -52,23 +52,23 @@ def check_gguf(file: Path) -> None:
         try:
             _check_header(header)
         except (struct.error, UnicodeDecodeError):
-            raise ImplausibleSize("its header goes beyond its end") from None
+            raise ImplausibleSize("its header extends beyond its end") from None
 
 
 def _check_header(header: _Header) -> None:
     if header.read("4s") != b"GGUF" or header.read("I") not in (2, 3):
         raise ImplausibleSize("not a GGUF file of version 2 or 3")
     tensors, values = header.read("Q"), header.read("Q")
-    if tensors * _LEAST_OF_TENSOR + values > len(header.content):
-        raise ImplausibleSize(f"{tensors} tensors and {values} values are said to be in {len(header.content)} bytes")
-    said: dict[str, Any] = {}
+    if tensors * _MIN_OF_TENSOR + values > len(header.content):
+        raise ImplausibleSize(f"{tensors} tensors and {values} values are claimed in {len(header.content)} bytes")
+    claims: dict[str, Any] = {}
     for _ in range(values):
         key = header.text()
-        said[key.partition(".")[2]] = header.value(header.read("I"))
+        claims[key.partition(".")[2]] = header.value(header.read("I"))
     elements, blocks = 0, set()
     for _ in range(tensors):
         name, dimensions = header.text(), header.read("I")
-        if dimensions > _MOST_DIMENSIONS:
+        if dimensions > _MAX_DIMENSIONS:
             raise ImplausibleSize(f"{name}: {dimensions} dimensions")
         elements += math.prod(header.read("Q") for _ in range(dimensions))
         header.read("IQ")
@@ -76,19 +76,19 @@ def _check_header(header: _Header) -> None:
             blocks.add(int(found[1]))
     if elements > BITS * len(header.content):
         raise ImplausibleSize(f"its tensors have {elements} elements, more than {len(header.content)} bytes can hold")
-    layers = said.get("block_count")
+    layers = claims.get("block_count")
     if isinstance(layers, int) and layers > len(blocks):
         raise ImplausibleSize(f"block_count: {layers} layers, and there are tensors of {len(blocks)}")
-    _check({**said, "tokens": said.get("ggml.tokens")}, elements)
+    _check({**claims, "tokens": claims.get("ggml.tokens")}, elements)
 
 
-def _check(said: Mapping[str, Any], elements: int) -> None:
+def _check(claims: Mapping[str, Any], elements: int) -> None:
     """Checks sizes against `elements`, the number of parameters that the files can hold."""
-    layers, width = _largest(said, _LAYERS)[1], _largest(said, _WIDTH)[1]
+    layers, width = _largest(claims, _LAYERS)[1], _largest(claims, _WIDTH)[1]
     if layers * width > elements:
         raise ImplausibleSize(f"{layers} layers of width {width}, and the weights have at most {elements} parameters")
     for names, times in ((_PER_LAYER, max(1, layers) * max(1, width)), (_ROWS, max(1, width))):
-        name, size = _largest(said, names)
+        name, size = _largest(claims, names)
         if size * times > elements:
             raise ImplausibleSize(
                 f"{name}: {size} beside {layers} layers of width {width}, "
@@ -96,9 +96,9 @@ def _check(said: Mapping[str, Any], elements: int) -> None:
             )
 
 
-def _largest(said: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, int]:
+def _largest(claims: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, int]:
     """The name and value of the largest of these sizes that is given; 0 if none is."""
-    sizes = ((value, name) for name in names if type(value := said.get(name)) is int)
+    sizes = ((value, name) for name in names if type(value := claims.get(name)) is int)
     size, name = max(sizes, default=(0, names[0]))
     return name, size
 

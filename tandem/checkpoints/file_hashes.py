@@ -63,7 +63,7 @@ class FileHashes:
             note = {"path": str(file), "name": file.name, "facts": facts, "sha256": digest}
             write_whole(place, json.dumps(note))
         except OSError as error:
-            log.debug("the hash of %s is not remembered: %s", file, error)
+            log.debug("cannot cache the hash of %s: %s", file, error)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, first_line, weights_revision
-from tandem.checkpoints.trusted_cache import NOTE, cache_root, flaw, locked, private_folder, seal
+from tandem.checkpoints.trusted_cache import NOTE, cache_root, locked, private_folder, seal, seal_error
 
 log = logging.getLogger("tandem.models")
 _LAYOUT = 2  # part of the folder's name; increase it when the folder's content changes
@@ -26,15 +26,15 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
     key = revision.split(":")[1]
     try:
         folder = private_folder(cache_root()) / f"{checkpoint.name}-{key}-v{_LAYOUT}"
-        if flaw(folder / NOTE) is not None:
+        if seal_error(folder / NOTE) is not None:
             with locked(folder.with_name(f"{folder.name}.lock")):  # servers that start together unpack once
-                wrong = flaw(folder / NOTE)
+                wrong = seal_error(folder / NOTE)
                 if wrong:
-                    log.warning("unpacked weights are not used and made again: %s", wrong)
+                    log.warning("unpacking the weights again: %s", wrong)
                 if wrong is not None:
                     _unpack(checkpoint, folder)
     except OSError as error:
-        log.warning("%s cannot be kept unpacked in %s: %s", checkpoint.gguf, cache_root(), error)
+        log.warning("cannot cache %s, unpacked, in %s: %s", checkpoint.gguf, cache_root(), error)
         return checkpoint
     return Checkpoint(checkpoint.name, str(folder), revision=revision)
 

@@ -50,7 +50,7 @@ def private_folder(path: Path) -> Path:
     status = path.stat()
     if status.st_uid == os.geteuid():
         if status.st_mode & _OTHERS_WRITE:
-            log.warning("%s could be written by others (mode %o); now it cannot", path, stat.S_IMODE(status.st_mode))
+            log.warning("%s was writable by other users (mode %o); it no longer is", path, stat.S_IMODE(status.st_mode))
             path.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
         return path
     if status.st_uid != 0:
@@ -85,7 +85,7 @@ def seal(note: Path, files: Sequence[Path]) -> None:
     write_whole(note, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
-def flaw(note: Path) -> str | None:
+def seal_error(note: Path) -> str | None:
     """Why the files sealed by `note` may not be used, in one line; None if they may; "" if there is no note yet."""
     try:
         _check_ours(note)
@@ -99,7 +99,7 @@ def flaw(note: Path) -> str | None:
                 _check_ours(folder)
             _check_ours(file)
             if hashes.of(file) != noted:
-                return f"{file} is not what was written: its hash is another"
+                return f"{file} was changed: its hash differs from the recorded one"
     except FileNotFoundError as error:
         return "" if error.filename == str(note) else f"{error.filename} is missing"
     except OSError as error:
@@ -117,4 +117,4 @@ def _check_ours(path: Path) -> None:
     if status.st_uid not in (os.geteuid(), 0):
         raise Untrusted(f"{path} belongs to another user (uid {status.st_uid})")
     if status.st_mode & _OTHERS_WRITE:
-        raise Untrusted(f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):o})")
+        raise Untrusted(f"{path} is writable by other users (mode {stat.S_IMODE(status.st_mode):o})")

@@ -12,8 +12,8 @@ from tandem.cli.flag_row import ASKING, BACKENDS, SERVERS, Flag
 from tandem.cli.flags import CALLING, FLAGS, GROUPS
 from tandem.speculation.types import SAMPLING_FIELDS
 
-_PROPOSING = "--propose_only knows no target and answers no Generate"
-_HOSTS = "--target_host says the port"
+_PROPOSING = "--propose_only has no target and does not answer Generate"
+_HOSTS = "--target_host already has the port"
 
 
 class RoleParser(argparse.ArgumentParser):
@@ -79,7 +79,7 @@ def _role_in(argv: Sequence[str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class Requirement:
     """Flags that have an effect on `roles` only if `met` is true; `why` is the error message if it is not."""
 
     flags: tuple[str, ...]
@@ -89,8 +89,10 @@ class Needs:
 
 
 NEEDS = (
-    Needs(("draft_seconds", *CALLING), ("target",), lambda a: a.draft_host, "without --draft_host no server is called"),
-    Needs(
+    Requirement(
+        ("draft_seconds", *CALLING), ("target",), lambda a: a.draft_host, "without --draft_host no server is called"
+    ),
+    Requirement(
         (
             *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
             *("max_requests_per_identity", "max_new_tokens", *SAMPLING_FIELDS, *CALLING),
@@ -99,25 +101,27 @@ NEEDS = (
         lambda a: not a.propose_only,
         _PROPOSING,
     ),
-    Needs(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _HOSTS),
-    Needs(("port",), ASKING, lambda a: _wants_port(a.target_host), _HOSTS),
-    Needs(("metrics_host",), SERVERS, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
-    Needs(("exact",), tuple(FLAGS["exact"].roles), lambda a: not a.fast, "does not go with --fast"),
-    Needs(("chat",), ("accept",), lambda a: a.prompt or a.prompt_text, "is for your own prompts"),
-    Needs(
+    Requirement(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _HOSTS),
+    Requirement(("port",), ASKING, lambda a: _wants_port(a.target_host), _HOSTS),
+    Requirement(("metrics_host",), SERVERS, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
+    Requirement(("exact",), tuple(FLAGS["exact"].roles), lambda a: not a.fast, "cannot be combined with --fast"),
+    Requirement(("chat",), ("accept",), lambda a: a.prompt or a.prompt_text, "is for your own prompts"),
+    Requirement(
         ("modules_to_not_convert",),
         ("plan",),
         lambda a: a.quantization not in ("auto", "none"),
-        "goes with a --quantization of the plan's",
+        "needs a --quantization other than auto and none",
     ),
-    Needs(
+    Requirement(
         ("target_model",),
         ("target", "verify_target", "fused_target", "accept", "compile", "plan"),
         lambda a: a.model is None,
         "the same as --model here; give one of them",
     ),
-    Needs(("draft_model",), ("verify_draft",), lambda a: a.model is None, "the same as --model here; give one of them"),
-    Needs(
+    Requirement(
+        ("draft_model",), ("verify_draft",), lambda a: a.model is None, "the same as --model here; give one of them"
+    ),
+    Requirement(
         ("model",),
         ("draft", "draft_worker"),
         lambda a: a.target_model is None if a.draft == "ngram" else a.draft_model is None,

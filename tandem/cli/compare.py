@@ -21,7 +21,7 @@ from tandem.comparison.links.settings import LINK_KINDS
 from tandem.comparison.measuring.architectures import DEFAULT, PIPELINED
 from tandem.comparison.measuring.config import BACKENDS, DRAFTERS, DTYPES, PIPELINES, ComparisonConfig, parse_connect
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
-from tandem.comparison.report.earlier import read_comparison
+from tandem.comparison.report.comparison_file import read_comparison
 from tandem.comparison.report.write import write_report
 from tandem.speculation.types import Rule, SamplingParams
 
@@ -184,7 +184,7 @@ RENDERING = {"render", "baseline", "format"}
 STARTING = ("model", "draft_model", "draft", "dtype", "threads", "batch", "backend", "startup_timeout")
 
 
-def given_in(argv: Sequence[str]) -> set[str]:
+def flags_given(argv: Sequence[str]) -> set[str]:
     """Returns the names of the flags that a command line gives, in either spelling."""
     parser = build_parser()
     for action in parser._actions:
@@ -192,7 +192,7 @@ def given_in(argv: Sequence[str]) -> set[str]:
     return set(vars(parser.parse_args(argv)))
 
 
-def refuse_idle(arguments: argparse.Namespace, given: set[str]) -> None:
+def refuse_unused_flags(arguments: argparse.Namespace, given: set[str]) -> None:
     """Raises ValueError for a flag that has no effect in combination with the others."""
     if arguments.render:
         for name in sorted(given - RENDERING):
@@ -310,7 +310,7 @@ def main(argv: Sequence[str] | None = None, program: str = "compare_architecture
     parser = build_parser(program)
     arguments = parser.parse_args(argv)
     try:
-        refuse_idle(arguments, given_in(sys.argv[1:] if argv is None else argv))
+        refuse_unused_flags(arguments, flags_given(sys.argv[1:] if argv is None else argv))
         if arguments.render:
             return render_again(arguments)
         if arguments.from_records:

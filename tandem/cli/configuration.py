@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 STARTED = time.monotonic()
 CHUNK = 64  # default number of prompt tokens per step
-MOST = 5  # default maximum of draft tokens per round on a server
+DEFAULT_MAX_DRAFT = 5  # default maximum of draft tokens per round on a server
 
 
 def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     """Builds the configuration of a role's models: where they run and in which shape."""
     from tandem.engine.loading import DraftChoice, ModelConfig
     from tandem.runners.loading import Execution, Shape
-    from tandem.runners.torch.buckets import AskedBuckets
+    from tandem.runners.torch.buckets import RequestedBuckets
 
     nxdi = args.backend == "nxdi"  # it shards models among cores itself
     k = auto_or_count("speculation_length", args.speculation_length)
@@ -52,7 +52,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
             args.sequence_length or 512,
             most_drafts(args),
             CHUNK if args.prefill_chunk is None else args.prefill_chunk,
-            AskedBuckets(
+            RequestedBuckets(
                 numbers("batch_buckets", args.batch_buckets, int), numbers("draft_buckets", args.draft_buckets, int)
             ),
         ),
@@ -68,7 +68,7 @@ def most_drafts(args: argparse.Namespace) -> int:
     """Returns the most draft tokens that a round may have. Raises ValueError."""
     k, most = auto_or_count("speculation_length", args.speculation_length), args.max_speculation_length
     if most is None:
-        return MOST if k is None else k
+        return DEFAULT_MAX_DRAFT if k is None else k
     if k is not None and k > most:
         raise ValueError(f"speculation_length: {k} is above max_speculation_length {most}")
     return int(most)
@@ -91,12 +91,12 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """Builds the whole configuration of a server."""
     from tandem.cli.security import server_security
     from tandem.engine.generator import RequestDefaults
-    from tandem.engine.step_watch import named_seconds
+    from tandem.engine.step_watch import parse_step_seconds
     from tandem.runners.startup import Startup
     from tandem.services.observability.setup import ObservabilityConfig
     from tandem.services.role_config import RoleConfig
     from tandem.services.server import ServeConfig
-    from tandem.services.shutdown import Ending
+    from tandem.services.shutdown import ShutdownDeadline
 
     startup = Startup(STARTED)
     startup.add("importing", startup.total())
@@ -109,10 +109,10 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
             startup,
             server_security(args),
             args.health_port,
-            Ending(),
+            ShutdownDeadline(),
         ),
         models=model_config(args, model),
-        target_address=None if args.propose_only else addresses_of(args.target_host, args.target_port),
+        target_address=None if args.propose_only else with_default_ports(args.target_host, args.target_port),
         draft_address=draft_address(args.draft_host),
         draft_seconds=args.draft_seconds,
         connect_seconds=args.connect_seconds,
@@ -123,7 +123,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         reconnect_seconds=args.reconnect_seconds,
         queue=args.queue,
         credentials=credentials(args),
-        step_seconds=named_seconds(args.step_seconds),
+        step_seconds=parse_step_seconds(args.step_seconds),
         defaults=RequestDefaults(sampling(args), args.max_new_tokens),
         command=command(args),
     )
@@ -175,7 +175,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         text="",
         chat=args.chat,
         sampling=sampling(args),
-        unsaid=frozenset(name for name in SAMPLING_FIELDS if getattr(args, name) is None),
+        unset_sampling=frozenset(name for name in SAMPLING_FIELDS if getattr(args, name) is None),
         max_new_tokens=args.max_new_tokens,
         max_total_tokens=args.sequence_length,
         speculation_length=auto_or_count("speculation_length", args.speculation_length),
@@ -184,7 +184,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         rule=Rule.named(args.rule),
     )
     return ClientConfig(
-        addresses_of(args.target_host, args.port),
+        with_default_ports(args.target_host, args.port),
         prompts,
         request,
         profile=args.profile,
@@ -275,12 +275,12 @@ def _file_prompts(file: str | None) -> tuple[str, ...]:
         raise ValueError(f"prompt_text: {error}") from None
 
 
-def addresses_of(hosts: str, port: int) -> str:
+def with_default_ports(hosts: str, port: int) -> str:
     """Returns HOST:PORT for each HOST or HOST:PORT in a comma-separated list."""
-    return ",".join(address_of(host.strip(), port) for host in hosts.split(","))
+    return ",".join(with_default_port(host.strip(), port) for host in hosts.split(","))
 
 
-def address_of(host: str, port: int) -> str:
+def with_default_port(host: str, port: int) -> str:
     """Returns HOST:PORT; `port` is used where `host` has none."""
     if host.count(":") > 1 and not host.startswith("["):
         host = f"[{host}]"  # a bare IPv6 address

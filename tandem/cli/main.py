@@ -91,7 +91,7 @@ def _rank() -> int:
 
 def _refuse(message: str, error: Exception, code: int, debug: bool, program: str) -> int:
     if debug:
-        logging.getLogger("tandem").debug("cannot go on", exc_info=error)
+        logging.getLogger("tandem").debug("failed", exc_info=error)
     label = f"[rank {_rank()}] " if _rank() else ""
     print(f"{program}: {label}{printable(' '.join(message.split()), None)}", file=sys.stderr)
     return code

@@ -67,19 +67,19 @@ def _fused_client(args: argparse.Namespace) -> Run:
 
 
 def _verify_target(args: argparse.Namespace) -> Run:
-    from tandem.clients.local import run_alone
+    from tandem.clients.local import run_single_model
 
-    return run_alone(client_config(args), model_config(args, args.model or args.target_model), "target_only")
+    return run_single_model(client_config(args), model_config(args, args.model or args.target_model), "target_only")
 
 
 def _verify_draft(args: argparse.Namespace) -> Run:
     from tandem.checkpoints.locate import embedded_draft
-    from tandem.clients.local import run_alone
+    from tandem.clients.local import run_single_model
 
     model = args.model or args.draft_model or embedded_draft()
     if model is None:
         raise ValueError("model: no draft model is shipped; name one with --model")
-    return run_alone(client_config(args), model_config(args, model), "draft_only")
+    return run_single_model(client_config(args), model_config(args, model), "draft_only")
 
 
 def _accept(args: argparse.Namespace) -> Run:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from rich.console import Console
 
-from tandem.comparison.analysis.whole import analyse
+from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.links.settings import LinkKind
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import Connect, measure, started

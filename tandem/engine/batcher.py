@@ -53,7 +53,7 @@ class StepHung(DeviceLost):
 
 
 @dataclass(frozen=True, slots=True)
-class Timed(Generic[Result]):
+class TimedResult(Generic[Result]):
     """A row's result, the seconds it waited for its step to begin, the step's own seconds and its rows."""
 
     value: Result
@@ -69,7 +69,7 @@ class _Waiting:
     limit: int
     since: float
     prefill: bool
-    done: asyncio.Future[Timed[Any]]
+    done: asyncio.Future[TimedResult[Any]]
 
 
 class Batcher:
@@ -134,7 +134,7 @@ class Batcher:
         row: Row,
         limit: int,
         prefill: bool = False,
-    ) -> Timed[Result]:
+    ) -> TimedResult[Result]:
         """Runs `row` in the next `step` that has room (at most `limit` rows). Raises RowFailed, StepHung or DeviceLost.
 
         Two steps of `prefill` rows never run in succession while other rows wait, so new requests delay a round by at
@@ -179,7 +179,7 @@ class Batcher:
         self._thread.submit(_run_and_tell, rows, begun, functools.partial(tell, self._ended, rows))
         begun.acquire(timeout=_BEGINS)
 
-    def _ended(self, rows: list[_Waiting], ran: Timed[Sequence[Any]]) -> None:
+    def _ended(self, rows: list[_Waiting], ran: TimedResult[Sequence[Any]]) -> None:
         self._running, self._turns = [], _TURNS
         if self._hung:
             return self._returned(ran)
@@ -188,7 +188,7 @@ class Batcher:
         self._hand_out(rows, ran)
         self._begin_if_ready()
 
-    def _returned(self, ran: Timed[Sequence[Any]]) -> None:
+    def _returned(self, ran: TimedResult[Sequence[Any]]) -> None:
         """Handles the return of an abandoned step, whose results are not needed any more."""
         self.steps += 1
         failed = next((result for result in ran.value if isinstance(result, DeviceLost)), None)
@@ -217,7 +217,7 @@ class Batcher:
         others = (row for row in self._ready if not row.prefill)
         return next(others, self._ready[0]) if self._prefilled else self._ready[0]
 
-    def _hand_out(self, rows: list[_Waiting], ran: Timed[Sequence[Any]]) -> None:
+    def _hand_out(self, rows: list[_Waiting], ran: TimedResult[Sequence[Any]]) -> None:
         self.steps += 1
         self.rows += len(rows)
         if self.learn:
@@ -231,7 +231,7 @@ class Batcher:
                 waiting.done.set_exception(result)
             else:
                 queued = ran.queue_seconds + rows[0].since - waiting.since
-                waiting.done.set_result(Timed(result, queued, ran.compute_seconds, len(rows)))
+                waiting.done.set_result(TimedResult(result, queued, ran.compute_seconds, len(rows)))
 
     async def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Waits for the running step and ends the thread. If that takes longer than `seconds`, sets `stuck` instead.
@@ -253,7 +253,9 @@ class Batcher:
         self._thread.shutdown(wait=not self.stuck)
 
 
-def _run_and_tell(rows: list[_Waiting], begun: threading.Lock, tell: Callable[[Timed[Sequence[Any]]], object]) -> None:
+def _run_and_tell(
+    rows: list[_Waiting], begun: threading.Lock, tell: Callable[[TimedResult[Sequence[Any]]], object]
+) -> None:
     """Runs the rows' step on the device thread and passes the result to `tell`."""
     begun.release()
     ran = _run(rows)
@@ -261,11 +263,11 @@ def _run_and_tell(rows: list[_Waiting], begun: threading.Lock, tell: Callable[[T
         tell(ran)
 
 
-def _run(rows: list[_Waiting]) -> Timed[Sequence[Any]]:
+def _run(rows: list[_Waiting]) -> TimedResult[Sequence[Any]]:
     """Runs the rows' step on the device thread; the queue time is that of the first row."""
     began = time.perf_counter()
     try:
         results = rows[0].step([r.row for r in rows])
     except Exception as error:
         results = [DeviceLost(f"{type(error).__name__}: {error}")] * len(rows)
-    return Timed(results, began - rows[0].since, time.perf_counter() - began)
+    return TimedResult(results, began - rows[0].since, time.perf_counter() - began)

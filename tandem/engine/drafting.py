@@ -8,7 +8,7 @@ from functools import partial
 from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load_draft, own_tokenizer
+from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load_draft, load_target_tokenizer
 from tandem.engine.slots import NoFreeSlot
 from tandem.runners.protocol import RowFailed
 from tandem.runners.startup import Startup
@@ -56,8 +56,8 @@ class Drafting:
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
     """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError with a one-line message."""
-    draft = await load_draft(config, batcher, alone=True, startup=startup)
-    tokenizer = draft.tokenizer if draft else await own_tokenizer(config)
+    draft = await load_draft(config, batcher, sole_model=True, startup=startup)
+    tokenizer = draft.tokenizer if draft else await load_target_tokenizer(config)
     return Drafting(draft, tokenizer, config.draft, drafter_health(draft))
 
 

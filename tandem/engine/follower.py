@@ -33,7 +33,7 @@ async def run_follower(config: ModelConfig, drafts: bool) -> int:
     except ValueError:
         raise
     except Exception:
-        log.exception("rank %d cannot go on", config.ranks.rank)
+        log.exception("rank %d failed", config.ranks.rank)
         return 1
     finally:
         await batcher.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tandem.engine.batcher import DeviceLost, Timed
+from tandem.engine.batcher import DeviceLost, TimedResult
 from tandem.engine.sequences import DraftSequence, Engine, KVSequence
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, fused
 from tandem.speculation.fallible import Attempt, DrafterHealth
@@ -111,7 +111,7 @@ class FusedRounds:
             self._lookup.modelled(tokens, result.proposal.token_ids)
 
     @staticmethod
-    def _as_round(result: FusedResult, done: Timed[FusedResult], proposer: Proposer) -> tuple[Draft, Verdict]:
+    def _as_round(result: FusedResult, done: TimedResult[FusedResult], proposer: Proposer) -> tuple[Draft, Verdict]:
         proposed = result.proposal
         waited = done.queue_seconds + result.draft_seconds - proposed.seconds  # includes drafting for other rows
         return (

@@ -43,11 +43,13 @@ class RequestDefaults:
 
     def complete(self, request: GenerationRequest, room: int) -> GenerationRequest:
         """Returns the request with all fields set. `room`: the tokens that fit after its prompt."""
-        defaults = {name: getattr(self.sampling, name) for name in request.unsaid}
+        defaults = {name: getattr(self.sampling, name) for name in request.unset_sampling}
         most = request.max_new_tokens
         if most is None and self.max_new_tokens is not None:
             most = max(1, min(self.max_new_tokens, room))  # only an explicit request for too many tokens is refused
-        return replace(request, sampling=replace(request.sampling, **defaults), unsaid=frozenset(), max_new_tokens=most)
+        return replace(
+            request, sampling=replace(request.sampling, **defaults), unset_sampling=frozenset(), max_new_tokens=most
+        )
 
 
 @dataclass(frozen=True, slots=True)

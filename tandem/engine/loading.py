@@ -80,9 +80,9 @@ class ModelConfig:
         """This process among those that share the target. Raises ValueError."""
         return Ranks.from_environment(self.execution.tp_degree)
 
-    def load_request(self, verifies: bool = True, alone: bool = False) -> LoadRequest:
+    def load_request(self, verifies: bool = True, sole_model: bool = False) -> LoadRequest:
         """What a backend is asked to load."""
-        return LoadRequest(self.execution, self.shape, self.settings, verifies, alone)
+        return LoadRequest(self.execution, self.shape, self.settings, verifies, sole_model)
 
     @property
     def draft_model(self) -> str | None:
@@ -120,13 +120,13 @@ async def load(config: ModelConfig, batcher: Batcher, startup: Startup | None = 
 async def load_draft(
     config: ModelConfig,
     batcher: Batcher,
-    alone: bool = False,
+    sole_model: bool = False,
     startup: Startup | None = None,
     link: RankLink | None = None,
 ) -> Loaded | None:
-    """Loads and warms up the draft model; None if n-gram lookup drafts. `alone`: no target shares its thread."""
+    """Loads and warms up the draft model; None if n-gram lookup drafts. `sole_model`: no target shares its thread."""
     model = config.draft_model
-    return None if model is None else await _load(config, model, batcher, startup or Startup(), False, alone, link)
+    return None if model is None else await _load(config, model, batcher, startup or Startup(), False, sole_model, link)
 
 
 async def close(target: Loaded, batcher: Batcher) -> None:
@@ -164,10 +164,10 @@ async def _load(
     batcher: Batcher,
     startup: Startup,
     verifies: bool,
-    alone: bool = False,
+    sole_model: bool = False,
     link: RankLink | None = None,
 ) -> Loaded:
-    backend, request = backend_named(config.backend), config.load_request(verifies, alone)
+    backend, request = backend_named(config.backend), config.load_request(verifies, sole_model)
     backend.require()
     with startup.stage("finding weights"):
         checkpoint = await asyncio.to_thread(backend.find, model)
@@ -192,7 +192,7 @@ async def _load_as_one_graph(
     backend.require()
     if config.draft.kind == "hybrid":
         raise ValueError(
-            f"draft: a fused {config.backend} graph verifies its own drafts alone, not copies; use --draft model"
+            f"draft: a fused {config.backend} graph verifies only its own drafts, not copies; use --draft model"
         )
     target, draft = backend.find(config.model), backend.find(draft_model)
     tokenizer = await _tokenizer(backend, target)
@@ -209,7 +209,7 @@ async def _tokenizer(backend: Backend, checkpoint: Checkpoint) -> Tokenizer:
     return await asyncio.to_thread(load_tokenizer, checkpoint) if tokenizer is None else tokenizer
 
 
-async def own_tokenizer(config: ModelConfig) -> Tokenizer:
+async def load_target_tokenizer(config: ModelConfig) -> Tokenizer:
     """The target's tokenizer without its weights: all that n-gram drafting needs."""
     backend = backend_named(config.backend)
     return await _tokenizer(backend, await asyncio.to_thread(backend.find, config.model))

@@ -70,7 +70,7 @@ class RankProcesses:
         if self._ending or code == 0:  # it was told to leave
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        log.error("rank %d, process %d, %s: no step can be made without it, stopping", rank, process.pid, how)
+        log.error("rank %d, process %d, %s: every step needs it, so this server stops", rank, process.pid, how)
         self.died.set()
         if self._tell:
             self._tell()

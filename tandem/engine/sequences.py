@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, Timed
+from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
 from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import (
     TAIL,
@@ -47,7 +47,7 @@ class Engine:
         self.lost = asyncio.Event()
         self._cause = ""
 
-    async def run(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
+    async def run(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
         """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
         if self.lost.is_set():
             raise DeviceLost(self._cause)
@@ -98,7 +98,7 @@ class KVSequence:
         del self.held[length:]
         return length
 
-    async def step(self, step: Step, row: Any, prefill: bool = False) -> Timed[Any]:
+    async def step(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
         """Like Engine.run. After a step that hung the content of the slot is unknown, so it counts as empty."""
         try:
             return await self.engine.run(step, row, prefill)
@@ -144,7 +144,7 @@ class TargetSequence(KVSequence):
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
 
-    async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> Timed[Verdict]:
+    async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> TimedResult[Verdict]:
         """Fills the cache with `prefix` and runs `row`. Raises RowFailed, after which nothing is held."""
         await self.fill(prefix)
         try:
@@ -181,11 +181,11 @@ class LocalVerifier:
 
 
 class DraftSequence(KVSequence):
-    """A sequence of the draft model, which proposes under `rule` only token ids below `known`."""
+    """A sequence of the draft model, which proposes under `rule` only token ids below `target_vocab_size`."""
 
-    def __init__(self, engine: Engine, slot: int, rule: Rule, known: int) -> None:
+    def __init__(self, engine: Engine, slot: int, rule: Rule, target_vocab_size: int) -> None:
         super().__init__(engine, slot)
-        self._rule, self._known = rule, known
+        self._rule, self._target_vocab_size = rule, target_vocab_size
 
     async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow:
         """Fills the cache with all of `tokens` but a short tail, and returns the row for the next step."""
@@ -194,7 +194,7 @@ class DraftSequence(KVSequence):
             await self.fill(tokens[:-2])
             behind = 2
         tail = tuple(tokens[-max(2, behind) :])
-        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._known)
+        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._target_vocab_size)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         """Records the tokens that a step processed: all but the last draft token, which was only drawn."""
@@ -244,13 +244,13 @@ class ModelDrafter:
         row = replace(await sequence.row(tokens, k, self._sampling), rule=rule)
         done = await sequence.step(self._engine.runner.propose, row)
         sequence.proposed(tokens, done.value.token_ids)
-        known = done.value.known(self._target_vocab_size)
+        proposal = done.value.within(self._target_vocab_size)
         return Draft(
-            known.token_ids,
+            proposal.token_ids,
             sequence.queue_seconds - waited + done.queue_seconds,
             sequence.compute_seconds - worked + done.compute_seconds,
-            (Proposer.MODEL,) * len(known.token_ids),
-            known.distributions,
+            (Proposer.MODEL,) * len(proposal.token_ids),
+            proposal.distributions,
             done.rows,
         )
 

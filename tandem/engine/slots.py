@@ -8,7 +8,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 """Requests that may wait for a slot, besides `reserved_places`."""
 KEPT_SECONDS = 2.0
 """How long the place of a named request whose wait timed out is kept for it to come back."""
@@ -35,7 +35,7 @@ class _Place:
 class SlotPool:
     """Slots 0 to count - 1. Taking the lowest first keeps busy slots adjacent, so caches are read without a copy."""
 
-    def __init__(self, count: int, max_waiting: int = MOST_WAITING + reserved_places(MOST_WAITING)) -> None:
+    def __init__(self, count: int, max_waiting: int = MAX_WAITING + reserved_places(MAX_WAITING)) -> None:
         self._free = list(range(count))
         self._queue: list[_Place] = []
         self._max_waiting = max_waiting

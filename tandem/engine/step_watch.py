@@ -20,7 +20,7 @@ log = logging.getLogger("tandem.models")
 
 FIRST_SECONDS = 300.0
 """Bound of the first step of a kind, for which an accelerator may still have to compile or load something."""
-LEAST_SECONDS = 30.0
+MIN_SECONDS = 30.0
 """Least bound of later steps, since a prefill of a whole chunk takes many times as long as one of a token."""
 TIMES_LONGEST = 20.0
 """The bound as a multiple of the longest recent step."""
@@ -52,10 +52,10 @@ class StepBound:
         if self._fixed is not None:
             return self._fixed
         longest = self._longest.get(kind)
-        return FIRST_SECONDS if longest is None else max(LEAST_SECONDS, TIMES_LONGEST * longest)
+        return FIRST_SECONDS if longest is None else max(MIN_SECONDS, TIMES_LONGEST * longest)
 
 
-def named_seconds(given: str) -> float | None:
+def parse_step_seconds(given: str) -> float | None:
     """Parses --step_seconds: a number, or None for auto. Raises ValueError."""
     try:
         return None if given == "auto" else float(given)
@@ -105,34 +105,34 @@ class StepWatch:
             if self._ran >= self._limit:
                 self._abandon(rows)
         elif not self._lost and self._ran >= 2 * self._limit:
-            self._give_up(DeviceLost(f"a step did not come back within {self._ran:.1f} s"))
+            self._give_up(DeviceLost(f"a step did not return within {self._ran:.1f} s"))
 
     def _abandon(self, rows: list[object]) -> None:
         self._hangs = True
         log.error(
-            "a step hangs: %s has run for %.1f s, its bound is %.1f s (--step_seconds); "
-            "callers are sent away, and the process ends unless it comes back within as long again",
-            described(rows),
+            "a step hangs: %s has run for %.1f s, its limit is %.1f s (--step_seconds); "
+            "its callers get an error, and the process ends unless it returns within the same time again",
+            describe_step(rows),
             self._ran,
             self._limit,
         )
-        self._batcher.abandon(f"a step of the device has run for {self._ran:.1f} s and has not come back")
+        self._batcher.abandon(f"a step of the device has run for {self._ran:.1f} s without returning")
         self.changed(False)
 
     def _came_back(self, failed: DeviceLost | None) -> None:
         if failed is not None:
             return self._give_up(failed)
-        log.warning("the step that hung came back after %.1f s: serving again", self._ran)
+        log.warning("the hung step returned after %.1f s: serving again", self._ran)
         self._hangs = False
         self.changed(True)
 
     def _give_up(self, error: DeviceLost) -> None:
         self._lost = True
-        log.error("the step that hung is given up: %s", error)
+        log.error("the hung step is abandoned: %s", error)
         self._lose(error)
 
 
-def described(rows: list[object]) -> str:
+def describe_step(rows: list[object]) -> str:
     """Describes a step for the log: its kind, its rows and the tokens of its widest row."""
     kind = type(rows[0]).__name__.removesuffix("Row").lower()
     return f"a {kind} step of {len(rows)} {'row' if len(rows) == 1 else 'rows'}, width {max(map(_width, rows))}"

@@ -130,4 +130,4 @@ def _no_device(found: Neuron) -> str:
         return f"there is no /dev/neuron*, {devices.problem}"
     if devices.instance and not devices.driver:
         return f"there is no /dev/neuron* on this {devices.instance}: the driver (aws-neuronx-dkms) is not loaded"
-    return "there is no /dev/neuron*: this is no Neuron instance, or a container without its devices"
+    return "there is no /dev/neuron*: this is not a Neuron instance, or a container without its devices"

@@ -69,7 +69,7 @@ def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None]) -> Iterat
     if devices["cpu"] is not None:
         yield "Install torch for the CPU: make setup, or pip install tandem-speculative[torch]"
     elif host.compiler is None:
-        yield "Install g++ or clang++ (or name one in CXX): native steps are several times faster than module code"
+        yield "Install g++ or clang++ (or set CXX): native steps are several times faster than module code"
     elif not (found.count or found.instance or host.gpus):
         yield "Serve on the CPU, nothing else is needed: python main.py --role fused_target"
 
@@ -102,7 +102,7 @@ def finding_lines(findings: Findings) -> Iterator[str]:
     memory = f", {host.memory_bytes / 2**30:.0f} GiB" if host.memory_bytes else ""
     yield "Machine"
     yield f"  {host.processor}, {host.cores} cores{memory}, {host.system}, Python {host.python}"
-    yield f"  instructions   {' '.join(host.features) or 'none that matter'}{_bf16_words(host)}"
+    yield f"  instructions   {' '.join(host.features) or 'none that is relevant'}{_bf16_words(host)}"
     yield f"  C++ compiler   {host.compiler or 'none'}"
     yield f"  libraries      {', '.join(f'{name} {version}' for name, version in host.libraries.items())}"
     yield from (f"  GPU            {gpu}" for gpu in host.gpus)

@@ -32,12 +32,12 @@ class Instance:
     chip: Chip
     chips: int
 
-    def lnc(self, asked: int | None) -> int:
+    def lnc(self, requested: int | None) -> int:
         """Physical cores per logical core; None asks for the default. Raises ValueError if the chip cannot do it."""
         choices = self.chip.lnc
-        if asked is not None and asked not in choices:
-            raise ValueError(f"lnc: {asked} is not one of {', '.join(map(str, choices))} on {self.name}")
-        return asked or choices[0]
+        if requested is not None and requested not in choices:
+            raise ValueError(f"lnc: {requested} is not one of {', '.join(map(str, choices))} on {self.name}")
+        return requested or choices[0]
 
     def cores(self, lnc: int) -> int:
         """Number of logical cores."""

@@ -48,7 +48,7 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         if self.backend not in ("torch", "nxdi"):
-            raise ValueError(f"backend: {self.backend!r} cannot be planned for; take torch or nxdi")
+            raise ValueError(f"backend: {self.backend!r} cannot be planned for; use torch or nxdi")
         if self.dtype not in BYTES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(BYTES)}")
         if self.quantization not in QUANTIZATIONS:

@@ -17,7 +17,7 @@ from tandem.cli import main, roles
 from tandem.ray_serve.ingress import SECONDS_LEFT
 from tandem.rpc.logs import set_up
 from tandem.services.lifecycle import Lifecycle
-from tandem.services.server import Hosted, ServeConfig
+from tandem.services.server import HostedService, ServeConfig
 
 log = logging.getLogger("tandem.ray")
 
@@ -68,7 +68,7 @@ class Replica:
         ready: asyncio.Event,
         config: ServeConfig,
         lifecycle: Lifecycle,
-        build: Callable[[], Awaitable[Hosted]],
+        build: Callable[[], Awaitable[HostedService]],
         outermost: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> int:
         """Replaces tandem.services.server.serve, without a port and without signals."""

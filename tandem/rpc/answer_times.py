@@ -7,7 +7,7 @@ from tandem.rpc.endpoint_pool import RetryBudget
 ROUND_MEMORY = 0.9
 """Decay of the slowest round per faster round; after 22 faster rounds a tenth remains."""
 OPENING_MEMORY = 0.5
-LEAST_TOKENS = 64
+MIN_TOKENS = 64
 """Shorter openings count as this many tokens: their time is mostly fixed cost."""
 
 
@@ -24,12 +24,12 @@ class AnswerTimes:
 
     def opened(self, tokens: int, seconds: float) -> None:
         """Records a session that took `seconds` to open and processed `tokens` tokens."""
-        per_token = seconds / max(tokens, LEAST_TOKENS)
+        per_token = seconds / max(tokens, MIN_TOKENS)
         self._seconds_per_token = max(per_token, OPENING_MEMORY * self._seconds_per_token)
 
     def slow_opening(self, tokens: int) -> float:
         """Returns the seconds that opening a session of `tokens` tokens may take; 0.0 before the first opening."""
-        return self._seconds_per_token * max(tokens, LEAST_TOKENS)
+        return self._seconds_per_token * max(tokens, MIN_TOKENS)
 
 
 class Waits:

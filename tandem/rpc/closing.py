@@ -14,7 +14,7 @@ SETTLE_SECONDS = 1.0
 """How long a closing client waits for its pending session closes."""
 
 
-class Closes:
+class SessionCloses:
     """A client's pending session closes.
 
     Each is tried up to `attempts` times, with waits that double from `first` seconds; after that the session's lease

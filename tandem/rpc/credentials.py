@@ -87,7 +87,9 @@ class Credentials:
         away = [one for one in address.split(",") if not on_this_machine(one.rpartition(":")[0])]
         if away and self.ca is None and not self.insecure and (self.token_file or self.token_env):
             flag = "token_file" if self.token_file else "token_env"
-            raise ValueError(f"{flag}: would go to {address} in clear text; give --tls_ca, or pass --insecure")
+            raise ValueError(
+                f"{flag}: the token would be sent to {address} in clear text; give --tls_ca, or pass --insecure"
+            )
 
 
 class Token:

@@ -1,7 +1,7 @@
-"""Selects the verifier to call, spaces retries and decides when to give up. Pure: clock and chance are arguments.
+"""Selects the server to call, spaces retries and decides when to give up. Pure: clock and chance are arguments.
 
-A session can be reopened at any verifier with its committed tokens and continues with the same output, provided that
-verifier runs the same target; `disagreement` checks this.
+A session can be reopened at any verifier with its committed tokens, and a request repeated at any server, with the same
+output, provided that server runs the same target; `disagreement` checks this.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from tandem.speculation.types import ModelInfo
 
-log = logging.getLogger("tandem.verifier")
+log = logging.getLogger("tandem.endpoints")
 
 LOST = ("UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED", "NOT_FOUND")
-"""Codes that reopening a session may fix: the verifier is gone, draining, silent or restarted, or the lease ran out."""
+"""Codes that reopening a session may fix: the verifier is gone, draining, silent or restarted, or the lease expired."""
 CHECK_SECONDS = 5.0
-"""How long a verifier that failed, or was never called, may take to report its model."""
-LEAST_WAIT = 0.3
-"""Shortest wait before giving up on a verifier, however near the deadline: a health check needs a round trip."""
+"""How long a server that failed, or was never called, may take to report its model."""
+MIN_WAIT = 0.3
+"""Shortest wait before giving up on a server, however near the deadline: a health check needs a round trip."""
 # Different weights, another precision, or another kind of device give different bits.
 _SAME = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "dtype", "device", "backend")
 _NO_LESS = ("max_sequence_length", "max_speculation_length")
@@ -44,7 +44,7 @@ class RetryBudget:
     """Limits the retries of one request since its last progress.
 
     `deadline` is the request's own, on the same clock; the request gives up slightly earlier to leave time for its
-    error. `admission`: seconds from `opening` during which full verifiers are retried.
+    error. `admission`: seconds from `opening` during which full servers are retried.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RetryBudget:
         self._admission_ends = self._clock() + self._admission
 
     def full(self, seconds: float) -> float | None:
-        """Returns the seconds to wait before retrying a full verifier; None when admission has taken too long."""
+        """Returns the seconds to wait before retrying a full server; None when admission has taken too long."""
         self.progress()
         wait = self.limited(seconds)
         return None if self._clock() + wait > self._admission_ends else wait
@@ -79,7 +79,7 @@ class RetryBudget:
     def wait(self) -> float | None:
         """Returns the seconds to wait before the next attempt (0.0 before the first), or None to give up.
 
-        Half of each wait is random, so that clients that lost the same verifier do not return at the same time.
+        Half of each wait is random, so that clients that lost the same server do not return at the same time.
         """
         now = self._clock()
         if self._since is None:
@@ -102,7 +102,7 @@ class RetryBudget:
 
     @property
     def over(self) -> bool:
-        """True once the request's deadline has (nearly) passed: a failure now says nothing about the verifier."""
+        """True once the request's deadline has (nearly) passed: a failure now says nothing about the server."""
         return self._deadline is not None and self._clock() >= self._deadline - 0.05
 
     def limited(self, seconds: float) -> float:
@@ -110,9 +110,9 @@ class RetryBudget:
         return seconds if self._deadline is None else max(0.001, min(seconds, self._deadline - self._clock()))
 
     def before_another(self, seconds: float, share: float, usual: float = 0.0) -> float:
-        """Returns how long to wait for one verifier before trying another.
+        """Returns how long to wait for one server before trying another.
 
-        This is `seconds`, doubled after each failed attempt (so that one of several slow verifiers gets time enough),
+        This is `seconds`, doubled after each failed attempt (so that one of several slow servers gets enough time),
         and at most `share` of the time until the deadline. An operation that normally takes `usual` seconds gets at
         least that, up to three tenths of the time left.
         """
@@ -120,11 +120,11 @@ class RetryBudget:
         if self._deadline is None:
             return max(wait, usual)
         left = self._deadline - self._clock()
-        return max(LEAST_WAIT, min(wait, share * left), min(usual, 0.3 * left))
+        return max(MIN_WAIT, min(wait, share * left), min(usual, 0.3 * left))
 
 
 class EndpointPool:
-    """The configured verifiers, in order, and the one in use, which changes when it fails. Logs each change once."""
+    """The configured servers, in order, and the one in use, which changes when it fails. Logs each change once."""
 
     def __init__(self, addresses: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self.addresses, self._clock = tuple(addresses), clock
@@ -140,14 +140,14 @@ class EndpointPool:
         """Returns the next address after `address` that is not refused; `address` itself if there is no other."""
         return self.following(address, (address,)) or address
 
-    def following(self, preferred: str, asked: Collection[str] = ()) -> str | None:
-        """Returns the first address from `preferred` on that is neither in `asked` nor refused; None if none is."""
+    def following(self, preferred: str, exclude: Collection[str] = ()) -> str | None:
+        """Returns the first address from `preferred` on that is neither in `exclude` nor refused; None if none is."""
         at = self.addresses.index(preferred)
         turns = (*self.addresses[at:], *self.addresses[:at])
-        return next((each for each in turns if each not in asked and each not in self.refused), None)
+        return next((each for each in turns if each not in exclude and each not in self.refused), None)
 
     def failed(self, address: str, reason: str) -> None:
-        """Records that a verifier does not answer, and switches to the next one."""
+        """Records that a server does not answer, and switches to the next one."""
         self._attempts += 1
         other = self.after(address)
         if self.current == address:
@@ -155,21 +155,21 @@ class EndpointPool:
         if address not in self._silent:
             self._silent[address] = self._clock()
             then = "trying again" if other == address else f"trying {other}"
-            log.warning("verifier at %s does not answer (%s): %s", address, " ".join(reason.split()), then)
+            log.warning("server at %s does not answer (%s): %s", address, " ".join(reason.split()), then)
 
     def answered(self, address: str) -> None:
-        """Records that a session was opened at `address`, and makes it current."""
+        """Records that the server at `address` answered, and makes it current."""
         if self._silent:
             down = self._clock() - min(self._silent.values())
-            log.info("verifier at %s answers, after %d attempts and %.1f s", address, self._attempts, down)
+            log.info("server at %s answers, after %d attempts and %.1f s", address, self._attempts, down)
         self._silent.clear()
         self.refused.pop(address, None)
         self.current, self._attempts = address, 0
 
     def refuse(self, address: str, reason: str) -> bool:
-        """Excludes a verifier that runs another model. Returns whether any is left; if none, clears all exclusions."""
+        """Excludes a server that runs another model. Returns whether any is left; if none, clears all exclusions."""
         if self.refused.get(address) != reason:
-            log.error("verifier at %s is not used: %s", address, reason)
+            log.error("server at %s is not used: %s", address, reason)
         self.refused[address] = reason
         self.current = self.after(address)
         left = self.current not in self.refused
@@ -191,13 +191,13 @@ def disagreement(first: ModelInfo, other: ModelInfo) -> str | None:
     return None
 
 
-def addresses_of(given: str) -> tuple[str, ...]:
-    """Splits HOST:PORT[,HOST:PORT...] and checks each address. Raises ValueError."""
+def parse_addresses(given: str, field: str = "target_host") -> tuple[str, ...]:
+    """Splits HOST:PORT[,HOST:PORT...] and checks each address. Raises ValueError naming the field."""
     addresses = tuple(part.strip() for part in given.split(","))
     for address in addresses:
         host, _, port = address.rpartition(":")
         if not (host and port.isdecimal() and 0 < int(port) < 65536):
-            raise ValueError(f"target_host: {address!r} is not HOST:PORT")
+            raise ValueError(f"{field}: {address!r} is not HOST:PORT")
     if len(set(addresses)) < len(addresses):
-        raise ValueError(f"target_host: {given!r} names a verifier twice")
+        raise ValueError(f"{field}: {given!r} names a server twice")
     return addresses

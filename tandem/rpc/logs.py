@@ -24,10 +24,10 @@ def set_up(log_format: str, debug: bool = False, rank: int = 0) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(rank) if log_format == "json" else TextFormatter(rank))
     logging.basicConfig(level=logging.DEBUG if debug else logging.INFO, handlers=[handler])
-    logging.getLogger(_GRPC).addFilter(without_callers_who_left)
+    logging.getLogger(_GRPC).addFilter(drop_disconnect_errors)
 
 
-def without_callers_who_left(record: logging.LogRecord) -> bool:
+def drop_disconnect_errors(record: logging.LogRecord) -> bool:
     """Logging filter that drops gRPC's errors about callers who disconnected: they say nothing about this server."""
     return not str(record.msg).startswith(_CALLER_LEFT)
 

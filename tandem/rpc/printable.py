@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-MOST_BYTES = 600
+MAX_BYTES = 600
 """Length limit of a status message. A status holds it three times, and all trailing metadata must fit in 8 KiB."""
 _CUT = " ..."
 
 
-def printable(text: str, most: int | None = MOST_BYTES) -> str:
+def printable(text: str, most: int | None = MAX_BYTES) -> str:
     """Escapes unprintable characters, as \\n, and truncates to `most` bytes of UTF-8; None: no limit."""
     if most is not None and len(text) > most:
         text = text[: most + 1]  # escaping only lengthens it, and the text may be megabytes long

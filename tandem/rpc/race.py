@@ -35,7 +35,7 @@ class Race(Generic[Server, Reply]):
         self._asked: dict[asyncio.Task[Reply], Server] = {}
 
     @property
-    def asked(self) -> list[Server]:
+    def in_progress(self) -> list[Server]:
         """Servers that are being called and have not answered."""
         return list(self._asked.values())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tandem.rpc import calls, wire
 from tandem.rpc.channel import DRAFT, open_channel, stub
-from tandem.rpc.closing import Closes
+from tandem.rpc.closing import SessionCloses
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
@@ -34,7 +34,7 @@ _FAIR_SECONDS = 1.0  # a worker silent for this long has failed; a shorter timeo
 _REFUSALS = ("ABORTED", "ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED")
 
 
-class OtherTokens(ValueError):
+class TokenizerMismatch(ValueError):
     """The worker's tokenizer differs from ours."""
 
 
@@ -53,14 +53,14 @@ class DraftClient:
         self.stub: Any = stub(self.channel, DRAFT)
         self.health = DrafterHealth(f"at {address}")
         self._info: ModelInfo | None = None
-        self.closes = Closes()
+        self.closes = SessionCloses()
 
     async def info(self, timeout: float) -> ModelInfo:
-        """Returns the worker's model info, cached until it fails. Raises TandemError or OtherTokens."""
+        """Returns the worker's model info, cached until it fails. Raises TandemError or TokenizerMismatch."""
         if self._info is None:
             info = await GenerationClient(self.channel, DRAFT).model_info(timeout)
             if info.tokenizer_sha256 != self.tokenizer_sha256:
-                raise OtherTokens(
+                raise TokenizerMismatch(
                     f"the tokenizer of the draft worker at {self.address} ({info.tokenizer_sha256[:12]}) is not the "
                     f"target's ({self.tokenizer_sha256[:12]}); draft and target must share a vocabulary"
                 )

@@ -21,7 +21,7 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.liveness import answered, watch
 from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
-from tandem.rpc.verifier_client import Endpoint, VerifierClient
+from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
 from tandem.speculation.pipeline import ATTEMPTS, Answer
 from tandem.speculation.types import Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
@@ -50,7 +50,7 @@ class RemoteVerifier:
         self.retry_budget = RetryBudget(client.persistence, deadline, admission=client.deadlines.admission)
         self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.retry_budget, client.times)
         self._next = self.endpoint.address  # the address to try first at the next opening
-        self._session_ids: dict[Endpoint, str] = {}  # of every endpoint where the session may be open
+        self._session_ids: dict[VerifierEndpoint, str] = {}  # of every endpoint where the session may be open
         self._prompt_length = 0
         self._sampling = SamplingParams()
 
@@ -62,8 +62,8 @@ class RemoteVerifier:
         """Opens the session with all committed tokens, at the verifier that answers first. Raises TandemError."""
         self._next = self.client.pool.current
         self.retry_budget.opening()
-        race = Race[Endpoint, pb.OpenSessionResponse](
-            lambda endpoint: self._open_at(endpoint, prefix, race.asked),
+        race = Race[VerifierEndpoint, pb.OpenSessionResponse](
+            lambda endpoint: self._open_at(endpoint, prefix, race.in_progress),
             self._following,
             lambda endpoint, error: self._pause_after(endpoint, error, prefix),
             lambda: self.waits.opening(len(prefix)),
@@ -74,19 +74,19 @@ class RemoteVerifier:
             self._end_at(other, self._session_ids.pop(other))
         self._check_rule(reply.rule)
 
-    def _following(self, asked: Collection[Endpoint]) -> Endpoint | None:
-        address = self.client.pool.following(self._next, [endpoint.address for endpoint in asked])
+    def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
+        address = self.client.pool.following(self._next, [endpoint.address for endpoint in exclude])
         return None if address is None else self.client.endpoints[address]
 
     async def _open_at(
-        self, endpoint: Endpoint, prefix: Sequence[int], others: Sequence[Endpoint]
+        self, endpoint: VerifierEndpoint, prefix: Sequence[int], others: Sequence[VerifierEndpoint]
     ) -> pb.OpenSessionResponse:
         """Opens the session at `endpoint`, while `others` have not answered. Raises TandemError."""
         if others:
             slow = ", ".join(other.address for other in others)
             log.info("%s is slow to open a session: trying %s too", slow, endpoint.address)
-        alone = self.client.alone(endpoint)
-        await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if alone else self.waits.silence()))
+        is_only = self.client.is_only(endpoint)
+        await self.client.check(endpoint, self.retry_budget.limited(CHECK_SECONDS if is_only else self.waits.silence()))
         request = self._opening(self._session_ids.setdefault(endpoint, uuid.uuid4().hex), prefix)
         sent = time.monotonic()
         call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
@@ -95,10 +95,14 @@ class RemoteVerifier:
         return reply
 
     async def _watched(
-        self, endpoint: Endpoint, what: str, call: Coroutine[Any, Any, Any], stall: Callable[[], float] | None = None
+        self,
+        endpoint: VerifierEndpoint,
+        what: str,
+        call: Coroutine[Any, Any, Any],
+        stall: Callable[[], float] | None = None,
     ) -> Any:
         """Returns the reply to a call; gives a hung verifier up if there is another. Raises TandemError."""
-        if self.client.alone(endpoint):
+        if self.client.is_only(endpoint):
             return await call
         sent = time.monotonic()
         watching = partial(watch, what, endpoint.health, lambda: time.monotonic() - sent, self.waits.silence, stall)
@@ -118,7 +122,7 @@ class RemoteVerifier:
             vocab_size=expected.vocab_size if expected else 0,
         )
 
-    def _pause_after(self, endpoint: Endpoint, error: TandemError, prefix: Sequence[int]) -> float:
+    def _pause_after(self, endpoint: VerifierEndpoint, error: TandemError, prefix: Sequence[int]) -> float:
         """Selects the next endpoint after a failed OpenSession and returns the seconds to wait. Raises TandemError."""
         pool = self.client.pool
         if error.code == "RESOURCE_EXHAUSTED":
@@ -134,7 +138,7 @@ class RemoteVerifier:
         self._next = pool.current
         return wait
 
-    def _lost(self, endpoint: Endpoint, error: TandemError, tokens: Sequence[int]) -> float:
+    def _lost(self, endpoint: VerifierEndpoint, error: TandemError, tokens: Sequence[int]) -> float:
         """Returns the seconds to wait before the session is reopened. Raises the error if reopening cannot help."""
         error.produced = tuple(tokens[self._prompt_length :])
         if error.code not in LOST:
@@ -221,11 +225,11 @@ class RemoteVerifier:
         if session_ids:
             await asyncio.wait([self._end_at(*each) for each in session_ids.items()])
 
-    def _end_at(self, endpoint: Endpoint, session_id: str) -> asyncio.Future[None]:
+    def _end_at(self, endpoint: VerifierEndpoint, session_id: str) -> asyncio.Future[None]:
         """Starts closing the session at `endpoint`, where it may be open; its id is never used again."""
         request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
         return self.client.closes.begin(lambda: self._call(endpoint, "CloseSession", request, seconds))
 
-    async def _call(self, endpoint: Endpoint, method: str, request: Any, timeout: float) -> Any:
+    async def _call(self, endpoint: VerifierEndpoint, method: str, request: Any, timeout: float) -> Any:
         call = getattr(endpoint.stub, method)
         return await calls.unary(call, request, self._stats, timeout=timeout, metadata=outgoing())

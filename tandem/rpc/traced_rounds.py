@@ -29,7 +29,7 @@ def traced_flights(verifier: FlightVerifier) -> FlightVerifier:
     return TracedFlights(verifier, span) if span else verifier
 
 
-def traced_guesser(drafter: BonusDrafter) -> BonusDrafter:
+def traced_bonus_drafter(drafter: BonusDrafter) -> BonusDrafter:
     span = current_span()
     return TracedBonusDrafter(drafter, span) if span else drafter
 

@@ -12,9 +12,9 @@ import grpc
 from tandem.rpc import calls, wire
 from tandem.rpc.answer_times import AnswerTimes
 from tandem.rpc.channel import TARGET, open_channel, stub
-from tandem.rpc.closing import Closes
+from tandem.rpc.closing import SessionCloses
 from tandem.rpc.credentials import Credentials
-from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, Persistence, addresses_of, disagreement
+from tandem.rpc.endpoint_pool import CHECK_SECONDS, EndpointPool, Persistence, disagreement, parse_addresses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.liveness import Health, check_health
@@ -40,7 +40,7 @@ class Deadlines:
     stall: float = 4.0
 
 
-class Endpoint:
+class VerifierEndpoint:
     """A channel to one TargetVerifier.
 
     `streams`: whether the server has VerifyStream; None: not tried yet. `suspect`: another server may answer at this
@@ -100,11 +100,11 @@ class VerifierClient:
     ) -> None:
         self.tokenizer_sha256 = tokenizer_sha256
         self.deadlines, self.persistence = deadlines or Deadlines(), persistence or Persistence()
-        self.pool = EndpointPool(addresses_of(addresses))
-        self.endpoints = {address: Endpoint(address, credentials) for address in self.pool.addresses}
+        self.pool = EndpointPool(parse_addresses(addresses))
+        self.endpoints = {address: VerifierEndpoint(address, credentials) for address in self.pool.addresses}
         self.times = AnswerTimes()
         self.expected: ModelInfo | None = None
-        self.closes = Closes()
+        self.closes = SessionCloses()
 
     @property
     def address(self) -> str:
@@ -112,7 +112,7 @@ class VerifierClient:
         return self.pool.current
 
     @property
-    def endpoint(self) -> Endpoint:
+    def endpoint(self) -> VerifierEndpoint:
         return self.endpoints[self.pool.current]
 
     async def model_info(self, timeout: float = 30.0) -> ModelInfo:
@@ -138,11 +138,11 @@ class VerifierClient:
         self.expected = answered[0].result()
         return self.expected
 
-    def alone(self, endpoint: Endpoint) -> bool:
+    def is_only(self, endpoint: VerifierEndpoint) -> bool:
         """True if `endpoint` is the only usable verifier."""
         return self.pool.after(endpoint.address) == endpoint.address
 
-    async def check(self, endpoint: Endpoint, seconds: float) -> None:
+    async def check(self, endpoint: VerifierEndpoint, seconds: float) -> None:
         """Checks that sessions can continue there. Raises TandemError: FAILED_PRECONDITION if the model differs."""
         if not endpoint.suspect:
             return

@@ -26,7 +26,7 @@ from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.stream_status import ENDED_MEANWHILE, StreamStatus
 from tandem.rpc.verifier_client import VerifierClient
-from tandem.speculation.pipeline import MOST_IN_FLIGHT, Answer, RoundsLost
+from tandem.speculation.pipeline import MAX_IN_FLIGHT, Answer, RoundsLost
 from tandem.speculation.types import Draft, Rule, SamplingParams, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
@@ -55,7 +55,7 @@ class StreamedVerifier:
     @property
     def most_in_flight(self) -> int:
         """1 until the first reply of a stream: a second round could hide the server's answer that it has no stream."""
-        return MOST_IN_FLIGHT if self._session.endpoint.streams else 1
+        return MAX_IN_FLIGHT if self._session.endpoint.streams else 1
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         await self._session.open(prompt, sampling)
@@ -138,7 +138,7 @@ class _Stream:
         self._writing = asyncio.create_task(self._write(), name="verify stream")
         self._reading = asyncio.create_task(self._read(), name="verify stream")
         self._watching: asyncio.Task[None] | None = None
-        if not session.client.alone(self._endpoint):
+        if not session.client.is_only(self._endpoint):
             self._watching = asyncio.create_task(self._watch(), name="verify stream")
 
     def send(self, request: pb.VerifyRequest) -> asyncio.Future[Answer]:

@@ -34,8 +34,8 @@ _RULES = {
 }
 
 
-def sampling_to_wire(sampling: SamplingParams, unsaid: Set[str] = frozenset()) -> pb.Sampling:
-    return pb.Sampling(**{name: getattr(sampling, name) for name in SAMPLING_FIELDS if name not in unsaid})
+def sampling_to_wire(sampling: SamplingParams, unset_sampling: Set[str] = frozenset()) -> pb.Sampling:
+    return pb.Sampling(**{name: getattr(sampling, name) for name in SAMPLING_FIELDS if name not in unset_sampling})
 
 
 def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
@@ -63,7 +63,7 @@ def rule_name(value: int) -> str:
     return names.get(value, str(value) if value else "nothing")
 
 
-MOST_SUPPORT = 1024
+MAX_SUPPORT = 1024
 """Most tokens in one distribution. Ours have 32 (tandem/speculation/rejection.py)."""
 
 
@@ -82,8 +82,8 @@ def distributions_from_wire(
     distributions = []
     for i, (message, token) in enumerate(zip(messages, draft, strict=False)):
         for name in ("token_ids", "weights"):
-            if (given := len(getattr(message, name))) > MOST_SUPPORT:
-                raise InvalidField(f"distributions[{i}].{name}", f"{given} are above the limit of {MOST_SUPPORT}")
+            if (given := len(getattr(message, name))) > MAX_SUPPORT:
+                raise InvalidField(f"distributions[{i}].{name}", f"{given} are above the limit of {MAX_SUPPORT}")
         try:
             distributions.append(SparseDistribution(tuple(message.token_ids), tuple(message.weights)))
         except InvalidField as error:
@@ -163,7 +163,7 @@ def answer_from_wire(reply: verifier_pb.VerifyResponse, seconds: float) -> Answe
 def generation_to_wire(request: GenerationRequest) -> pb.Generation:
     message = pb.Generation(
         chat=request.chat,
-        sampling=sampling_to_wire(request.sampling, request.unsaid),
+        sampling=sampling_to_wire(request.sampling, request.unset_sampling),
         max_new_tokens=request.max_new_tokens,
         speculation_length=request.speculation_length,
         stop_token_ids=request.stop_token_ids,
@@ -197,7 +197,7 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
         ignore_end_of_sequence=message.ignore_end_of_sequence,
         report_margins=message.report_margins,
         rule=rule_from_wire(message.rule),
-        unsaid=frozenset(name for name in SAMPLING_FIELDS if not message.sampling.HasField(name)),
+        unset_sampling=frozenset(name for name in SAMPLING_FIELDS if not message.sampling.HasField(name)),
         **{name: getattr(message, name) for name in optional if message.HasField(name)},
     )
 

@@ -39,7 +39,7 @@ class BackendSettings(Protocol):
 class LoadRequest:
     """How a model is to be loaded.
 
-    `verifies`: it is a target, else a draft. `alone`: no other model shares its device thread. `settings`: the
+    `verifies`: it is a target, else a draft. `sole_model`: no other model shares its device thread. `settings`: the
     backend's own, if any were given.
     """
 
@@ -47,7 +47,7 @@ class LoadRequest:
     shape: Shape
     settings: BackendSettings | None = None
     verifies: bool = True
-    alone: bool = False
+    sole_model: bool = False
 
 
 class Backend(Protocol):

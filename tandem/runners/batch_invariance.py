@@ -99,7 +99,9 @@ class FusedGraphs(Protocol):
     @property
     def shapes(self) -> Sequence[tuple[int, int]]: ...
 
-    def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]: ...
+    def probe(self, token: int, position: int, batch: int, k: int) -> tuple[Tensor, list[list[int]]]:
+        """Returns the target's logits [batch, width, vocabulary] and the k draft tokens of each row."""
+        ...
 
 
 def check_fused_invariance(fused: FusedGraphs, limits: Limits, shapes: StepShapes) -> bool:

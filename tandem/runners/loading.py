@@ -17,9 +17,9 @@ from tandem.checkpoints.locate import (
     weights_revision,
 )
 from tandem.runners.native import NativeUnavailable
-from tandem.runners.protocol import TAIL, Identity, Limits, Runner
+from tandem.runners.protocol import TAIL, Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
-from tandem.runners.torch.buckets import AskedBuckets
+from tandem.runners.torch.buckets import RequestedBuckets
 from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, compile_order, platform_of
 from tandem.runners.torch.tensor_parallel import sharding
 
@@ -68,14 +68,14 @@ class Execution:
 class Shape:
     """A server's sizes: KV slots, tokens per sequence, draft tokens per round.
 
-    `chunk`: tokens of a prefill step. `asked`: the graph buckets that the user asked for.
+    `chunk`: tokens of a prefill step. `requested_buckets`: graph buckets that the user chose.
     """
 
     slots: int = 4
     max_length: int = 512
     max_draft: int = 5
     chunk: int = CHUNK
-    asked: AskedBuckets = field(default_factory=AskedBuckets)
+    requested_buckets: RequestedBuckets = field(default_factory=RequestedBuckets)
 
 
 def load_runner(
@@ -83,13 +83,13 @@ def load_runner(
     execution: Execution,
     shape: Shape,
     verifies: bool = True,
-    alone: bool = False,
+    sole_model: bool = False,
     startup: Startup | None = None,
 ) -> Runner:
     """Loads a torch runner; on the device thread. Raises CheckpointError or ValueError, one line each.
 
-    `alone`: a small model on the CPU then uses one thread. Its products are no faster on two, and a second thread would
-    spin after each, taking a core away from a target on the same machine.
+    `sole_model`: a small model on the CPU then uses one thread. Its products are no faster on two, and a second thread
+    would spin after each, taking a core away from a target on the same machine.
     """
     startup = startup or Startup()
     with startup.stage("importing"):
@@ -111,11 +111,11 @@ def load_runner(
     with startup.stage("loading"):
         module = _module(checkpoint, dtype, platform, ranks)
     small = sum(p.numel() for p in module.parameters()) < SMALL
-    if alone and small and platform.packs and execution.threads is None:
+    if sole_model and small and platform.packs and execution.threads is None:
         torch.set_num_threads(1)
     chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
-    inputs = RunnerInputs(module, checkpoint, platform, limits, shape.asked, execution, verifies, ranks)
+    inputs = RunnerInputs(module, checkpoint, platform, limits, shape.requested_buckets, execution, verifies, ranks)
     with startup.stage("packing"):
         try:
             for how in order:
@@ -123,7 +123,7 @@ def load_runner(
                     return _RUNNERS[how](inputs)
                 except NativeUnavailable as error:
                     if execution.compile != "auto":
-                        raise NativeRefused(f"compile: native steps cannot be had: {error}") from None
+                        raise NativeRefused(f"compile: native steps are not available: {error}") from None
                     log.info("%s runs without native steps: %s", checkpoint.name, error)
         except NativeRefused:
             raise
@@ -134,12 +134,12 @@ def load_runner(
 
 def _check_graphs(order: Sequence[str], execution: Execution, shape: Shape) -> None:
     """Raises ValueError if graph options are given and no graphs will be made."""
-    asked = {
-        "batch_buckets": shape.asked.batches,
-        "draft_buckets": shape.asked.drafts,
+    requested_buckets = {
+        "batch_buckets": shape.requested_buckets.batches,
+        "draft_buckets": shape.requested_buckets.drafts,
         "compiled_dir": execution.compiled,
     }
-    for name, value in asked.items():
+    for name, value in requested_buckets.items():
         if value and not {"inductor", "neuron"} & set(order):
             raise ValueError(f"{name}: is for graphs, and --compile {execution.compile} makes none here")
 
@@ -152,7 +152,7 @@ class RunnerInputs:
     checkpoint: Checkpoint
     platform: Platform
     limits: Limits
-    asked: AskedBuckets
+    requested_buckets: RequestedBuckets
     execution: Execution
     verifies: bool
     ranks: int
@@ -166,8 +166,8 @@ class RunnerInputs:
         """Tokens per row of the widest step."""
         return max(self.limits.max_draft + 1, self.limits.chunk, TAIL)
 
-    def identity(self, backend: str) -> Identity:
-        return Identity(
+    def identity(self, backend: str) -> RunnerIdentity:
+        return RunnerIdentity(
             model_name=self.checkpoint.name,
             weights_revision=weights_revision(self.checkpoint),
             dtype=str(self.module.dtype).removeprefix("torch."),
@@ -223,7 +223,7 @@ def _graphs(inputs: RunnerInputs) -> Runner:
         inputs.module, limits.slots, limits.max_length, inputs.widest, platform.device, inputs.only, ranks=inputs.ranks
     )
     make = graph_compiler(platform, identity, limits, inputs.only, inputs.execution.compiled)
-    return GraphRunner(model, limits, identity, make, inputs.verifies, inputs.execution.exact, inputs.asked)
+    return GraphRunner(model, limits, identity, make, inputs.verifies, inputs.execution.exact, inputs.requested_buckets)
 
 
 _RUNNERS = {"native": _native, "off": _off, "inductor": _graphs, "neuron": _graphs}

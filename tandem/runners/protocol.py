@@ -83,8 +83,8 @@ class ProposeRow:
     """Asks for `k` draft tokens after `tail`, the last committed tokens (1 to `TAIL` of them).
 
     `position` is the position of the last token of `tail`. A tail of several tokens feeds those that the draft model's
-    cache lacks: two after a fully accepted draft, more after a draft copied by lookup. `known`: the target's vocabulary
-    size where it is smaller than the draft's; the rejection rule then draws only ids below it.
+    cache lacks: two after a fully accepted draft, more after a draft copied by lookup. `target_vocab_size` is set if it
+    is smaller than the draft's; the rejection rule then draws only ids below it.
     """
 
     slot: int
@@ -93,7 +93,7 @@ class ProposeRow:
     k: int
     sampling: SamplingParams
     rule: Rule = Rule.AGREEMENT
-    known: int | None = None
+    target_vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Proposal:
     seconds: float = 0.0
     distributions: tuple[SparseDistribution, ...] = ()
 
-    def known(self, vocab_size: int) -> Proposal:
+    def within(self, vocab_size: int) -> Proposal:
         """The proposal cut before the first token id that is not below `vocab_size`."""
         ids = known_prefix(self.token_ids, vocab_size)
         return Proposal(ids, self.seconds, self.distributions[: len(ids)])
@@ -114,12 +114,12 @@ class Proposal:
 class FusedRow:
     """Proposes and verifies in one step; draft and target use the same slot number.
 
-    `given`: a draft copied by lookup; the draft model then proposes nothing for this row.
+    `copied`: a draft copied by lookup; the draft model then proposes nothing for this row.
     """
 
     propose: ProposeRow
     margins: bool = False
-    given: tuple[int, ...] = ()
+    copied: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class StepShapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class RunnerIdentity:
     """Describes a runner's model for GetModelInfo.
 
     `greedy_only`: logits never leave the device. `fused_only`: a draft that proposes only inside its target's graph,
@@ -227,7 +227,7 @@ class Runner(Protocol):
         """The sizes that the runner was built for; they never change."""
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> RunnerIdentity:
         """The model, its weights, and the device that runs it."""
 
     @property
@@ -331,8 +331,8 @@ def verify_sized(target: Runner, rows: Sequence[VerifyRow]) -> list[Verdict | Ro
 
 def _proposals(draft: Runner, rows: Sequence[FusedRow]) -> list[Proposal | RowFailed]:
     """Drafts for the rows that have none yet. Any failure becomes RowFailed and fails no row's verification."""
-    found: list[Proposal | RowFailed] = [Proposal(row.given) for row in rows]
-    asking = [i for i, row in enumerate(rows) if not row.given and row.propose.k]
+    found: list[Proposal | RowFailed] = [Proposal(row.copied) for row in rows]
+    asking = [i for i, row in enumerate(rows) if not row.copied and row.propose.k]
     if asking:
         try:
             proposals = draft.propose([rows[i].propose for i in asking])
@@ -350,13 +350,13 @@ def _fused_result(
         return verdict
     if isinstance(proposal, RowFailed):
         return FusedResult(Proposal(()), verdict, draft_seconds, str(proposal))
-    return FusedResult(proposal.known(vocab_size), verdict, draft_seconds)
+    return FusedResult(proposal.within(vocab_size), verdict, draft_seconds)
 
 
 def _to_verify(row: FusedRow, proposal: Proposal | RowFailed, vocab_size: int) -> VerifyRow:
     """The row to verify; without a draft if its proposal failed."""
     p = row.propose
-    known = proposal.known(vocab_size) if isinstance(proposal, Proposal) else Proposal(())
+    known = proposal.within(vocab_size) if isinstance(proposal, Proposal) else Proposal(())
     return VerifyRow(
         p.slot, p.position, p.tail[-1], known.token_ids, p.sampling, row.margins, p.rule, known.distributions
     )

@@ -19,13 +19,13 @@ from tandem.checkpoints.locate import Checkpoint
 from tandem.runners.backends import LoadRequest
 from tandem.runners.protocol import (
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     verdict_or_failure,
@@ -73,8 +73,8 @@ class ToyRunner:
         self._cache = np.full((limits.slots, limits.max_length + limits.max_draft + limits.chunk), -1, dtype=np.int64)
 
     @property
-    def identity(self) -> Identity:
-        return Identity("toy", f"toy:{self.config.salt}", "float32", "toy", "toy", (END,))
+    def identity(self) -> RunnerIdentity:
+        return RunnerIdentity("toy", f"toy:{self.config.salt}", "float32", "toy", "toy", (END,))
 
     @property
     def shapes(self) -> StepShapes:
@@ -121,7 +121,9 @@ class ToyRunner:
             if i:
                 self._write(row.slot, row.position + i, proposed[-1:])
             logits = self._logits(row.slot, row.position + i)
-            token, distribution = draft_token(logits, row.sampling, row.rule, row.position + 1 + i, row.known)
+            token, distribution = draft_token(
+                logits, row.sampling, row.rule, row.position + 1 + i, row.target_vocab_size
+            )
             proposed.append(token)
             distributions += [distribution] if distribution is not None else []
         return Proposal(tuple(proposed), distributions=tuple(distributions))
@@ -210,7 +212,7 @@ def toy_config(model: str) -> ToyConfig:
     except ValueError:
         values["unreadable"] = ""
     if values:
-        raise ValueError(f"model: {model!r} is not a toy model; say for example miss=0.3,step=0.01,salt=1")
+        raise ValueError(f"model: {model!r} is not a toy model; for example: miss=0.3,step=0.01,salt=1")
     return config
 
 

@@ -26,7 +26,7 @@ PRIOR_RATE, PRIOR_TRIALS = 0.6, 2.0
 """The prior acceptance rate of a position, and its weight in trials."""
 FADING = 0.95
 """Factor by which each round fades the acceptance counts before it, so that about the last 20 rounds count."""
-MOST_ROUNDS = 64
+MAX_ROUNDS = 64
 """Rounds after which a simulated cycle is cut off."""
 
 
@@ -101,7 +101,7 @@ def expected_tpot(depth: int, times: Times, k: int, rates: Sequence[float]) -> f
     reached = 1.0  # the probability that a cycle reaches its m-th round
     for m, ended in enumerate(_ends(depth, times, k), 1):
         tokens += reached * per_round
-        last = m == MOST_ROUNDS or reached * continues < 1e-3
+        last = m == MAX_ROUNDS or reached * continues < 1e-3
         seconds += ended * reached * (1.0 if last else 1 - continues)
         reached *= continues
         if last:
@@ -114,12 +114,12 @@ def _ends(depth: int, times: Times, k: int) -> list[float]:
     sent, verdicts = [k * times.draft], []
     begun = [0.0]
     verified = 0.0
-    for i in range(MOST_ROUNDS + 1):
+    for i in range(MAX_ROUNDS + 1):
         verified = max(sent[i] + times.rtt / 2, verified) + times.verify
         verdicts.append(verified + times.rtt / 2)
         begun.append(max(sent[i], verdicts[i + 1 - depth] if i + 1 >= depth else 0.0))
         sent.append(begun[-1] + (k + 1) * times.draft)
-    return [_free(verdicts[m], begun, sent, times.draft) for m in range(MOST_ROUNDS)]
+    return [_free(verdicts[m], begun, sent, times.draft) for m in range(MAX_ROUNDS)]
 
 
 def _free(now: float, begun: Sequence[float], sent: Sequence[float], bonus: float) -> float:

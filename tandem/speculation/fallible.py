@@ -127,7 +127,7 @@ class DrafterHealth:
         if self.backoff.failed(trial):
             reason = " ".join(f"{error}".split()) or type(error).__name__
             log.warning(
-                "drafter %s failed (%s): decoding plainly, next trial in %.0f s",
+                "drafter %s failed (%s): decoding without drafts, next trial in %.0f s",
                 self.name,
                 reason,
                 self.backoff.wait_seconds,

@@ -46,8 +46,8 @@ class LengthPolicy(Protocol):
     def choose(self, remaining: int) -> DraftLength:
         """Returns how many draft tokens to ask for: 0 to `remaining` - 1, given `remaining` >= 1 tokens to produce."""
 
-    def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
-        """Reports the oldest round not reported yet: it asked for `asked` draft tokens and took `seconds` in all."""
+    def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
+        """Reports the oldest round not reported yet: the number of draft tokens `requested`, its `seconds` in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class FixedLength:
     def choose(self, remaining: int) -> DraftLength:
         return DraftLength(min(self.length, remaining - 1))
 
-    def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
+    def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         """Does nothing: the length is fixed."""
 
 
-class Plan(NamedTuple):
+class LengthPlan(NamedTuple):
     """Draft lengths for copies and for the model, and the expected tokens and seconds of a round with them.
 
     If both lengths are 0, nothing is drafted. `company`: tokens that the rows sharing the step commit meanwhile.
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
         return (self.tokens + self.company) / self.seconds
 
 
-class Costs(NamedTuple):
+class RoundCosts(NamedTuple):
     """Seconds of a verification of n tokens (verify[n]), of a draft of n tokens (draft[n]), and of the rest of a round.
 
     The verification is the whole step, shared with other rows, which commit `company` tokens in it. Of a shared draft
@@ -126,19 +126,21 @@ def expected_tokens(rates: Sequence[float]) -> list[float]:
     return tokens
 
 
-def evaluate(copied: int, model: int, copies: Sequence[float], models: Sequence[float], costs: Costs, mix: Mix) -> Plan:
+def evaluate(
+    copied: int, model: int, copies: Sequence[float], models: Sequence[float], costs: RoundCosts, mix: Mix
+) -> LengthPlan:
     """Evaluates two lengths; a round commits `copies[n]` tokens with a copy of n, `models[n]` with a model's draft."""
     if not copied and not model:
-        return Plan(0, 0, 1.0, costs.plain, costs.company)
+        return LengthPlan(0, 0, 1.0, costs.plain, costs.company)
     c, e = mix.copied, mix.empty if model else 0.0
     seconds_copied = costs.verify[copied + 1]
     seconds_model = (1 - e) * (costs.verify[model + 1] + costs.draft[model]) + e * costs.verify[1]
     tokens = c * copies[copied] + (1 - c) * (e + (1 - e) * models[model])
     seconds = costs.drafted + c * seconds_copied + (1 - c) * seconds_model
-    return Plan(copied, model, tokens, seconds, costs.company)
+    return LengthPlan(copied, model, tokens, seconds, costs.company)
 
 
-def best_plan(copies: Sequence[float], models: Sequence[float], costs: Costs, mix: Mix) -> Plan:
+def best_plan(copies: Sequence[float], models: Sequence[float], costs: RoundCosts, mix: Mix) -> LengthPlan:
     """Returns the lengths that give the most tokens per second."""
     best = evaluate(0, 0, copies, models, costs, mix)
     verify, drafting = costs.verify[1:], costs.drafting
@@ -203,7 +205,7 @@ class AdaptiveLength:
         plan, trial_rate = self._plan(most)
         return _Choice(max(plan.copied, plan.model), plan.model, trial_rate, plan.company)
 
-    def _plan(self, most: int) -> tuple[Plan, float | None]:
+    def _plan(self, most: int) -> tuple[LengthPlan, float | None]:
         """Returns the lengths to use and, if they are a trial, the rate of the lengths that seem best."""
         costs, mix = self._costs(most), Mix(self._copied / self._asked, self._empty / self._asked_model)
         if self._allowance is None:
@@ -222,7 +224,7 @@ class AdaptiveLength:
             return plain, plan.rate
         return plan, None
 
-    def _costs(self, most: int) -> Costs:
+    def _costs(self, most: int) -> RoundCosts:
         known = self._statistics
         undrafted, drafted = known.overhead_seconds
         rows = 1 + round(known.neighbours)
@@ -231,7 +233,7 @@ class AdaptiveLength:
         company = known.neighbours * known.committed
         others = known.drafting * (rows - 1) / rows
         shares = (0.0, *(seconds / rows for seconds in draft[1:]))
-        return Costs(verify, shares, undrafted + others, drafted + others, company)
+        return RoundCosts(verify, shares, undrafted + others, drafted + others, company)
 
     def _tokens(self, proposer: Proposer, most: int) -> tuple[list[float], list[float]]:
         """Returns expected tokens by draft length, from the estimated rates and from optimistic ones."""
@@ -243,27 +245,27 @@ class AdaptiveLength:
             known = self._tokens_known[proposer] = expected_tokens(rates), expected_tokens(hoped)
         return known[0][: most + 1], known[1][: most + 1]
 
-    def observe(self, asked: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
+    def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         by, chosen = proposer_of(draft), self._chosen.popleft()
         steady = self._undrafted_tokens <= CATCHES_UP
-        self._statistics.note(asked, draft, verdict, seconds, steady)
+        self._statistics.note(requested, draft, verdict, seconds, steady)
         self._undrafted_tokens = 0 if by is Proposer.MODEL else self._undrafted_tokens + len(verdict.token_ids)
         for proposer in Proposer:
             self._idle[proposer] += 1
         if by is not None:
             self._counts[by].note(len(draft.token_ids), verdict.accepted, self._idle[by])
             self._idle[by] = 0
-        self._note_mix(asked, by, chosen.model)
+        self._note_mix(requested, by, chosen.model)
         if self._allowance is not None:
             self._allowance += TRIALS_ON * seconds / verdict.rows
             if chosen.trial_rate is not None:
                 took = without_queue(seconds, draft, verdict)
                 self._allowance -= took - (len(verdict.token_ids) + chosen.company) / chosen.trial_rate
 
-    def _note_mix(self, asked: int, by: Proposer | None, model: int) -> None:
-        if asked:
+    def _note_mix(self, requested: int, by: Proposer | None, model: int) -> None:
+        if requested:
             self._asked = FADING * self._asked + 1
             self._copied = FADING * self._copied + (by is Proposer.NGRAM)
-        if asked and by is not Proposer.NGRAM and model:
+        if requested and by is not Proposer.NGRAM and model:
             self._asked_model = FADING * self._asked_model + 1
             self._empty = FADING * self._empty + (by is None)

@@ -19,7 +19,7 @@ from tandem.speculation.depth import Depth
 from tandem.speculation.drafters import BonusDrafter, teach
 from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
 
-MOST_IN_FLIGHT = 8
+MAX_IN_FLIGHT = 8
 ATTEMPTS = 3
 """How many times one round may be stale, although the session was reopened, before the request fails."""
 

@@ -80,14 +80,14 @@ def support(logits: Logits, params: SamplingParams, most: int = SUPPORT) -> Spar
 
 
 def draft_token(
-    logits: Logits, params: SamplingParams, position: int, known: int | None = None, most: int = SUPPORT
+    logits: Logits, params: SamplingParams, position: int, target_vocab_size: int | None = None, most: int = SUPPORT
 ) -> tuple[int, SparseDistribution]:
     """Draws the draft's token at `position`; returns it with the distribution that it was drawn from.
 
-    `logits`: float32 [vocabulary]. Only the first `known` ids, those that the target has, are drawn.
+    `logits`: float32 [vocabulary]. Only ids below `target_vocab_size` are drawn.
     """
     try:
-        sent = support(logits[:known], params, most)
+        sent = support(logits[:target_vocab_size], params, most)
     except BadLogits:
         sent = SparseDistribution((0,), (1.0,))  # a draft may be wrong about anything
     return exactly(sent).at(uniform(params.seed, position, Purpose.DRAFT)), sent
@@ -96,7 +96,7 @@ def draft_token(
 def acceptance_probability(p: float, q: float) -> float:
     """Returns min(1, p / q) for a drawn token. Raises ValueError if q is 0, so that it cannot have been drawn."""
     if q <= 0:
-        raise ValueError("draft: a token was proposed that its own distribution rules out")
+        raise ValueError("draft: a proposed token has probability 0 in its own distribution")
     return min(1.0, p / q)
 
 

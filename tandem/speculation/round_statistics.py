@@ -34,7 +34,7 @@ class RoundStatistics:
         self.rounds = 0
         self.rounds_since_plain = 0
 
-    def note(self, asked: int, draft: Draft, verdict: Verdict, seconds: float, steady: bool) -> None:
+    def note(self, requested: int, draft: Draft, verdict: Verdict, seconds: float, steady: bool) -> None:
         """Records a round. `steady`: the draft model had no more unprocessed tokens than usual."""
         self.rounds += 1
         drafted, step_tokens = len(draft.token_ids), tokens_of_step(verdict, len(draft.token_ids))
@@ -42,7 +42,7 @@ class RoundStatistics:
         self.neighbours += (1 - FADING_COMPANY) * (verdict.rows - 1 - self.neighbours)
         self.other_tokens += (1 - FADING_COMPANY) * (step_tokens - drafted - 1 - self.other_tokens)
         self.drafting += (1 - FADING_COMMITTED) * (draft.compute_seconds - self.drafting)
-        self.rounds_since_plain = self.rounds_since_plain + 1 if asked else 0
+        self.rounds_since_plain = self.rounds_since_plain + 1 if requested else 0
         by = proposer_of(draft)
         if verdict.compute_seconds > 0:
             self.verify.note(ANY_ROWS, step_tokens, verdict.compute_seconds)
@@ -50,10 +50,10 @@ class RoundStatistics:
             self.draft.note(draft.rows, drafted, draft.compute_seconds)
         if by is not Proposer.MODEL or steady:
             rest = without_queue(seconds, draft, verdict) - draft.compute_seconds - verdict.compute_seconds
-            (self.drafted if asked else self.undrafted).note(rest)
+            (self.drafted if requested else self.undrafted).note(rest)
         if by is not None:
             self.accepted[by].note(drafted, verdict.accepted)
-        if asked:
+        if requested:
             self.copied += (1 - FADING) * ((by is Proposer.NGRAM) - self.copied)
 
     def rates(self, proposer: Proposer, most: int) -> list[float]:

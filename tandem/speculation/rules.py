@@ -20,14 +20,14 @@ def samples_from_its_own(rule: Rule, params: SamplingParams) -> bool:
 
 
 def draft_token(
-    logits: Logits, params: SamplingParams, rule: Rule, position: int, known: int | None = None
+    logits: Logits, params: SamplingParams, rule: Rule, position: int, target_vocab_size: int | None = None
 ) -> tuple[int, SparseDistribution | None]:
     """Draws a draft token for `position`; returns it with its distribution, if the verifier must know that.
 
-    `logits`: float32 [vocabulary]. `known`: how many of the first ids the target has, used by the rejection rule only.
+    `logits`: float32 [vocabulary]. `target_vocab_size` is used by the rejection rule only.
     """
     if samples_from_its_own(rule, params):
-        return rejection.draft_token(logits, params, position, known)
+        return rejection.draft_token(logits, params, position, target_vocab_size)
     try:
         return draw(logits, params, position).token, None
     except BadLogits:

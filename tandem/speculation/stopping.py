@@ -19,6 +19,16 @@ class TextStream(Protocol):
         """Returns the text held back, with replacement characters where it is incomplete."""
 
 
+class NoText:
+    """A TextStream without a tokenizer: the output has no text."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class StopRules:
     """The stop conditions of a generation; `max_new_tokens` already respects the sequence length."""

@@ -108,8 +108,9 @@ class FinishReason(enum.Enum):
 class GenerationRequest:
     """A request for one continuation. Exactly one of `text` and `token_ids` is set.
 
-    Limits that are None take the server's defaults, and so do the fields of `sampling` listed in `unsaid`, which are
-    not sent. `deadline` (seconds of time.monotonic) is local to this process and never sent: nothing waits beyond it.
+    Limits that are None take the server's defaults, and so do the fields of `sampling` named in `unset_sampling`, which
+    are not sent. `deadline` (seconds of time.monotonic) is local to this process and never sent: nothing waits beyond
+    it.
     """
 
     text: str | None = None
@@ -125,7 +126,7 @@ class GenerationRequest:
     report_margins: bool = False
     rule: Rule = Rule.AGREEMENT
     deadline: float | None = None
-    unsaid: frozenset[str] = frozenset()
+    unset_sampling: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.token_ids is None):
@@ -256,10 +257,10 @@ class SpeculationStats:
         self.sent_by_depth += [0] * (others + 1 - len(self.sent_by_depth))
         self.sent_by_depth[others] += 1
 
-    def stale(self, draft: Draft, guessed: bool = True) -> None:
-        """Counts a round that was sent ahead and committed nothing; `guessed`: it began with a drafted bonus token."""
+    def stale(self, draft: Draft, drafted_bonus: bool = True) -> None:
+        """Counts a round that was sent ahead and committed nothing; `drafted_bonus`: it began with a bonus token."""
         self.stale_rounds += 1
-        self.stale_drafts += len(draft.token_ids) + guessed
+        self.stale_drafts += len(draft.token_ids) + drafted_bonus
         self.spent(draft)
 
     def spent(self, draft: Draft) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.training.acceptance.measure import ALL, Measured
+from tandem.training.acceptance.measure import ALL, PairMeasurement
 
 
-def card(found: Sequence[Measured], training: dict[str, Any], curve: Sequence[dict[str, Any]]) -> str:
+def card(found: Sequence[PairMeasurement], training: dict[str, Any], curve: Sequence[dict[str, Any]]) -> str:
     """Returns Markdown for Hugging Face: front matter, then results. `found`: measurements at several temperatures."""
     first = found[0]
     parts = [
@@ -30,7 +30,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _front(found: Measured) -> str:
+def _front(found: PairMeasurement) -> str:
     return f"""---
 license: apache-2.0
 base_model: {found.target}
@@ -49,7 +49,7 @@ model, from prompts that Tandem makes (`tandem/training/prompts.py`).
 """
 
 
-def _made_from(found: Measured, training: dict[str, Any]) -> str:
+def _made_from(found: PairMeasurement, training: dict[str, Any]) -> str:
     config = training["config"]
     student = config["student"]
     began = (
@@ -72,11 +72,11 @@ Reproduce it with `python -m tandem.training.generate`, `... .train` and `... .e
 """
 
 
-def _how(found: Measured) -> str:
+def _how(found: PairMeasurement) -> str:
     return "greedy" if found.sampling.greedy else f"temperature {found.sampling.temperature:g}"
 
 
-def _agreement(found: Measured) -> str:
+def _agreement(found: PairMeasurement) -> str:
     names = [d.name for d in found.drafters]
     rows = [
         [kind, *(f"{d.agreement[kind].agreed / d.agreement[kind].tokens:.3f}" for d in found.drafters)]
@@ -91,7 +91,7 @@ the text repeats itself, the model elsewhere.
 {_table(["workload", *names], rows)}"""
 
 
-def _rounds(found: Measured) -> str:
+def _rounds(found: PairMeasurement) -> str:
     longest = max(found.drafters[0].rounds)
     rows = [[d.name, *(f"{share:.2f}" for share in d.rounds[longest][ALL].by_position)] for d in found.drafters]
     lengths = [
@@ -108,7 +108,7 @@ Tokens per round (the target's own included), by speculation length:
 {_table(["drafter", *numbers], lengths)}"""
 
 
-def _costs(found: Measured) -> str:
+def _costs(found: PairMeasurement) -> str:
     costs = found.costs
     assert costs.draft_step is not None and costs.ratio is not None
     best = [(d.name, *d.best(costs)) for d in found.drafters]

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.training.shards import Answered
+from tandem.training.shards import TrainingSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TrainingBatch:
     """A training batch; "answered" tokens are those that the target generated.
 
     tokens: int64 [rows, length]. where: int64 [answered, 2], (row, column) of the position that predicts each answered
@@ -32,9 +32,9 @@ class Batch:
     ids: Tensor
     probs: Tensor
 
-    def to(self, device: str) -> Batch:
+    def to(self, device: str) -> TrainingBatch:
         """Returns the batch on `device`."""
-        return Batch(*(part.to(device) for part in (self.tokens, self.where, self.ids, self.probs)))
+        return TrainingBatch(*(part.to(device) for part in (self.tokens, self.where, self.ids, self.probs)))
 
 
 def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random.Generator) -> list[list[int]]:
@@ -58,7 +58,7 @@ def batch_groups(lengths: Sequence[tuple[int, int]], tokens: int, rng: np.random
     return [groups[g] for g in rng.permutation(len(groups)).tolist()]
 
 
-def make_batch(data: Sequence[Answered]) -> Batch:
+def make_batch(data: Sequence[TrainingSequence]) -> TrainingBatch:
     """Pads and stacks sequences into a batch."""
     length = max(len(s.prompt) + len(s.answer) for s in data) - 1
     tokens = np.zeros((len(data), length), np.int64)
@@ -69,7 +69,7 @@ def make_batch(data: Sequence[Answered]) -> Batch:
         columns = np.arange(len(s.prompt) - 1, len(whole))
         where.append(np.stack((np.full_like(columns, r), columns), 1))
     logprobs = np.concatenate([s.logprobs for s in data]).astype(np.float32)
-    return Batch(
+    return TrainingBatch(
         torch.from_numpy(tokens),
         torch.from_numpy(np.concatenate(where)),
         torch.from_numpy(np.concatenate([s.ids for s in data]).astype(np.int64)),
@@ -77,7 +77,7 @@ def make_batch(data: Sequence[Answered]) -> Batch:
     )
 
 
-def copies(data: Sequence[Answered], count: int, rng: np.random.Generator) -> list[Answered]:
+def copies(data: Sequence[TrainingSequence], count: int, rng: np.random.Generator) -> list[TrainingSequence]:
     """Makes `count` sequences that repeat a span of `data`, with the repetition as the answer.
 
     Copying from the context is the most useful skill of a small model and the last that it learns (Olsson et al. 2022,
@@ -95,7 +95,7 @@ def copies(data: Sequence[Answered], count: int, rng: np.random.Generator) -> li
         logprobs = np.full(ids.shape, -np.inf, np.float16)
         ids[:, 0], logprobs[:, 0] = answer, 0
         prompt = np.concatenate((span, between, span[:begun]))
-        made.append(Answered("copy", 1.0, prompt, answer, ids, logprobs))
+        made.append(TrainingSequence("copy", 1.0, prompt, answer, ids, logprobs))
     return made
 
 
@@ -122,7 +122,7 @@ class Softmax:
         return self._at[ids]
 
 
-def loss_of(student: Any, batch: Batch, softmax: Softmax, hard: float) -> tuple[Tensor, Tensor]:
+def loss_of(student: Any, batch: TrainingBatch, softmax: Softmax, hard: float) -> tuple[Tensor, Tensor]:
     """Returns the mean loss over the answered tokens, and on how many of them the student's first choice agrees.
 
     `hard`: the weight of the target's first choice.
@@ -173,7 +173,7 @@ class _CrossEntropy(torch.autograd.Function):
         return grad_rows * grad, grad_weight * grad, None, None
 
 
-def agreement(student: Any, data: Sequence[Answered], rows: int = 32) -> dict[str, tuple[int, int]]:
+def agreement(student: Any, data: Sequence[TrainingSequence], rows: int = 32) -> dict[str, tuple[int, int]]:
     """Returns, by kind and for all greedy continuations: (tokens on which the student's argmax agrees, tokens)."""
     counts: dict[str, list[int]] = {}
     greedy = sorted((s for s in data if s.temperature == 0), key=lambda s: len(s.prompt) + len(s.answer))

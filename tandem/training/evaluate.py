@@ -20,7 +20,7 @@ from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
 from tandem.engine.loading import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import SamplingParams
-from tandem.training.acceptance.measure import AcceptConfig, Measured, measure
+from tandem.training.acceptance.measure import AcceptConfig, PairMeasurement, measure
 from tandem.training.card import card
 
 
@@ -40,12 +40,12 @@ class EvaluateConfig:
     device: str = "auto"
 
 
-async def evaluate(config: EvaluateConfig, show: Callable[[str], None]) -> list[Measured]:
+async def evaluate(config: EvaluateConfig, show: Callable[[str], None]) -> list[PairMeasurement]:
     """Measures at every temperature; writes and returns the results (acceptance.json), and writes the card (README.md).
 
     The results of a temperature are written before the next is measured.
     """
-    found: list[Measured] = []
+    found: list[PairMeasurement] = []
     for temperature in config.temperatures:
         found.append(await measure(_accept(config, temperature), show))
         figures = json.dumps([json.loads(one.as_json()) for one in found], indent=1)

@@ -22,7 +22,7 @@ from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.loading import end_ids
 from tandem.training.prompts import TrainingPrompt, training_prompt
-from tandem.training.shards import Answered, ShardFolder, join
+from tandem.training.shards import ShardFolder, TrainingSequence, join
 
 TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
 _OWN_FILE = "own_prompts.json"
@@ -60,7 +60,7 @@ def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
     own = _own_prompts(config, target, show)
     done = {number: folder.read(number).answered for number in folder.numbers()}
     total, fresh, started = sum(done.values()), 0, time.monotonic()
-    pending: dict[int, list[Answered]] = {}
+    pending: dict[int, list[TrainingSequence]] = {}
     asks = target.asks(config, own, set(done))
     for index, answered in target.run(asks):
         number = index // config.shard
@@ -113,7 +113,7 @@ class _Target:
 
     def asks(self, config: GenerateConfig, own: tuple[str, ...], done: set[int]) -> Iterator[Any]:
         """Yields the prompts of every shard that is not done, without end."""
-        from tandem.training.sampling import Ask
+        from tandem.training.sampling import SampleRequest
 
         number = 0
         while True:
@@ -123,15 +123,15 @@ class _Target:
                     prompt = training_prompt(config.seed, which, own)
                     self._kinds[index] = prompt.kind
                     ids = self.encode(prompt)[-config.max_prompt :]
-                    yield Ask(index, ids, TEMPERATURES[nth])
+                    yield SampleRequest(index, ids, TEMPERATURES[nth])
             number += 1
 
-    def run(self, asks: Iterator[Any]) -> Iterator[tuple[int, Answered]]:
+    def run(self, asks: Iterator[Any]) -> Iterator[tuple[int, TrainingSequence]]:
         """Yields (index, continuation) as continuations end."""
         for c in self._sampler.run(asks):
             kind = self._kinds.pop(c.ask.index, "")
             prompt = np.array(c.ask.prompt, np.int32)
-            yield c.ask.index, Answered(kind, c.ask.temperature, prompt, c.tokens, c.ids, c.logprobs)
+            yield c.ask.index, TrainingSequence(kind, c.ask.temperature, prompt, c.tokens, c.ids, c.logprobs)
 
     def encode(self, prompt: TrainingPrompt) -> tuple[int, ...]:
         if prompt.chat and self.tokenizer.chat_template:
@@ -147,12 +147,12 @@ class _Target:
 
         2024).
         """
-        from tandem.training.sampling import Ask
+        from tandem.training.sampling import SampleRequest
 
         mark = "\u241f"
         begin = self._chat(mark).split(mark)[0]
         ids = tuple(self.tokenizer(begin, add_special_tokens=False)["input_ids"])
-        asks = (Ask(2**40 + i, ids, 1.0) for i in range(count))
+        asks = (SampleRequest(2**40 + i, ids, 1.0) for i in range(count))
         texts = (self.tokenizer.decode(c.tokens, skip_special_tokens=True).strip() for c in self._sampler.run(asks))
         return sorted({text for text in texts if 12 < len(text) < 400})
 

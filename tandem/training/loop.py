@@ -13,15 +13,15 @@ import torch
 
 from tandem.training.distill import Softmax, agreement, batch_groups, copies, loss_of, make_batch
 from tandem.training.settings import TrainConfig
-from tandem.training.shards import Answered
+from tandem.training.shards import TrainingSequence
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
     """The training sequences. counts [vocabulary]: how often each token was among the target's four best."""
 
-    train: list[Answered]
-    held_out: list[Answered]
+    train: list[TrainingSequence]
+    held_out: list[TrainingSequence]
     tokens: int
     counts: torch.Tensor
 
@@ -56,7 +56,7 @@ class Training:
         self.student.load_state_dict(state["student"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.seconds = state["step"], state["seconds"]
-        self.show(f"going on from step {self.step}")
+        self.show(f"resuming from step {self.step}")
 
     def _save(self) -> None:
         state = {"student": self.student.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,

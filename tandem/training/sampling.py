@@ -23,7 +23,7 @@ _BUCKET = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class SampleRequest:
     """A prompt to continue. `index` identifies it; temperature 0 is greedy."""
 
     index: int
@@ -32,10 +32,10 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation:
+class SampledContinuation:
     """A continuation: tokens [n], and for each the target's best ids and their log-probabilities, [n, top]."""
 
-    ask: Ask
+    ask: SampleRequest
     tokens: NDArray[np.int32]
     ids: NDArray[np.int32]
     logprobs: NDArray[np.float16]
@@ -54,7 +54,7 @@ class SamplerConfig:
 
 
 class _Row:
-    def __init__(self, ask: Ask, config: SamplerConfig) -> None:
+    def __init__(self, ask: SampleRequest, config: SamplerConfig) -> None:
         self.ask, self.tokens = ask, np.empty(config.max_new_tokens, np.int32)
         self.ids = np.empty((config.max_new_tokens, config.top), np.int32)
         self.logprobs = np.empty((config.max_new_tokens, config.top), np.float16)
@@ -75,9 +75,9 @@ class _Row:
     def done(self, ends: frozenset[int]) -> bool:
         return self.n == len(self.tokens) or int(self.tokens[self.n - 1]) in ends
 
-    def result(self) -> Continuation:
+    def result(self) -> SampledContinuation:
         n = self.n
-        return Continuation(self.ask, self.tokens[:n].copy(), self.ids[:n].copy(), self.logprobs[:n].copy())
+        return SampledContinuation(self.ask, self.tokens[:n].copy(), self.ids[:n].copy(), self.logprobs[:n].copy())
 
 
 class BatchSampler:
@@ -90,7 +90,7 @@ class BatchSampler:
         self._model = TorchModel(module, config.rows, longest, _BUCKET, device)
         self._rows: list[_Row | None] = [None] * config.rows
 
-    def run(self, asks: Iterable[Ask]) -> Iterator[Continuation]:
+    def run(self, asks: Iterable[SampleRequest]) -> Iterator[SampledContinuation]:
         """Yields continuations as they end, not in order."""
         queue = iter(asks)
         more = True
@@ -104,7 +104,7 @@ class BatchSampler:
                 continue
             yield from self._step()
 
-    def _admit(self, queue: Iterator[Ask], free: list[int]) -> Generator[Continuation, None, bool]:
+    def _admit(self, queue: Iterator[SampleRequest], free: list[int]) -> Generator[SampledContinuation, None, bool]:
         """Fills free slots; returns False once no prompts are left."""
         joined: list[int] = []
         for slot in free:
@@ -126,7 +126,7 @@ class BatchSampler:
         assert row is not None
         return row
 
-    def _prefill(self, groups: list[list[int]]) -> Iterator[Continuation]:
+    def _prefill(self, groups: list[list[int]]) -> Iterator[SampledContinuation]:
         """Processes the prompt of each group of slots once."""
         slots = [group[0] for group in groups]
         prompts = [self._row(slot).ask.prompt for slot in slots]
@@ -146,7 +146,7 @@ class BatchSampler:
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._module.get_output_embeddings()(hidden)
 
-    def _step(self) -> Iterator[Continuation]:
+    def _step(self) -> Iterator[SampledContinuation]:
         """Samples one token for every row. Free slots are computed too, so that the slots are a view of the cache."""
         last = [[int(row.tokens[row.n - 1])] if row else [0] for row in self._rows]
         starts = [len(row.ask.prompt) + row.n - 1 if row else 0 for row in self._rows]
@@ -158,7 +158,7 @@ class BatchSampler:
         yield from self._push(slots, logits[slots, 0])
 
     @torch.inference_mode()
-    def _push(self, slots: list[int], logits: Tensor) -> Iterator[Continuation]:
+    def _push(self, slots: list[int], logits: Tensor) -> Iterator[SampledContinuation]:
         """Draws from logits [slots, vocabulary], and yields the rows that end."""
         scores = logits.float()
         best, ids = scores.topk(self._config.candidates, dim=-1)

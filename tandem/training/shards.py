@@ -38,7 +38,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class TrainingSequence:
     """One prompt [p], the target's continuation [n] and its distributions [n, top]."""
 
     kind: str
@@ -49,7 +49,7 @@ class Answered:
     logprobs: NDArray[np.float16]
 
 
-def join(sequences: Sequence[Answered]) -> Shard:
+def join(sequences: Sequence[TrainingSequence]) -> Shard:
     return Shard(
         lengths=np.array([len(s.prompt) + len(s.answer) for s in sequences], np.int32),
         prompts=np.array([len(s.prompt) for s in sequences], np.int32),
@@ -61,13 +61,13 @@ def join(sequences: Sequence[Answered]) -> Shard:
     )
 
 
-def split(shard: Shard) -> Iterator[Answered]:
+def split(shard: Shard) -> Iterator[TrainingSequence]:
     """Returns the sequences of a shard."""
     at = answered = 0
     for i, length in enumerate(shard.lengths.tolist()):
         middle, end = at + int(shard.prompts[i]), at + length
         until = answered + end - middle
-        yield Answered(
+        yield TrainingSequence(
             kind=shard.kinds[i],
             temperature=float(shard.temperatures[i]),
             prompt=shard.tokens[at:middle],

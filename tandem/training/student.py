@@ -62,11 +62,11 @@ def build(target: Any, config: StudentConfig, counts: Tensor, seed: int) -> Any:
     for layer in student.model.layers:  # residual branches start small, as in GPT-2 (Radford et al. 2019)
         layer.self_attn.o_proj.weight.data /= (2 * config.layers) ** 0.5
         layer.mlp.down_proj.weight.data /= (2 * config.layers) ** 0.5
-    begin_copying(student, counts.float())
+    init_induction_heads(student, counts.float())
     return student
 
 
-def go_on_from(folder: Path, target: Any) -> Any:
+def load_trained(folder: Path, target: Any) -> Any:
     """Loads a trained Llama for further training, as a student of the model with the configuration `target`."""
     from transformers import AutoModelForCausalLM
 
@@ -75,7 +75,9 @@ def go_on_from(folder: Path, target: Any) -> Any:
     if ours != theirs:
         raise ValueError(f"start: {folder} has a vocabulary of {ours}, the target one of {theirs}")
     if not student.config.tie_word_embeddings:
-        raise ValueError(f"start: {folder} has a head apart from its embeddings, and training takes them for one")
+        raise ValueError(
+            f"start: {folder} has a head that is separate from its embeddings, but training needs tied ones"
+        )
     return student
 
 
@@ -101,7 +103,7 @@ def _reduced(embeddings: Tensor, counts: Tensor, hidden: int) -> Tensor:
 
 
 @torch.no_grad()
-def begin_copying(student: Any, counts: Tensor) -> None:
+def init_induction_heads(student: Any, counts: Tensor) -> None:
     """Initializes an induction circuit (Olsson et al. 2022) in the first two layers, so that training need not find it.
 
     Repeated text is the easiest for a draft to predict, but a small model learns this last, after millions of tokens.

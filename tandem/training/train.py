@@ -24,8 +24,8 @@ from tandem.checkpoints.locate import FREQUENT_TOKENS, find, weights_revision
 from tandem.training.distill import Softmax, agreement
 from tandem.training.loop import Training, TrainingData
 from tandem.training.settings import HELD_OUT, TrainConfig
-from tandem.training.shards import Answered, ShardFolder, split
-from tandem.training.student import StudentConfig, build, go_on_from, shape_of
+from tandem.training.shards import ShardFolder, TrainingSequence, split
+from tandem.training.student import StudentConfig, build, load_trained, shape_of
 
 
 def read_data(config: TrainConfig, revision: str, vocab_size: int) -> TrainingData:
@@ -35,7 +35,7 @@ def read_data(config: TrainConfig, revision: str, vocab_size: int) -> TrainingDa
     everything = [answered for number in folder.numbers() for answered in split(folder.read(number))]
     apart = _held_out({answered.prompt.tobytes() for answered in everything})
     held_out = [answered for answered in everything if answered.prompt.tobytes() in apart]
-    train: list[Answered] = []
+    train: list[TrainingSequence] = []
     tokens, counts = 0, np.zeros(vocab_size, np.int64)
     for answered in everything:
         if answered.prompt.tobytes() in apart or (config.max_tokens is not None and tokens >= config.max_tokens):
@@ -60,7 +60,7 @@ def _without_spaces(file: Path) -> None:
         file.write_text(json.dumps(content, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
 
-def most_said(counts: torch.Tensor, most: int) -> torch.Tensor:
+def most_frequent(counts: torch.Tensor, most: int) -> torch.Tensor:
     """Returns the ids that occur, at most the `most` frequent ones, in ascending order."""
     ids = counts.argsort(descending=True, stable=True)[:most]
     return ids[counts[ids] > 0].sort().values
@@ -72,7 +72,7 @@ def _begin(config: TrainConfig, source: dict[str, Any], revision: str) -> tuple[
 
     if config.start:
         theirs = AutoConfig.from_pretrained(**source)
-        return read_data(config, revision, theirs.vocab_size), go_on_from(config.start, theirs)
+        return read_data(config, revision, theirs.vocab_size), load_trained(config.start, theirs)
     target: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     data = read_data(config, revision, target.config.vocab_size)
     return data, build(target, config.student, data.counts, config.seed)
@@ -90,7 +90,7 @@ def train(config: TrainConfig, show: Callable[[str], None]) -> dict[str, Any]:
     source, revision = checkpoint.source, weights_revision(checkpoint)
     data, student = _begin(config, source, revision)
     student.to(device)
-    seen = most_said(data.counts, config.softmax)
+    seen = most_frequent(data.counts, config.softmax)
     softmax = Softmax(seen, student.config.vocab_size, config.others, device)
     steps = max(1, round(config.epochs * data.tokens / config.batch))
     show(f"{data.tokens:,} tokens in {len(data.train):,} sequences, {len(seen):,} tokens in every softmax, "

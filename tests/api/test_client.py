@@ -151,7 +151,7 @@ def test_leaving_a_stream_early_frees_the_slot() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"endpoints": "nowhere"}, "'nowhere' is not HOST:PORT"),
+        ({"endpoints": "nowhere"}, "endpoints: 'nowhere' is not HOST:PORT"),
         ({"endpoints": ["a:1", "a:1"]}, "twice"),
         ({"endpoints": "a:1", "service": "Nobody"}, "service: 'Nobody'"),
         ({"endpoints": "a:1", "retry_seconds": -1}, "-1"),

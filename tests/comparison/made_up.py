@@ -17,8 +17,8 @@ from tandem.comparison.measuring.calibration import PLAIN, Calibration
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
-from tandem.comparison.measuring.measured import Measured
 from tandem.comparison.measuring.records import Failure, Measurement, Record, Seconds
+from tandem.comparison.measuring.run_data import RunData
 from tandem.speculation.types import Rule
 from tests.comparison.fakes import MODEL, prompt
 
@@ -60,7 +60,7 @@ SHAPES = st.builds(
 )
 
 
-def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path) -> Measured:
+def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path) -> RunData:
     """Every time is one of `times`."""
     config = ComparisonConfig(
         prompts=tuple(prompt(f"p{i}", ("code", "prose")[i % 2]) for i in range(shape.prompts)),
@@ -77,7 +77,7 @@ def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path)
         Endpoint(CONNECTABLE[n], f"127.0.0.1:{i}", replace(MODEL, draft_name="" if n in PLAIN else "toy"))
         for i, n in enumerate(shape.names, 1)
     )
-    made = Measured(
+    made = RunData(
         config, Machine("Linux", "x86_64", "a processor", 2, None), Versions("3.11"), "2026-01-01T00:00:00+00:00",
         endpoints, ended=True, cut_short=None if shape.keep == 1 else "interrupted by SIGINT",
     )  # fmt: skip

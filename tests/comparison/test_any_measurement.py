@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tandem.comparison.analysis.advice import advice_lines, advise
-from tandem.comparison.analysis.regression import against, against_lines
-from tandem.comparison.analysis.whole import analyse
+from tandem.comparison.analysis.regression import compare_with_baseline, regression_lines
+from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.history import run_as_json
-from tandem.comparison.measuring.measured import Measured
-from tandem.comparison.report import earlier
+from tandem.comparison.measuring.run_data import RunData
+from tandem.comparison.report import comparison_file
 from tandem.comparison.report.files import comparison_as_csv, comparison_as_json
 from tandem.comparison.report.html import html
-from tandem.comparison.report.markdown import markdown_of
+from tandem.comparison.report.markdown import markdown
 from tandem.comparison.report.sections import report_of
 from tandem.comparison.report.terminal import print_comparison
 from tandem.comparison.report.write import write_report
@@ -29,14 +29,14 @@ from tandem.speculation.types import Rule
 from tests.comparison.made_up import NAMES, POOLS, SHAPES, Shape, measured
 
 SCHEMA = jsonschema.Draft202012Validator(
-    json.loads((Path(earlier.__file__).parent / "comparison.schema.json").read_text())
+    json.loads((Path(comparison_file.__file__).parent / "comparison.schema.json").read_text())
 )
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 """A smaller seed is no simpler case, and looking for one takes minutes."""
 FAILED = ("could not be", "Left out: it could")
 
 
-def said(of: Measured) -> str:
+def said(of: RunData) -> str:
     """Everything that is said without a picture; fails where anything could not be made."""
     comparison = analyse(of)
     as_json = json.loads(json.dumps(comparison_as_json(comparison), allow_nan=False))
@@ -46,8 +46,8 @@ def said(of: Measured) -> str:
     print_comparison(comparison, screen)
     assert isinstance(screen.file, io.StringIO)
     report = report_of(as_json)
-    texts = [screen.file.getvalue(), html(report, {}), markdown_of(report, {}), comparison_as_csv(comparison.records)]
-    texts += against_lines(against(as_json, as_json))
+    texts = [screen.file.getvalue(), html(report, {}), markdown(report, {}), comparison_as_csv(comparison.records)]
+    texts += regression_lines(compare_with_baseline(as_json, as_json))
     if as_json["theory"] is not None:
         for clients in (1, 100):
             texts += advice_lines(advise(as_json, 20.0, clients))

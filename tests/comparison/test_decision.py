@@ -21,7 +21,7 @@ def decision(of: Theory | None, tokens: tuple[int, ...] | None = None, slower: f
         for i in range(4)
     ]
     same = [replace(r, measurement=replace(r.measurement, output_token_ids=(1, 2))) for r in records if r.measurement]
-    parted = [
+    diverged_prompts = [
         replace(
             r,
             measurement=replace(r.measurement, output_token_ids=tokens or (1, 2), tpot_s=r.measurement.tpot_s * slower),
@@ -30,7 +30,7 @@ def decision(of: Theory | None, tokens: tuple[int, ...] | None = None, slower: f
         else r
         for r in same
     ]
-    summaries = summarize(parted, References("autoregressive", "autoregressive"))
+    summaries = summarize(diverged_prompts, References("autoregressive", "autoregressive"))
     return decide(plan(SamplingParams())[0], summaries, of)
 
 

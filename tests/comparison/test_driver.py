@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib
 import pytest
 
-from tandem.comparison.analysis import whole
+from tandem.comparison.analysis import run_analysis
 from tandem.comparison.measuring import deployment
 from tandem.comparison.measuring.calibration import Calibrator
 from tandem.comparison.measuring.config import ComparisonConfig
@@ -276,7 +276,7 @@ def test_an_analysis_that_fails_is_a_remark_in_a_report_of_all_the_rest(
 
     monkeypatch.setitem(sys.modules, "matplotlib", matplotlib)
     for name in ("theory_of", "decide"):
-        monkeypatch.setattr(whole, name, broken)
+        monkeypatch.setattr(run_analysis, name, broken)
     for module, name in ((plots_time, "_rows"), (sections, "cause_table"), (terminal, "workload_table")):
         monkeypatch.setattr(module, name, broken)
     assert run_comparison(config, Network().connect) == 0

@@ -75,7 +75,7 @@ def test_settings_in_the_words_of_tc():
 
 def test_who_is_not_root_is_told_so_in_one_line(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert why_not(None) == "link: netns needs root and iproute2 with netem: this is not root"
+    assert why_not(None) == "link: netns needs root and iproute2 with netem: not running as root"
 
 
 def test_a_missing_tool_is_named(monkeypatch):

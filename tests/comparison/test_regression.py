@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from tandem.comparison.analysis.regression import against, against_lines
+from tandem.comparison.analysis.regression import compare_with_baseline, regression_lines
 from tandem.comparison.measuring.records import Record, record_as_json
 from tests.comparison.test_predictions import request
 
@@ -33,26 +33,26 @@ def slower(of: dict[str, Any], architecture: str, factor: float) -> dict[str, An
 
 
 def test_the_same_run_twice_has_no_regression_and_no_change() -> None:
-    found = against(comparison(), comparison())
+    found = compare_with_baseline(comparison(), comparison())
     assert not found.regressions and not found.other_tokens and not found.remarks
     assert all(not change.beyond_noise for change in found.changes)
-    assert list(against_lines(found))[-1] == "no regression beyond noise"
+    assert list(regression_lines(found))[-1] == "no regression beyond noise"
 
 
 def test_a_slower_architecture_is_a_regression_of_its_speedup() -> None:
-    found = against(comparison(), slower(comparison(), "fused", 1.2))
+    found = compare_with_baseline(comparison(), slower(comparison(), "fused", 1.2))
     assert [(c.architecture, c.figure) for c in found.regressions] == [("fused", "speedup")]
-    assert any("REGRESSION" in line and "-16.7 %" in line for line in against_lines(found))
+    assert any("REGRESSION" in line and "-16.7 %" in line for line in regression_lines(found))
 
 
 def test_a_faster_one_is_a_change_beyond_noise_and_no_regression() -> None:
-    found = against(comparison(), slower(comparison(), "fused", 0.8))
+    found = compare_with_baseline(comparison(), slower(comparison(), "fused", 0.8))
     assert not found.regressions
     assert any(c.figure == "speedup" and c.beyond_noise for c in found.changes)
 
 
 def test_a_slower_machine_is_only_plain_decodings_regression() -> None:
-    found = against(comparison(), slower(slower(comparison(), "fused", 1.3), "autoregressive", 1.3))
+    found = compare_with_baseline(comparison(), slower(slower(comparison(), "fused", 1.3), "autoregressive", 1.3))
     assert [(c.architecture, c.figure) for c in found.regressions] == [("autoregressive", "tpot")]
 
 
@@ -60,14 +60,14 @@ def test_fewer_accepted_tokens_are_a_regression() -> None:
     worse = comparison()
     for record in worse["records"]:
         record["accepted"] //= 2
-    assert [c.figure for c in against(comparison(), worse).regressions] == ["acceptance rate"]
+    assert [c.figure for c in compare_with_baseline(comparison(), worse).regressions] == ["acceptance rate"]
 
 
 def test_noise_is_not_called_a_regression() -> None:
     noisy = comparison()
     for i, record in enumerate(noisy["records"]):
         record["tpot_s"] *= 1.06 if i % 2 else 0.96
-    assert not against(comparison(), noisy).regressions
+    assert not compare_with_baseline(comparison(), noisy).regressions
 
 
 def test_other_tokens_settings_and_machines_are_named() -> None:
@@ -75,23 +75,23 @@ def test_other_tokens_settings_and_machines_are_named() -> None:
     other["records"][-1]["output_token_ids"] = [9]
     other["settings"]["speculation_length"] = 5
     other["machine"]["cores"] = 64
-    found = against(comparison(), other)
+    found = compare_with_baseline(comparison(), other)
     assert found.other_tokens == ("base, fused, code/4",)
     assert "speculation_length: 3 then, 5 now" in found.remarks
     assert any("machines differ" in remark for remark in found.remarks)
-    assert any("1 requests gave other tokens" in line for line in against_lines(found))
+    assert any("1 requests produced other tokens" in line for line in regression_lines(found))
 
 
 def test_what_only_one_run_has_is_named() -> None:
     less = comparison()
     less["records"] = [r for r in less["records"] if r["architecture"] != "fused"]
-    assert "base, fused: not in both" in against(less, comparison()).remarks
+    assert "base, fused: not in both" in compare_with_baseline(less, comparison()).remarks
 
 
 def test_two_prompts_are_too_few_to_judge() -> None:
     few, worse = comparison(), slower(comparison(), "fused", 2.0)
     for of in (few, worse):
         of["records"] = [r for r in of["records"] if r["prompt"] in ("code/0", "code/1")]
-    found = against(few, worse)
+    found = compare_with_baseline(few, worse)
     assert not found.regressions
-    assert any("too few prompts to say" in line for line in against_lines(found))
+    assert any("too few prompts for an interval" in line for line in regression_lines(found))

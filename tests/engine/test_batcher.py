@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.batcher import Batcher, DeviceLost, Timed, _Waiting
+from tandem.engine.batcher import Batcher, DeviceLost, TimedResult, _Waiting
 from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import RowFailed
 from tests.reliability.mutants import QUEUE_SECONDS, Mutant, planted
@@ -299,7 +299,7 @@ async def each_waited(came: Sequence[float], began: float) -> list[float]:
     """Queue seconds of rows of one step that came at these times."""
     batcher, loop = Batcher("test"), asyncio.get_running_loop()
     rows = [_Waiting(len, None, 4, since, False, loop.create_future()) for since in came]
-    batcher._hand_out(rows, Timed([0] * len(rows), began - came[0], 0.5))
+    batcher._hand_out(rows, TimedResult([0] * len(rows), began - came[0], 0.5))
     await batcher.close()
     return [row.done.result().queue_seconds for row in rows]
 

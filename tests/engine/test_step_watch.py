@@ -16,12 +16,12 @@ from tandem.engine.sequences import Engine, KVSequence, ModelDrafter, TargetSequ
 from tandem.engine.step_watch import (
     FADES,
     FIRST_SECONDS,
-    LEAST_SECONDS,
+    MIN_SECONDS,
     TIMES_LONGEST,
     StepBound,
     StepWatch,
-    described,
-    named_seconds,
+    describe_step,
+    parse_step_seconds,
 )
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.runners.toy import ToyRunner
@@ -107,7 +107,7 @@ def test_a_step_beyond_its_bound_fails_its_rows_those_that_wait_and_newcomers() 
             assert bench.said == [False]
             for result in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(result, StepHung)
-            with pytest.raises(StepHung, match="has not come back"):
+            with pytest.raises(StepHung, match="without returning"):
                 await bench.engine.run(bench.engine.runner.prefill, ROWS[0], prefill=True)
             assert (bench.engine.batcher.hung_steps, bench.lost, bench.engine.lost.is_set()) == (1, [], False)
 
@@ -138,8 +138,8 @@ def test_a_step_that_does_not_come_back_loses_the_engine_once() -> None:
             assert not bench.lost
             bench.look_for(5 * BOUND)
             (error,) = bench.lost
-            assert "did not come back" in str(error)
-            with pytest.raises(DeviceLost, match="did not come back"):
+            assert "did not return" in str(error)
+            with pytest.raises(DeviceLost, match="did not return"):
                 await bench.engine.run(bench.engine.runner.prefill, ROWS[1], prefill=True)
             await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -248,13 +248,13 @@ def test_a_bound_is_learned_for_each_kind_from_its_longest_recent_step() -> None
     bound = StepBound()
     assert bound.seconds(PrefillRow) == FIRST_SECONDS
     bound.learn(PrefillRow, 0.01)
-    assert (bound.seconds(PrefillRow), bound.seconds(VerifyRow)) == (LEAST_SECONDS, FIRST_SECONDS)
+    assert (bound.seconds(PrefillRow), bound.seconds(VerifyRow)) == (MIN_SECONDS, FIRST_SECONDS)
     bound.learn(PrefillRow, 7.0)
     bound.learn(PrefillRow, 0.01)
     assert bound.seconds(PrefillRow) == pytest.approx(TIMES_LONGEST * 7.0 * FADES)
     for _ in range(5000):
         bound.learn(PrefillRow, 0.01)
-    assert bound.seconds(PrefillRow) == LEAST_SECONDS
+    assert bound.seconds(PrefillRow) == MIN_SECONDS
 
 
 def test_served_steps_teach_the_bound() -> None:
@@ -263,7 +263,7 @@ def test_served_steps_teach_the_bound() -> None:
         engine, bound = Engine(toy(), batcher), StepBound()
         StepWatch(batcher, bound, engine.lose)
         await KVSequence(engine, 0).fill(PROMPT)
-        assert bound.seconds(PrefillRow) == LEAST_SECONDS
+        assert bound.seconds(PrefillRow) == MIN_SECONDS
         await batcher.close()
 
     run(test())
@@ -276,10 +276,10 @@ def test_a_bound_that_is_none_is_refused(given: float) -> None:
 
 
 def test_the_flag_says_a_number_or_auto() -> None:
-    assert named_seconds("auto") is None
-    assert named_seconds("2.5") == 2.5
+    assert parse_step_seconds("auto") is None
+    assert parse_step_seconds("2.5") == 2.5
     with pytest.raises(ValueError, match="step_seconds: 'soon' is neither"):
-        named_seconds("soon")
+        parse_step_seconds("soon")
 
 
 @pytest.mark.parametrize(
@@ -293,4 +293,4 @@ def test_the_flag_says_a_number_or_auto() -> None:
     ],
 )
 def test_the_log_says_what_a_step_was(rows: Sequence[Any], said: str) -> None:
-    assert described(list(rows)) == said
+    assert describe_step(list(rows)) == said

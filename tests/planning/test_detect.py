@@ -156,7 +156,7 @@ def test_a_machine_that_is_no_neuron_instance_has_none(tmp_path: Path):
         ("neuron", XLA, "trn2.3xlarge", 1, None, "torch-neuronx 2.9.0.2.12.22436 is the XLA package"),
         ("neuron", TORCHNEURON, "trn1.2xlarge", 1, None, "TorchNeuron does not run on trn1; use --backend nxdi"),
         ("neuron", TORCHNEURON, "trn2.3xlarge", 0, None, "the driver (aws-neuronx-dkms) is not loaded"),
-        ("neuron", TORCHNEURON, None, 0, None, "no Neuron instance, or a container without its devices"),
+        ("neuron", TORCHNEURON, None, 0, None, "not a Neuron instance, or a container without its devices"),
         ("neuron", {"torch-neuronx": "2.14.3.0"}, "trn2.3xlarge", 1, None, "neuronx-cc is not installed"),
         ("nxdi", TORCHNEURON, "trn2.3xlarge", 1, None, "this environment holds TorchNeuron"),
         ("nxdi", XLA, "trn1.2xlarge", 1, None, "neuronx-distributed, neuronx-distributed-inference are not installed"),

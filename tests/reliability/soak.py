@@ -27,7 +27,7 @@ from tests.reliability.soak_storm import STEP_SECONDS, Storm
 from tests.support import HANG, REPOSITORY
 
 WARM_UP = 0.2  # share of the time before the first look: pools, caches and threads that come with the first requests
-MOST_MORE = {"slots": 0, "sessions": 0, "tasks": 2, "threads": 2, "files": 4, "resident_bytes": 24 * 2**20}
+MAX_MORE = {"slots": 0, "sessions": 0, "tasks": 2, "threads": 2, "files": 4, "resident_bytes": 24 * 2**20}
 """How much more than before a server may hold afterwards."""
 NO_OPERATIONS = ("tokens", "wrong", "disturbed", "step hung", "expired", "refused")
 EVERY = 15.0
@@ -69,7 +69,7 @@ class Soaked:
         for server, held in self.after.items():
             found += [f"{server} holds {held[what]} {what}" for what in ("slots", "sessions") if held[what]]
         for server in self.before:
-            for what, most in MOST_MORE.items():
+            for what, most in MAX_MORE.items():
                 more = self.after[server][what] - self.before[server][what]
                 if more > most:
                     found.append(f"{server} holds {more} {what} more than before; at most {most} is stated")

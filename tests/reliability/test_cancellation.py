@@ -20,7 +20,7 @@ from tandem.engine import loading
 from tandem.engine.batcher import Batcher
 from tandem.rpc import wire
 from tandem.rpc.channel import MESSAGES
-from tandem.rpc.closing import Closes
+from tandem.rpc.closing import SessionCloses
 from tandem.runners.torch.tensor_parallel import Leader
 from tandem.speculation.cleanup import finish
 from tandem.speculation.depth import Pipeline
@@ -52,7 +52,7 @@ class Way:
 
     ask: Callable[[], Coroutine[Any, Any, tuple[int, ...]]]
     sites: list[Site]
-    closes: Closes | None = None
+    closes: SessionCloses | None = None
 
     def quiet(self) -> bool:
         """Whether nothing is held anywhere."""

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.rpc.errors import TandemError
 from tests.reliability import figures
-from tests.reliability.soak import MOST_MORE, NO_OPERATIONS, RESULTS, Say, Soaked, soak
+from tests.reliability.soak import MAX_MORE, NO_OPERATIONS, RESULTS, Say, Soaked, soak
 from tests.reliability.soak_client import CLIENTS, within
 from tests.reliability.soak_memory import ALLOWED, Memory
 from tests.reliability.soak_storm import AFTERWARDS, Disturbances
@@ -31,7 +31,7 @@ def note(result: Soaked, processes: int) -> None:
     counts = {name: n for name, n in result.counts.items() if name not in NO_OPERATIONS}
     more = {
         what: max(result.after[server][what] - result.before[server][what] for server in result.before)
-        for what in MOST_MORE
+        for what in MAX_MORE
     }
     figures.note(
         f"soak of {result.seconds:g} s",
@@ -132,7 +132,7 @@ def test_only_a_disturbance_of_its_own_server_excuses_a_failure() -> None:
 
 
 def test_what_a_soak_must_not_find_is_said() -> None:
-    clean = {what: 0 for what in MOST_MORE}
+    clean = {what: 0 for what in MAX_MORE}
     result = Soaked(before={"target": clean}, after={"target": clean, "mortal": clean})
     assert result.wrongs() == []
     result.counts["wrong"] = 1

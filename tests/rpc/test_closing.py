@@ -17,7 +17,7 @@ from tandem.engine.generators import plain_generator
 from tandem.engine.loading import Loaded
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT
-from tandem.rpc.closing import Closes
+from tandem.rpc.closing import SessionCloses
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
@@ -112,7 +112,7 @@ def test_a_close_is_not_made_again_where_it_was_refused_and_not_for_ever() -> No
             calls.append(code)
             raise TandemError(code, "no")
 
-        closes = Closes(attempts=3, first=0.001)
+        closes = SessionCloses(attempts=3, first=0.001)
         for code in ("PERMISSION_DENIED", "UNAVAILABLE"):
             await closes.begin(partial(call, code))
         await until(lambda: not closes)
@@ -132,7 +132,7 @@ def test_a_client_that_is_closed_closes_its_sessions_first_and_waits_for_no_dead
             closing.cancel()
             await client.close()
             assert site.free == 4
-            endless = Closes()
+            endless = SessionCloses()
             endless.begin(asyncio.Event().wait)
             await endless.settle(0.01)
             assert not endless

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.rpc.endpoint_pool import EndpointPool, Persistence, RetryBudget, addresses_of, disagreement
+from tandem.rpc.endpoint_pool import EndpointPool, Persistence, RetryBudget, disagreement, parse_addresses
 from tandem.speculation.types import ModelInfo
 
 INFO = ModelInfo("m", "rev", "tok", 258, 160, 5, 4, "float32", "cpu", "torch")
@@ -86,9 +86,9 @@ def test_a_roster_says_each_change_once_with_the_attempts(caplog: pytest.LogCapt
         pool.answered("b:2")
         pool.answered("b:2")
     assert [record.getMessage() for record in caplog.records] == [
-        "verifier at a:1 does not answer (gone away): trying b:2",
-        "verifier at b:2 does not answer (gone away): trying a:1",
-        "verifier at b:2 answers, after 5 attempts and 4.0 s",
+        "server at a:1 does not answer (gone away): trying b:2",
+        "server at b:2 does not answer (gone away): trying a:1",
+        "server at b:2 answers, after 5 attempts and 4.0 s",
     ]
 
 
@@ -107,7 +107,7 @@ def test_a_verifier_that_runs_something_else_is_passed_over(caplog: pytest.LogCa
     assert pool.refuse("c:3", "its weights")
     assert not pool.refuse("a:1", "its weights")
     assert not pool.refused  # whoever comes later may find them mended
-    assert "verifier at b:2 is not used: its dtype is 'bfloat16'" in caplog.text
+    assert "server at b:2 is not used: its dtype is 'bfloat16'" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_more_room_and_other_slots_are_no_disagreement() -> None:
 
 
 def test_addresses_come_apart_at_commas() -> None:
-    assert addresses_of("a:1, b:2,[::1]:3") == ("a:1", "b:2", "[::1]:3")
+    assert parse_addresses("a:1, b:2,[::1]:3") == ("a:1", "b:2", "[::1]:3")
 
 
 @pytest.mark.parametrize("given", ["", "a", "a:", ":1", "a:0", "a:70000", "a:1,,b:2", "a:1,a:1"])
 def test_bad_addresses_are_refused_by_name(given: str) -> None:
     with pytest.raises(ValueError, match="target_host: "):
-        addresses_of(given)
+        parse_addresses(given)
 
 
 def test_verifiers_that_are_full_are_asked_for_so_long_and_no_longer() -> None:

@@ -264,7 +264,7 @@ def test_a_worker_that_hangs_costs_one_deadline_and_delays_nobody_else(caplog: p
     with caplog.at_level(logging.INFO, "tandem.drafter"):
         run(test())
     (line,) = [r.getMessage() for r in caplog.records if r.name == "tandem.drafter"]
-    assert "DEADLINE_EXCEEDED" in line and "decoding plainly" in line
+    assert "DEADLINE_EXCEEDED" in line and "decoding without drafts" in line
 
 
 def test_a_worker_killed_in_the_middle_of_a_request_and_started_again(

@@ -18,10 +18,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tandem.rpc.errors import TandemError
 from tandem.rpc.request_context import Request, begin, outgoing
 from tandem.rpc.traced_rounds import (
-    TracedGuesser,
+    TracedBonusDrafter,
+    traced_bonus_drafter,
     traced_drafter,
     traced_flights,
-    traced_guesser,
     traced_rounds,
     traced_verifier,
 )
@@ -206,7 +206,7 @@ def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypat
 
 
 def test_a_request_that_is_not_traced_is_not_wrapped() -> None:
-    for wrap in (traced_rounds, traced_verifier, traced_flights, traced_guesser, traced_drafter):
+    for wrap in (traced_rounds, traced_verifier, traced_flights, traced_bonus_drafter, traced_drafter):
         inner: Any = object()
         assert wrap(inner) is inner
 
@@ -349,5 +349,5 @@ def test_a_drafter_that_is_traced_learns_as_one_that_is_not() -> None:
     before = trust.rates(LONG, 1)
     run(lookup.open([1, 2, 3], support.GREEDY))
     span: Any = None
-    teach(TracedGuesser(lookup, span), [1, 2, 3, *[4, 1, 2, 3, 4] * 3])
+    teach(TracedBonusDrafter(lookup, span), [1, 2, 3, *[4, 1, 2, 3, 4] * 3])
     assert trust.rates(LONG, 1) > before

@@ -252,7 +252,7 @@ def test_a_stream_that_ends_while_a_round_is_written_changes_no_token(monkeypatc
             answered += 1
             if answered == 2:
                 await here.wait()
-                await context.abort(grpc.StatusCode.NOT_FOUND, "session: its lease ran out")
+                await context.abort(grpc.StatusCode.NOT_FOUND, "session: its lease expired")
 
     async def test() -> None:
         async with target_site() as site:
@@ -404,7 +404,7 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
         )
         session: Any = SimpleNamespace(
             waits=SimpleNamespace(silence=lambda: 0.002, round=lambda: 0.002),
-            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), alone=lambda endpoint: False),
+            client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), is_only=lambda endpoint: False),
             endpoint=endpoint,
             retry_budget=RetryBudget(Persistence()),
         )

@@ -143,7 +143,9 @@ def test_model_information(info: ModelInfo) -> None:
 def test_absent_fields_take_the_defaults_of_the_contract() -> None:
     assert wire.sampling_from_wire(pb.Sampling()) == SamplingParams()
     request = wire.generation_from_wire(pb.Generation(text="x"))
-    assert request == GenerationRequest(text="x", unsaid=frozenset({"temperature", "top_k", "top_p", "min_p", "seed"}))
+    assert request == GenerationRequest(
+        text="x", unset_sampling=frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
+    )
     assert request.max_new_tokens is request.speculation_length is request.max_total_tokens is None
 
 
@@ -207,7 +209,7 @@ def test_unknown_rules_are_refused() -> None:
     assert caught.value.field == "rule"
 
 
-ABOVE = wire.MOST_SUPPORT + 1
+ABOVE = wire.MAX_SUPPORT + 1
 WRONG = [
     ("distributions[0].token_ids", [f"{ABOVE} are above the limit of 1024"], [1], [(range(ABOVE), [1.0])]),
     ("distributions[0].weights", [f"{ABOVE} are above the limit of 1024"], [1], [([1], [1.0] * ABOVE)]),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from tandem.runners.protocol import FusedRow, Identity, Limits, PrefillRow, ProposeRow, Runner, fused
+from tandem.runners.protocol import FusedRow, Limits, PrefillRow, ProposeRow, Runner, RunnerIdentity, fused
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_runner import GraphRunner
@@ -84,8 +84,8 @@ def compiled_target(family: str, dtype: torch.dtype) -> GraphRunner:
     return _compiled(family, dtype, False, replace(LIMITS, slots=1))
 
 
-def identity(dtype: torch.dtype) -> Identity:
-    return Identity("tiny", "none", str(dtype).removeprefix("torch."), "cpu", "torch")
+def identity(dtype: torch.dtype) -> RunnerIdentity:
+    return RunnerIdentity("tiny", "none", str(dtype).removeprefix("torch."), "cpu", "torch")
 
 
 def fill(runner: Runner, slot: int, tokens: Sequence[int]) -> None:

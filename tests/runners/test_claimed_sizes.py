@@ -85,7 +85,7 @@ def test_a_gguf_that_lies_is_refused_before_anything_is_made_of_it(
 
 @pytest.mark.parametrize("length", [5, 20, 40, 200, 400])
 def test_a_gguf_that_was_cut_is_refused(length: int, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"beyond its end|are said to be in"):
+    with pytest.raises(CheckpointError, match=r"beyond its end|are claimed in"):
         check_sizes(checkpoint(tmp_path, gguf(SAID)[:length]))
 
 

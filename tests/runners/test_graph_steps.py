@@ -134,7 +134,7 @@ def test_a_fused_graph_returns_what_two_steps_return() -> None:
     [
         FusedRow(ProposeRow(0, 20, PROMPT[-2:], 2, SAMPLED)),
         FusedRow(ProposeRow(0, 20, PROMPT[-2:], 2, GREEDY), margins=True),
-        FusedRow(ProposeRow(0, 20, PROMPT[-1:], 2, GREEDY), given=(4, 5)),
+        FusedRow(ProposeRow(0, 20, PROMPT[-1:], 2, GREEDY), copied=(4, 5)),
         FusedRow(ProposeRow(0, 20, PROMPT[-1:], 0, GREEDY)),
     ],
     ids=["sampled", "margins", "copied", "undrafted"],

@@ -16,11 +16,11 @@ from tandem.runners.native.model import NotNative
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.protocol import (
     FusedRow,
-    Identity,
     Limits,
     PrefillRow,
     ProposeRow,
     RowFailed,
+    RunnerIdentity,
     VerifyRow,
     fused,
     fused_step,
@@ -79,7 +79,7 @@ def module_of(name: str = "llama", dtype: torch.dtype = torch.float32, **changes
 
 
 def native(module, only=None, verifies=True, threads=2) -> NativeRunner:  # type: ignore[no-untyped-def]
-    return load_native(module, threads, LIMITS, Identity("m", "r", "d", "cpu", "native"), verifies, only)
+    return load_native(module, threads, LIMITS, RunnerIdentity("m", "r", "d", "cpu", "native"), verifies, only)
 
 
 def sequence(count: int, seed: int = 0) -> list[int]:
@@ -173,7 +173,7 @@ def test_a_fused_round_is_the_same_as_its_parts(dtype: torch.dtype, only: tuple[
             tail = tuple(tokens[slot][-chance.choice((2, 3)) :])
             given = tuple(sequence(chance.randint(1, 5), seed=99 + trial)) if chance.random() < 0.3 else ()
             rows.append(
-                FusedRow(ProposeRow(slot, len(tokens[slot]) - 1, tail, chance.randrange(6), GREEDY), given=given)
+                FusedRow(ProposeRow(slot, len(tokens[slot]) - 1, tail, chance.randrange(6), GREEDY), copied=given)
             )
         together, apart = fused(target, draft)(rows), fused_step(target, draft, rows)
         for one, other in zip(together, apart, strict=True):
@@ -242,7 +242,7 @@ def test_a_model_whose_formula_differs_is_found_out() -> None:
 def test_a_draft_that_ends_outside_the_targets_vocabulary_is_cut_in_the_fused_round() -> None:
     draft = native(module_of(), verifies=False)
     target = load_native(
-        module_of(vocab_size=100), 2, Limits(SLOTS, 120, 5, CHUNK, 100), Identity("", "", "", "", ""), True, None
+        module_of(vocab_size=100), 2, Limits(SLOTS, 120, 5, CHUNK, 100), RunnerIdentity("", "", "", "", ""), True, None
     )
     tokens = [t % 100 for t in sequence(30)]
     fill(target, 0, tokens[:-1])
@@ -259,7 +259,7 @@ def test_without_a_compiler_auto_falls_back_and_native_says_why(monkeypatch, tmp
         runner = load_runner(real.checkpoint(), Execution("cpu", "float32", 2), Shape(1, 64, 2))
     assert not isinstance(runner, NativeRunner)
     assert "no C++ compiler" in caplog.text
-    with pytest.raises(NativeRefused, match="compile: native steps cannot be had: no C"):
+    with pytest.raises(NativeRefused, match="compile: native steps are not available: no C"):
         load_runner(real.checkpoint(), Execution("cpu", "float32", 2, "native"), Shape(1, 64, 2))
 
 

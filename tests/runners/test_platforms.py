@@ -13,15 +13,15 @@ from transformers import LlamaForCausalLM
 
 from tandem.cli import main
 from tandem.cli.configuration import model_config
-from tandem.runners.protocol import Identity
+from tandem.runners.protocol import RunnerIdentity
 from tandem.runners.torch import platforms
-from tandem.runners.torch.buckets import AskedBuckets, Buckets, buckets_for
+from tandem.runners.torch.buckets import Buckets, RequestedBuckets, buckets_for
 from tandem.runners.torch.graph_compilers import graph_compiler
 from tandem.runners.torch.graphs import CudaGraphCompiler, TorchCompiler
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
 from tests.runners.compiled import FAMILIES, LIMITS
 
-IDENTITY = Identity("m", "none", "bfloat16", "neuron", "torch")
+IDENTITY = RunnerIdentity("m", "none", "bfloat16", "neuron", "torch")
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_neuron_without_its_software_is_one_line_that_says_what_is_missing(
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         "main.py: device: neuron is not available here (torch-neuronx is not installed; "
-        "docs/trainium-torchneuron.md says how to install it)"
+        "docs/trainium-torchneuron.md explains how to install it)"
     )
 
 
@@ -102,7 +102,7 @@ def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch
     assert os.environ["NEURON_RT_VISIBLE_CORES"] == "0-3"
     NEURON.prepare()
     assert os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/shared/neff", "what the environment says stays"
-    with pytest.raises(ValueError, match="cores: cpu takes none; --threads says how many threads it uses"):
+    with pytest.raises(ValueError, match="cores: cpu takes none; --threads sets its number of threads"):
         CPU.prepare(cores="0")
 
 
@@ -115,11 +115,11 @@ def test_each_platform_makes_graphs_its_own_way() -> None:
 def test_buckets_are_few_where_graphs_are_dear_and_those_asked_for_besides() -> None:
     assert buckets_for(NEURON, LIMITS) == Buckets((1, 2), 4, 16, (3,))
     assert buckets_for(CUDA, LIMITS) == Buckets((1, 2), 4, 16, (1, 2, 3))
-    assert buckets_for(NEURON, LIMITS, AskedBuckets((2,), (1,))) == Buckets((2,), 4, 16, (1, 3))
+    assert buckets_for(NEURON, LIMITS, RequestedBuckets((2,), (1,))) == Buckets((2,), 4, 16, (1, 3))
     with pytest.raises(ValueError, match="batch_buckets: 3 is outside 1 to 2, the batch"):
-        buckets_for(CPU, LIMITS, AskedBuckets((3,)))
+        buckets_for(CPU, LIMITS, RequestedBuckets((3,)))
     with pytest.raises(ValueError, match="draft_buckets: 9 is outside 1 to 3, the max_speculation_length"):
-        buckets_for(CPU, LIMITS, AskedBuckets(drafts=(9,)))
+        buckets_for(CPU, LIMITS, RequestedBuckets(drafts=(9,)))
 
 
 def test_the_cpu_is_described() -> None:

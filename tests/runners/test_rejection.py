@@ -108,7 +108,7 @@ def test_rows_of_both_rules_are_verified_in_one_step_as_they_are_alone(runner: R
 def test_a_step_of_draft_and_target_carries_the_distributions(runner: Runner) -> None:
     rows = [
         FusedRow(proposing(0, SAMPLED, Rule.REJECTION)),
-        FusedRow(proposing(1, SAMPLED, Rule.REJECTION), given=(100, 7)),
+        FusedRow(proposing(1, SAMPLED, Rule.REJECTION), copied=(100, 7)),
         FusedRow(proposing(2, SAMPLED, Rule.AGREEMENT)),
     ]
     prefilled(runner, 0, 1, 2)
@@ -125,11 +125,11 @@ def test_a_step_of_draft_and_target_carries_the_distributions(runner: Runner) ->
 
 def test_a_draft_with_more_tokens_than_the_target_draws_none_of_them(runner: Runner) -> None:
     for seed in range(10):
-        row = proposing(0, replace(SAMPLED, seed=seed), Rule.REJECTION, 3, known=60)
+        row = proposing(0, replace(SAMPLED, seed=seed), Rule.REJECTION, 3, target_vocab_size=60)
         (proposal,) = proposed(runner, row)
         assert len(proposal.token_ids) == 3 and max(proposal.token_ids) < 60
         assert max(sent.token_ids[-1] for sent in proposal.distributions) < 60
-        assert proposal.known(60) == proposal
+        assert proposal.within(60) == proposal
 
 
 class Broken(ToyRunner):

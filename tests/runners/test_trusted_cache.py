@@ -14,7 +14,7 @@ import pytest
 from tandem.checkpoints import file_hashes, gguf_cache, trusted_cache
 from tandem.checkpoints.file_hashes import FileHashes
 from tandem.checkpoints.locate import Checkpoint, find
-from tandem.checkpoints.trusted_cache import Untrusted, flaw, locked, private_folder, seal
+from tandem.checkpoints.trusted_cache import Untrusted, locked, private_folder, seal, seal_error
 from tandem.runners.native import build
 
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -75,9 +75,9 @@ DAMAGE = {each.__name__: each for each in (empty, half, flipped, writable, linke
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_what_is_damaged_or_anothers_is_not_used(tmp_path: Path, damage: Callable[[Path], None], of: str) -> None:
     note, file = sealed(tmp_path / "kept")
-    assert flaw(note) is None
+    assert seal_error(note) is None
     damage(file if of == "the file" else note)
-    wrong = flaw(note)
+    wrong = seal_error(note)
     assert wrong is not None and "\n" not in wrong and (wrong or (of == "its note" and not note.exists()))
 
 

@@ -96,7 +96,7 @@ def test_a_fused_server_whose_draft_fails_goes_on_without_and_says_so_once(
     failed = [r.getMessage() for r in caplog.records if "failed" in r.getMessage()]
     assert failed == [
         "drafter model toy of this process failed (RuntimeError: the draft's device is gone): "
-        "decoding plainly, next trial in 1 s"
+        "decoding without drafts, next trial in 1 s"
     ]
 
 

@@ -26,7 +26,7 @@ from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.services.health import NOT_SERVING, SERVING
-from tandem.services.shutdown import Ending, bounded, bounded_call
+from tandem.services.shutdown import ShutdownDeadline, bounded, bounded_call
 from tandem.v1 import draft_worker_pb2, generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.frames import unread
@@ -98,9 +98,9 @@ def test_a_step_that_hangs_sends_callers_away_and_ends_the_process(tmp_path: Pat
         log = server.log.read_text()
         kind = "fused" if role == "fused_target" else "verify"
         assert f"a step hangs: a {kind} step of 1 row, width" in log
-        assert "its bound is 1.0 s" in log
-        assert "did not come back within" in log
-        assert "ending by force: the device thread hangs in a step" in log and "wait_while" in log
+        assert "its limit is 1.0 s" in log
+        assert "did not return within" in log
+        assert "forced exit: the device thread is stuck in a step" in log and "wait_while" in log
 
 
 def test_a_step_that_comes_back_is_served_on(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_step_that_comes_back_is_served_on(tmp_path: Path) -> None:
     with hanging(tmp_path, "target", "--step_seconds", "3") as (server, gate):
         run(test(server.wait_ready(), gate))
         assert server.stop(ENDS) == 0
-        assert "came back after" in server.log.read_text()
+        assert "returned after" in server.log.read_text()
 
 
 def test_a_draft_worker_whose_draft_hangs_finishes_what_runs_and_ends(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_draft_worker_whose_draft_hangs_finishes_what_runs_and_ends(tmp_path: 
         with hanging(tmp_path, "draft_worker", *drafts, *asking) as (server, gate):
             run(test(server.wait_ready(), gate))
             assert server.process.wait(ENDS) == 1
-            assert "did not come back within" in server.log.read_text()
+            assert "did not return within" in server.log.read_text()
 
 
 @pytest.mark.parametrize("seconds", ["auto", "0"])
@@ -163,7 +163,7 @@ def test_sigterm_ends_a_process_whose_step_hangs_though_nobody_has_seen_it(tmp_p
         run(ask(server.wait_ready(), gate, server.process.pid))
         assert server.process.wait(ENDS) == 1
         log = server.log.read_text()
-        assert "ending by force: it" in log and "device-target_0 in wait_while (hanging.py:" in log
+        assert "forced exit: it" in log and "device-target_0 in wait_while (hanging.py:" in log
 
 
 def test_sigterm_ends_a_process_whose_model_never_loads(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_sigterm_ends_a_process_whose_model_never_loads(tmp_path: Path) -> None:
     try:
         run(until((tmp_path / "gate.hangs").exists, 30))
         assert server.stop(ENDS) == 1
-        assert "ending by force: the model is still loading" in server.log.read_text()
+        assert "forced exit: the model is still loading" in server.log.read_text()
     finally:
         server.process.kill()
         server.process.wait()
@@ -313,7 +313,7 @@ class Left:
 
 def test_a_process_is_ended_at_the_earliest_of_several_times_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     left = Left()
-    ending = Ending(left)
+    ending = ShutdownDeadline(left)
     ending.begin()
     ending.within(1e6, "the drain was long")
     ending.within(0.0, "the device hangs")
@@ -322,14 +322,14 @@ def test_a_process_is_ended_at_the_earliest_of_several_times_and_says_why(caplog
         assert left.called.wait(20)
     assert left.code == [1]
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("ending by force: the device hangs; threads: MainThread in ")
+    assert line.startswith("forced exit: the device hangs; threads: MainThread in ")
 
 
 def test_a_log_that_hangs_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     left, written = Left(), threading.Event()
     monkeypatch.setattr("tandem.services.shutdown._log_reason", lambda why: written.wait(60))
     monkeypatch.setattr("tandem.services.shutdown._LOG_SECONDS", 0.01)
-    ending = Ending(left)
+    ending = ShutdownDeadline(left)
     ending.begin()
     ending.within(0.0, "whatever")
     assert left.called.wait(20)
@@ -338,7 +338,7 @@ def test_a_log_that_hangs_does_not_keep_a_process(monkeypatch: pytest.MonkeyPatc
 
 def test_a_process_that_does_more_than_serve_is_never_ended() -> None:
     threads = threading.active_count()
-    ending = Ending(None)
+    ending = ShutdownDeadline(None)
     ending.begin()
     ending.within(0.0, "never")
     assert threading.active_count() == threads

@@ -1,4 +1,4 @@
-"""Bad input (design section 8): each status with its ErrorInfo, checked before anything is computed. G6, G8, G9."""
+"""Bad input: each status with its ErrorInfo, checked before anything is computed. G6, G8, G9."""
 
 from __future__ import annotations
 
@@ -498,7 +498,7 @@ def test_a_session_whose_lease_ran_out_is_opened_again_and_the_output_is_the_sam
                 seen += getattr(event, "token_ids", ())
                 for session in target.verifier.sessions:
                     target.verifier.sessions.forget(session.session_id)
-                    target.engine.slots.release(session.held.sequence.slot)
+                    target.engine.slots.release(session.resources.sequence.slot)
             assert tuple(seen) == oracle(b"abc", GREEDY, 24)
 
     run(test())

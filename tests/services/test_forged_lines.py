@@ -17,8 +17,8 @@ from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.logs import TextFormatter
-from tandem.rpc.printable import MOST_BYTES, printable
-from tandem.services.errors import OtherModel, to_status
+from tandem.rpc.printable import MAX_BYTES, printable
+from tandem.services.errors import ModelMismatch, to_status
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, generation_pb2, target_verifier_pb2
 from tests.support import GREEDY, raw_stub, run, server_process
 
@@ -135,8 +135,8 @@ def test_a_short_line_stays_as_it_is_and_another_is_escaped_and_cut() -> None:
     assert printable(FORGED).isprintable() and printable(FORGED).startswith("x\\n2026")
     for text in NASTY.values():
         short = printable(text)
-        assert short.isprintable() and len(short.encode()) <= MOST_BYTES
-    assert printable("a" * (MOST_BYTES + 1)).endswith(" ...")
+        assert short.isprintable() and len(short.encode()) <= MAX_BYTES
+    assert printable("a" * (MAX_BYTES + 1)).endswith(" ...")
     assert printable("a" * 10_000, None) == "a" * 10_000
     assert printable("\ud800") == "\\ud800"
 
@@ -145,7 +145,7 @@ def test_a_short_line_stays_as_it_is_and_another_is_escaped_and_cut() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        OtherModel,
+        ModelMismatch,
         lambda text: TandemError("INTERNAL", text, reason=text),
         lambda text: TandemError("UNAUTHENTICATED", text),
     ],
@@ -153,7 +153,7 @@ def test_a_short_line_stays_as_it_is_and_another_is_escaped_and_cut() -> None:
 )
 def test_a_status_is_short_and_printable_whatever_an_error_quotes(error: Callable[[str], Exception], text: str) -> None:
     status = to_status(error(text))
-    assert status.message.isprintable() and len(status.message.encode()) <= MOST_BYTES
+    assert status.message.isprintable() and len(status.message.encode()) <= MAX_BYTES
     assert status.ByteSize() < 2048
 
 

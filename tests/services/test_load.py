@@ -16,7 +16,7 @@ from tandem.rpc.channel import MESSAGES
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyText, ToyTokenizer
-from tandem.services.errors import MOST_PARTIAL, Interrupted, QueueFull, to_status
+from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
 from tandem.services.generation import GenerateMethod
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
@@ -171,7 +171,7 @@ def test_a_status_carries_the_tokens_so_far_and_stays_small() -> None:
     partial = generation_pb2.PartialGeneration()
     (found,) = [detail for detail in status.details if detail.Unpack(partial)]
     assert partial.output_tokens == 5000
-    assert list(partial.token_ids) == list(range(105_000 - MOST_PARTIAL, 105_000))
+    assert list(partial.token_ids) == list(range(105_000 - MAX_PARTIAL, 105_000))
     assert status.ByteSize() * 4 / 3 < 8000 and found
     handed_on = to_status(TandemError("RESOURCE_EXHAUSTED", "full", 0.25, "NO_SLOT"))
     assert len(handed_on.details) == 2

@@ -305,7 +305,7 @@ def test_without_a_port_nothing_of_prometheus_is_loaded_or_called(monkeypatch: p
         "tandem.services.observability.metrics_server",
     )
     seen, batcher = Observability(ObservabilityConfig(), "target"), Batcher("test")
-    seen.look_at(Lifecycle(), batcher, {"target": SlotPool(1)})
+    seen.watch_parts(Lifecycle(), batcher, {"target": SlotPool(1)})
     assert seen.watch is None and batcher.observe is None
     run(batcher.close())
 

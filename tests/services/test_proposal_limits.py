@@ -9,7 +9,7 @@ import pytest
 from tandem.rpc.channel import DRAFT
 from tandem.services.security.config import Security
 from tandem.services.security.limits import LimitReached, ServerLimits
-from tandem.services.sessions.proposal_limits import BYTES_PER_TOKEN, Proposed
+from tandem.services.sessions.proposal_limits import BYTES_PER_TOKEN, ProposalCounts
 from tandem.v1 import draft_worker_pb2 as pb
 from tests.services.test_errors import refusal
 from tests.services.test_proposals import asking, ending
@@ -78,7 +78,7 @@ def test_what_a_lease_or_a_failed_first_call_gives_back_is_counted_once() -> Non
 
 
 def test_a_caller_with_a_name_has_half_and_leaves_the_rest_to_others() -> None:
-    proposed = Proposed(ServerLimits(max_proposal_sessions=4, max_proposal_bytes=8 * BYTES_PER_TOKEN))
+    proposed = ProposalCounts(ServerLimits(max_proposal_sessions=4, max_proposal_bytes=8 * BYTES_PER_TOKEN))
     for _ in range(2):
         proposed.open("alice")
     proposed.grow("alice", 4)

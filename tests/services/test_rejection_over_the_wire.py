@@ -270,7 +270,7 @@ def test_the_reply_says_which_rule_holds_and_unspecified_is_agreement() -> None:
                 assert (await target.OpenSession(opening(f"s{asked_for}", rule=asked_for))).rule == holds
             assert (await target.OpenSession(opening("s0", rule=1))).rule == 1
             for name, other in (("s0", 2), ("s2", 1), ("s2", 0)):
-                with pytest.raises(grpc.RpcError, match="is open under the rule of") as caught:
+                with pytest.raises(grpc.RpcError, match="is open with the rule") as caught:
                     await target.OpenSession(opening(name, rule=other))
                 assert caught.value.code().name == "ALREADY_EXISTS"
 

@@ -16,8 +16,8 @@ EVERYTHING = frozenset({"temperature", "top_k", "top_p", "min_p", "seed"})
 DEFAULTS = SamplingParams(temperature=0.9, top_p=0.95, seed=7)
 FLAGS = ("--temperature", "0.9", "--top-p", "0.95", "--seed", "7", "--max_new_tokens", "12", "--sequence_length", "64")
 PROMPT = tuple(b"what is not said")
-ASKED = GenerationRequest(token_ids=PROMPT, ignore_end_of_sequence=True, unsaid=EVERYTHING)
-SAYS = replace(ASKED, sampling=replace(DEFAULTS, seed=3), unsaid=EVERYTHING - {"seed"})
+ASKED = GenerationRequest(token_ids=PROMPT, ignore_end_of_sequence=True, unset_sampling=EVERYTHING)
+SAYS = replace(ASKED, sampling=replace(DEFAULTS, seed=3), unset_sampling=EVERYTHING - {"seed"})
 
 
 async def tokens(server: ServerProcess, service: str, *requests: GenerationRequest) -> list[tuple[int, ...]]:
@@ -41,8 +41,10 @@ def test_what_a_request_does_not_say_is_the_servers_and_what_it_says_its_own(rol
     service = {"target": "TargetVerifier", "fused_target": "FusedSpeculativeServer", "draft_worker": "DraftWorker"}[
         role
     ]
-    long = replace(ASKED, sampling=GREEDY, unsaid=frozenset(), max_new_tokens=20)
-    near = replace(ASKED, token_ids=PROMPT * 3 + PROMPT[:10], unsaid=frozenset())  # 6 tokens of room, 12 by default
+    long = replace(ASKED, sampling=GREEDY, unset_sampling=frozenset(), max_new_tokens=20)
+    near = replace(
+        ASKED, token_ids=PROMPT * 3 + PROMPT[:10], unset_sampling=frozenset()
+    )  # 6 tokens of room, 12 by default
     with server_process(
         tmp_path, "--role", "target", "--sequence_length", "64", "--temperature", "0.5", ready_file="target.json"
     ) as behind:

@@ -106,7 +106,7 @@ def test_of_two_verifiers_the_other_takes_over(
             assert second.free == 4
 
     with (
-        caplog.at_level(logging.INFO, "tandem.verifier"),
+        caplog.at_level(logging.INFO, "tandem.endpoints"),
         server_process(tmp_path, "--role", "target", "--model", "step=0.004") as first,
     ):
         run(test(first))

@@ -44,7 +44,7 @@ def test_sessions_that_are_lost_and_rebuilt_cost_no_token_of_the_real_target(sam
                     lost += 1
                     for session in site.verifier.sessions:
                         site.verifier.sessions.forget(session.session_id)
-                        site.engine.slots.release(session.held.sequence.slot)
+                        site.engine.slots.release(session.resources.sequence.slot)
             assert tokens[len(prompt) :][:40] == expected and lost > 2
             await verifier.close()
             await client.close()

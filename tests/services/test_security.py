@@ -78,7 +78,9 @@ def test_no_role_sends_its_token_to_other_machines_in_clear_text(capsys, monkeyp
     monkeypatch.setenv("TANDEM_TEST_TOKEN", "a-token-of-mine-0123")
     code, said = refused(capsys, "--role", role, "--token_env", "TANDEM_TEST_TOKEN", *where)
     assert code == 2
-    assert said == ["main.py: token_env: would go to 10.1.2.3:50051 in clear text; give --tls_ca, or pass --insecure"]
+    assert said == [
+        "main.py: token_env: the token would be sent to 10.1.2.3:50051 in clear text; give --tls_ca, or pass --insecure"
+    ]
 
 
 def test_a_fleet_with_tls_client_certificates_and_tokens_answers_only_its_own(tmp_path):

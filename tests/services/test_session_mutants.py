@@ -27,7 +27,7 @@ def caught(name: str, where: str, old: str, new: str, by: Callable[[], None]) ->
     return Caught(Mutant(name, where, old, new, ()), by)
 
 
-CLOSES = "tandem.rpc.closing:Closes._until_answered"
+CLOSES = "tandem.rpc.closing:SessionCloses._until_answered"
 
 MUTANTS = (
     caught(
@@ -124,13 +124,13 @@ MUTANTS = (
     caught(
         "what a session of proposals held stays counted",
         "tandem.services.sessions.proposals:Proposals._free",
-        "self._proposed.close(session.session_id.owner, session.held.counted)",
+        "self._proposed.close(session.session_id.owner, session.resources.counted)",
         "pass",
         test_proposal_limits.test_what_a_lease_or_a_failed_first_call_gives_back_is_counted_once,
     ),
     caught(
         "sessions of proposals are counted, and not bounded",
-        "tandem.services.sessions.proposal_limits:Proposed._add",
+        "tandem.services.sessions.proposal_limits:ProposalCounts._add",
         "if now + more > limit:",
         "if False:",
         test_proposal_limits.test_lookup_takes_no_slot_and_so_many_sessions,

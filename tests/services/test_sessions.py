@@ -113,7 +113,7 @@ def test_a_lease_runs_out_only_after_its_time_and_every_use_renews_it() -> None:
     admit(sessions, "idle")
     admit(sessions, "used")
     clock.now += 9
-    assert sessions.touch("used").held == "slot of used"
+    assert sessions.touch("used").resources == "slot of used"
     clock.now += 1
     assert sessions.expire() == []
     clock.now += 0.001
@@ -133,7 +133,7 @@ def test_what_ran_out_stays_out_and_is_told_apart_from_what_never_was() -> None:
     sessions, clock = table(lease=10.0)
     admit(sessions)
     clock.now += 10.001
-    with pytest.raises(SessionExpired, match="its lease ran out"):
+    with pytest.raises(SessionExpired, match="its lease expired"):
         sessions.touch("a")
     assert [s.session_id for s in sessions.expire()] == ["a"]
     with pytest.raises(SessionExpired):

@@ -137,7 +137,7 @@ def test_a_lost_device_ends_the_process_and_its_sessions_go_on_elsewhere(tmp_pat
         run(test(server.wait_ready()))
         assert server.process.wait(HANG) == 1
         log = server.log.read_text()
-        assert "the model's device is lost, with every session" in log and "Traceback" not in log
+        assert "the model's device is lost, and all sessions with it" in log and "Traceback" not in log
 
 
 def test_a_lost_device_is_said_to_every_session_and_to_the_probe(tmp_path: Path) -> None:

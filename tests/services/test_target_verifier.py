@@ -420,7 +420,7 @@ def test_a_full_server_collects_what_ran_out_before_it_refuses() -> None:
             assert await code(target.OpenSession(opening("new"))) == "RESOURCE_EXHAUSTED"
             site.verifier.sessions._clock = lambda: time.monotonic() + LEASE + 1
             assert (await target.OpenSession(opening("new"))).committed_length == len(PROMPT)
-            with pytest.raises(grpc.RpcError, match="its lease ran out"):
+            with pytest.raises(grpc.RpcError, match="its lease expired"):
                 await target.Verify(verifying(PROMPT))
 
     run(test())

@@ -214,7 +214,7 @@ def test_a_worker_whose_own_token_is_withdrawn_does_not_blame_its_caller(accepte
             return await asked(worker, None)
 
     said = run(test())
-    assert said.startswith("INTERNAL: this server was refused by another: UNAUTHENTICATED")
+    assert said.startswith("INTERNAL: another server refused this server's call: UNAUTHENTICATED")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,9 @@ def test_a_callers_file_holds_one_token(tmp_path, text, said):
 @pytest.mark.parametrize("host", ["192.0.2.7", "target.example", "[2001:db8::1]", "0.0.0.0"])
 def test_a_token_goes_to_other_machines_only_encrypted_or_where_that_is_said_aloud(tmp_path, host):
     mine = shown(tmp_path, ALICE)
-    with pytest.raises(ValueError, match=r"token_file: would go to .*:50051 in clear text; give --tls_ca, or pass"):
+    with pytest.raises(
+        ValueError, match=r"token_file: the token would be sent to .*:50051 in clear text; give --tls_ca, or pass"
+    ):
         open_channel(f"{host}:50051", mine)
 
     async def test():

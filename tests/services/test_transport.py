@@ -19,7 +19,7 @@ from tandem.engine.loading import Loaded
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel
 from tandem.services.generation import GenerateMethod
-from tandem.services.security.call_limits import Late, TransportInterceptor, Waiting, _Call
+from tandem.services.security.call_limits import MessageTimeout, TransportInterceptor, WaitLimit, _Call
 from tandem.services.security.config import Security
 from tandem.services.security.limits import Calls, LimitReached, ServerLimits
 from tandem.services.verify_stream import StreamIdle, answered_in_order
@@ -360,7 +360,7 @@ def test_a_stream_without_rounds_ends_when_its_sessions_have() -> None:
 
     assert run(test()) == (
         "NOT_FOUND",
-        "no round came for 0.1 s: sessions have run out",
+        "no round came for 0.1 s: the sessions have expired",
         ["STREAM_IDLE"],
     )
 
@@ -401,7 +401,7 @@ def test_many_short_waits_are_none_too_long_and_set_few_timers() -> None:
             return real(seconds, *rest)
 
         loop.call_later = counted  # type: ignore[method-assign]
-        with Waiting(30) as waiting:
+        with WaitLimit(30) as waiting:
             for _ in range(1000):
                 await waiting.until(asyncio.sleep(0))
         return timers
@@ -411,9 +411,9 @@ def test_many_short_waits_are_none_too_long_and_set_few_timers() -> None:
 
 def test_a_wait_that_takes_too_long_is_given_up_and_the_task_goes_on() -> None:
     async def test() -> str:
-        with Waiting(0.02) as waiting:
+        with WaitLimit(0.02) as waiting:
             await waiting.until(asyncio.sleep(0))
-            with pytest.raises(Late):
+            with pytest.raises(MessageTimeout):
                 await waiting.until(asyncio.sleep(60))
         await asyncio.sleep(0)
         return "here"
@@ -424,7 +424,7 @@ def test_a_wait_that_takes_too_long_is_given_up_and_the_task_goes_on() -> None:
 def test_whoever_is_cancelled_while_waiting_is_cancelled() -> None:
     async def test() -> None:
         async def wait() -> None:
-            with Waiting(30) as waiting:
+            with WaitLimit(30) as waiting:
                 await waiting.until(asyncio.sleep(60))
 
         task = asyncio.create_task(wait())

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from tandem.runners.toy import ToyConfig
-from tandem.services.verify_stream import MOST_AHEAD, answered_in_order
+from tandem.services.verify_stream import MAX_AHEAD, answered_in_order
 from tandem.speculation.depth import Pipeline
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
@@ -153,10 +153,10 @@ def test_reading_ahead_is_bounded_and_goes_on_while_a_round_is_verified() -> Non
     async def test() -> None:
         replies = answered_in_order(requests(), slow, idle_seconds=60)
         first = asyncio.create_task(anext(replies))
-        await until(lambda: len(read) >= MOST_AHEAD + 2)
+        await until(lambda: len(read) >= MAX_AHEAD + 2)
         for _ in range(100):
             await asyncio.sleep(0)
-        assert len(read) == MOST_AHEAD + 2  # one is verified, one waits for room
+        assert len(read) == MAX_AHEAD + 2  # one is verified, one waits for room
         release.set()
         assert await first == 0
         assert [reply async for reply in replies] == list(range(1, 100))

@@ -140,7 +140,7 @@ def test_a_failure_costs_one_call_and_the_following_rounds_ask_nobody(caplog: py
     with caplog.at_level(logging.INFO):
         asyncio.run(test())
     assert [r.getMessage() for r in caplog.records] == [
-        "drafter x failed (it broke): decoding plainly, next trial in 1 s"
+        "drafter x failed (it broke): decoding without drafts, next trial in 1 s"
     ]
 
 
@@ -167,7 +167,7 @@ def test_a_trial_runs_beside_the_rounds_and_brings_the_drafter_back(caplog: pyte
     with caplog.at_level(logging.INFO):
         asyncio.run(test())
     assert [r.getMessage() for r in caplog.records] == [
-        "drafter x failed (RuntimeError): decoding plainly, next trial in 1 s",
+        "drafter x failed (RuntimeError): decoding without drafts, next trial in 1 s",
         "drafter x is back after 1.0 s; 3 rounds went undrafted so far",
     ]
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.speculation.acceptance_rates import AcceptanceCounts
-from tandem.speculation.length import AdaptiveLength, Costs, FixedLength, Mix, best_plan, expected_tokens
+from tandem.speculation.length import AdaptiveLength, FixedLength, Mix, RoundCosts, best_plan, expected_tokens
 from tandem.speculation.round_statistics import RoundStatistics, tokens_of_step
 from tandem.speculation.types import Draft, DraftLength, Proposer, Verdict
 from tests.speculation.simulated_rounds import Session, World, constant, phases, quiet, total
@@ -117,7 +117,9 @@ def test_rows_that_share_a_step_make_drafts_shorter() -> None:
 
 
 def test_the_best_plan_is_the_best_of_all_pairs_of_lengths() -> None:
-    costs = Costs((0.028, 0.03, 0.031, 0.032, 0.033, 0.034, 0.035), (0, 0.004, 0.008, 0.012, 0.016, 0.02), 0.001, 0.002)
+    costs = RoundCosts(
+        (0.028, 0.03, 0.031, 0.032, 0.033, 0.034, 0.035), (0, 0.004, 0.008, 0.012, 0.016, 0.02), 0.001, 0.002
+    )
     for copied in (0.0, 0.3, 1.0):
         for a in (0.1, 0.5, 0.9):
             copies, models, mix = expected_tokens([0.9] * MOST), expected_tokens([a] * MOST), Mix(copied, 0.1)

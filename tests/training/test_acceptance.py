@@ -22,9 +22,9 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import DraftThenVerify, speculate
 from tandem.speculation.stopping import Stopping, StopRules
 from tandem.speculation.types import SamplingParams, SpeculationStats
-from tandem.training.acceptance.costs import Costs
-from tandem.training.acceptance.measure import AcceptConfig, Measured, Rounds, measure
-from tandem.training.acceptance.replay import Continuation, Remembered, agreement, replay
+from tandem.training.acceptance.costs import PairCosts
+from tandem.training.acceptance.measure import AcceptConfig, PairMeasurement, RoundFigures, measure
+from tandem.training.acceptance.replay import Continuation, MemoizedDrafter, agreement, replay
 from tandem.training.acceptance.show import print_measured
 from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
@@ -59,7 +59,7 @@ def test_a_replay_has_the_rounds_of_a_deployment(sampling: SamplingParams, k: in
         batcher = Batcher("test")
         target, draft = Engine(toy(), batcher), Engine(toy(ToyConfig(miss=0.3)), batcher)
         real = await deployed(ModelDrafter(draft, 258), target, sampling, k)
-        remembered = Remembered(ModelDrafter(draft, 258), said(sampling), 5)
+        remembered = MemoizedDrafter(ModelDrafter(draft, 258), said(sampling), 5)
         found = await replay(remembered, said(sampling), k)
         assert remembered.asked == found.rounds - (found.drafted_per_position[:1] != [found.rounds])
         for name in ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "accepted_by"):
@@ -89,14 +89,14 @@ def test_agreement_asks_after_every_token_of_the_target() -> None:
 
 
 def test_predicted_speedup_is_tokens_per_round_over_its_cost() -> None:
-    rounds = Rounds(10, 25, 50, 15, (0.9,), {}, {}, asked=4)
-    costs = Costs({0: 0.04, 5: 0.05}, {1: 0.003, 5: 0.011})
+    rounds = RoundFigures(10, 25, 50, 15, (0.9,), {}, {}, asked=4)
+    costs = PairCosts({0: 0.04, 5: 0.05}, {1: 0.003, 5: 0.011})
     assert rounds.speedup(costs, 5) == pytest.approx(2.5 * 0.04 / (0.05 + 0.4 * 0.011))
     assert costs.ratio == pytest.approx(0.05)
-    assert Costs({0: 0.04}, {}).ratio is None
+    assert PairCosts({0: 0.04}, {}).ratio is None
 
 
-def measured(**changes: object) -> Measured:
+def measured(**changes: object) -> PairMeasurement:
     models = ModelConfig(
         shape=Shape(2, 160, 4), backend="toy", model="step=0.002", draft=DraftChoice("model", "miss=0.3,step=0.0002")
     )
@@ -156,8 +156,8 @@ def test_steps_that_took_no_time_and_drafters_without_a_round_are_written_and_sh
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = measured()
-    still = Costs(dict.fromkeys(found.costs.verify, 0.0), dict.fromkeys(found.costs.propose, 0.0))
-    none = Rounds(0, 0, 0, 0, (0.0, 0.0, 0.0), {}, {}, 0)
+    still = PairCosts(dict.fromkeys(found.costs.verify, 0.0), dict.fromkeys(found.costs.propose, 0.0))
+    none = RoundFigures(0, 0, 0, 0, (0.0, 0.0, 0.0), {}, {}, 0)
     idle = replace(found.drafters[0], rounds={k: dict.fromkeys(of, none) for k, of in found.drafters[0].rounds.items()})
     for costs, drafters in ((still, found.drafters), (found.costs, (idle,)), (still, (idle,))):
         one = replace(found, costs=costs, drafters=drafters)

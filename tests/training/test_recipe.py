@@ -192,7 +192,7 @@ def test_training_cut_short_ends_with_the_same_weights(
     assert config.state.exists()
     lines: list[str] = []
     assert train(config, lines.append)["steps"] == whole["steps"] > 7
-    assert "going on from step 7" in lines
+    assert "resuming from step 7" in lines
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "cut")]
     assert weights[0] == weights[1]
 

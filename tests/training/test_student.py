@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from tandem.training.distill import Softmax, copies, loss_of, make_batch
-from tandem.training.shards import Answered
+from tandem.training.shards import TrainingSequence
 from tandem.training.student import StudentConfig, build
-from tandem.training.train import most_said
+from tandem.training.train import most_frequent
 
 VOCABULARY = 600
 
@@ -63,11 +63,11 @@ def test_impossible_shapes_are_refused(changes: dict[str, int], named: str) -> N
         StudentConfig(**changes)
 
 
-def answered(length: int, seed: int) -> Answered:
+def answered(length: int, seed: int) -> TrainingSequence:
     rng = np.random.default_rng(seed)
     ids = rng.integers(3, VOCABULARY, (length, 5)).astype(np.int32)
     logprobs = -np.sort(rng.random((length, 5))).astype(np.float16)
-    return Answered("code", 0.0, rng.integers(3, VOCABULARY, 7).astype(np.int32), ids[:, 0], ids, logprobs)
+    return TrainingSequence("code", 0.0, rng.integers(3, VOCABULARY, 7).astype(np.int32), ids[:, 0], ids, logprobs)
 
 
 def test_copies_say_something_twice() -> None:
@@ -100,5 +100,5 @@ def test_the_loss_made_in_blocks_is_the_plain_one_with_its_gradient() -> None:
 
 def test_the_softmax_holds_the_tokens_most_often_said() -> None:
     counts = torch.tensor([0, 5, 1, 0, 9, 1])
-    assert most_said(counts, 3).tolist() == [1, 2, 4]
-    assert most_said(counts, 10).tolist() == [1, 2, 4, 5]
+    assert most_frequent(counts, 3).tolist() == [1, 2, 4]
+    assert most_frequent(counts, 10).tolist() == [1, 2, 4, 5]

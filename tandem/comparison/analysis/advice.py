@@ -18,8 +18,8 @@ from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.predictions import Model
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED
 from tandem.comparison.measuring.conditions import LinkChoice
-from tandem.comparison.report.earlier import read_comparison
-from tandem.comparison.report.words import spoken
+from tandem.comparison.report.comparison_file import read_comparison
+from tandem.comparison.report.formatting import name_in_sentence
 
 FAR_MS = 10_000.0
 
@@ -109,7 +109,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
     rtt = f"{1000 * advice.link.seconds:g} ms round trip"
     who = f"{advice.clients} clients" if many else "one client"
     length = f" with speculation length {best.length}" if best.length else ""
-    yield f"At {rtt} and {who}: {spoken(best.architecture)}{length}."
+    yield f"At {rtt} and {who}: {name_in_sentence(best.architecture)}{length}."
     yield ""
     for option in advice.options:
         yield _line(option, advice.model)
@@ -126,6 +126,7 @@ def advice_lines(advice: Advice) -> Iterator[str]:
 
 
 def _line(option: Option, model: Model) -> str:
+    name = name_in_sentence(option.architecture)
     at = f"k = {option.length}" if option.length else "k = 0"
     shared = f", {1000 * option.tpot_s:.1f} ms with {option.clients}" if option.clients > 1 else ""
     plural = "client" if option.capacity == 1 else "clients"
@@ -137,7 +138,7 @@ def _line(option: Option, model: Model) -> str:
         else f"{option.capacity} {plural} before they wait, at most {most:.0f} tokens/s"
     )
     return (
-        f"  {spoken(option.architecture):15} {at:7} TPOT {1000 * option.alone_s:6.1f} ms alone{shared}{beside},"
+        f"  {name:15} {at:7} TPOT {1000 * option.alone_s:6.1f} ms alone{shared}{beside},"
         f" target busy {1000 * option.busy_s:.1f} ms a token: {limit}"
     )
 
@@ -162,7 +163,7 @@ def _other_links(advice: Advice) -> Iterator[str]:
     for rtt in (*range(0, 300, 1), *range(300, 2001, 50)):
         found = _options(model, LinkChoice(float(rtt), limit), clients)[0].architecture
         if found != before and rtt > 1000 * advice.link.seconds:
-            yield f"A round trip of {rtt} ms or more: {spoken(found)} is then the best."
+            yield f"A round trip of {rtt} ms or more: {name_in_sentence(found)} is then the best."
             break
     if DISTRIBUTED.name in model.drafts and before != DISTRIBUTED.name:
         even = 1000 * model.break_even_rtt(advice.link)[0]
@@ -178,7 +179,7 @@ def _other_loads(advice: Advice) -> Iterator[str]:
     for clients in range(advice.clients + 1, 201):
         found = _options(advice.model, advice.link, clients)[0].architecture
         if found != advice.best.architecture:
-            yield f"{clients} clients or more on one target: {spoken(found)} is then the best."
+            yield f"{clients} clients or more on one target: {name_in_sentence(found)} is then the best."
             return
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 2000
-LEAST_UNITS = 3
+MIN_UNITS = 3
 """The minimum number of prompts for an interval."""
 
 Interval = tuple[float, float]
@@ -22,7 +22,7 @@ def resampled(units: int, seed: int = 0) -> NDArray[np.int64]:
 
 def ratio_interval(numerators: Sequence[float], denominators: Sequence[float]) -> Interval | None:
     """Returns the 95 % interval of sum(numerators) / sum(denominators), one pair per prompt; None for too few."""
-    if len(numerators) < LEAST_UNITS:
+    if len(numerators) < MIN_UNITS:
         return None
     chosen = resampled(len(numerators))
     above, below = np.asarray(numerators, float)[chosen].sum(1), np.asarray(denominators, float)[chosen].sum(1)

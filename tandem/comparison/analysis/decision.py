@@ -11,7 +11,7 @@ from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
 from tandem.comparison.measuring.conditions import Condition
-from tandem.comparison.report.words import joined, spoken
+from tandem.comparison.report.formatting import joined, name_in_sentence
 
 WORTH = 0.03
 """The least predicted saving in time per token for which a length other than the measured one is proposed."""
@@ -73,8 +73,8 @@ def _headline(best: str, base: Condition, tpots: Mapping[str, float], theory: Th
         *(name for name in others if name != AUTOREGRESSIVE.name),
         *(n for n in others if n == AUTOREGRESSIVE.name),
     ]
-    parts = [f"{_faster(tpots[best], tpots[name])} {spoken(name)}" for name in order]
-    text = f"{where(base)} {spoken(best)} is {joined(parts)}"
+    parts = [f"{_faster(tpots[best], tpots[name])} {name_in_sentence(name)}" for name in order]
+    text = f"{where(base)} {name_in_sentence(best)} is {joined(parts)}"
     even = theory.break_even_rtt_s if theory else None
     if even is None or best == AUTOREGRESSIVE.name:
         return text + "."
@@ -123,8 +123,8 @@ def _how_sure(chosen: Summary, summaries: Sequence[Summary]) -> list[str]:
     if checked and all(s.identical and s.identical.count == s.identical.total for s in checked):
         sentences.append("Every output was token-identical to plain decoding.")
     elif checked:
-        parted = sum(len(s.identical.divergences) for s in checked if s.identical)
-        sentences.append(f"{parted} outputs differ from plain decoding's; each is listed with its logit gap.")
+        diverged_prompts = sum(len(s.identical.divergences) for s in checked if s.identical)
+        sentences.append(f"{diverged_prompts} outputs differ from plain decoding's; each is listed with its logit gap.")
     return sentences
 
 

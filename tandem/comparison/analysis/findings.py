@@ -28,7 +28,7 @@ from tandem.comparison.measuring.conditions import BASE, LINK, Condition, LinkCh
 from tandem.comparison.measuring.records import Measurement, Record
 
 NOUNS = {"draft": "drafting", "verify": "verification"}
-LEAST_CURVE_MS = 60.0
+MIN_CURVE_MS = 60.0
 """The least round trip up to which predictions are drawn."""
 
 
@@ -67,7 +67,7 @@ def theory_of(
         for name in (*names, *pipelined)
     )
     even, interval = model.break_even_rtt(conditions[0].link) if pipelined else (None, None)
-    longest = max(LEAST_CURVE_MS, *(1000 * c.link.seconds for c in links), 1500 * (even or 0.0))
+    longest = max(MIN_CURVE_MS, *(1000 * c.link.seconds for c in links), 1500 * (even or 0.0))
     base = measured[conditions[0].name]
     return Theory(
         model,

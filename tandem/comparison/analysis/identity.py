@@ -32,7 +32,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class TokenIdentity:
     """How many (`count`) of the requests completed by both (`total`) have the same tokens."""
 
     count: int
@@ -49,7 +49,7 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 
 def identity(
     records: Sequence[Record], reference: Sequence[Record], traces: Mapping[str, MarginTrace] | None = None
-) -> Identity:
+) -> TokenIdentity:
     """Compares records with the reference's of the same prompt and run. `traces` are by prompt name."""
     expected = {(r.prompt, r.run): r.measurement.output_token_ids for r in reference if r.measurement}
     total = 0
@@ -67,10 +67,10 @@ def identity(
         divergences.append(
             Divergence(record.prompt, record.run, position, _at(plain, position), _at(tokens, position), gap)
         )
-    return Identity(total - len(divergences), total, tuple(divergences))
+    return TokenIdentity(total - len(divergences), total, tuple(divergences))
 
 
-def parted(records: Sequence[Record], reference: Sequence[Record]) -> set[str]:
+def diverged_prompts(records: Sequence[Record], reference: Sequence[Record]) -> set[str]:
     """Returns the prompts on which a record's tokens differ from the reference's of the same run."""
     return {divergence.prompt for divergence in identity(records, reference).divergences}
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.comparison.analysis.bootstrap import LEAST_UNITS, RESAMPLES, Interval, percentiles
+from tandem.comparison.analysis.bootstrap import MIN_UNITS, RESAMPLES, Interval, percentiles
 
 FIXED, SLOPE = "fixed", "slope"
 ROUNDING = 1e-9
@@ -89,7 +89,7 @@ def _mean(group: Sequence[Point]) -> tuple[float, float]:
 def _intervals(groups: Sequence[Sequence[Point]]) -> tuple[Interval | None, Interval | None]:
     """Returns intervals of (fixed, slope), resampling requests within groups; None if most groups have one."""
     requests = sum(map(len, groups))
-    if requests < max(LEAST_UNITS, 2 * len(groups)):
+    if requests < max(MIN_UNITS, 2 * len(groups)):
         return None, None
     random = np.random.default_rng(0)
     sizes, seconds = (np.empty((RESAMPLES, len(groups))) for _ in range(2))

@@ -27,7 +27,7 @@ PERCENTS = (25, 50, 75, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class MetricDistribution:
     """The distribution of a metric over requests; every value is None if nothing was measured."""
 
     p25: float | None
@@ -42,12 +42,12 @@ class Distribution:
     stddev: float | None
 
 
-def distribution(values: Iterable[float | None]) -> Distribution:
+def distribution(values: Iterable[float | None]) -> MetricDistribution:
     """Summarizes the values that are not None."""
     known = [value for value in values if value is not None]
     if not known:
-        return Distribution(*[None] * len(fields(Distribution)))
-    return Distribution(
+        return MetricDistribution(*[None] * len(fields(MetricDistribution)))
+    return MetricDistribution(
         **{
             f"p{percent}": float(value) for percent, value in zip(PERCENTS, np.percentile(known, PERCENTS), strict=True)
         },

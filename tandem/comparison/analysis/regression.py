@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.comparison.analysis.bootstrap import LEAST_UNITS, Interval, percentiles, resampled
+from tandem.comparison.analysis.bootstrap import MIN_UNITS, Interval, percentiles, resampled
 from tandem.comparison.analysis.metrics import ratio
 
 REGRESSED = 3
@@ -51,7 +51,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
+class RegressionReport:
     """The result: changed figures, requests with other tokens than before, and remarks."""
 
     changes: tuple[Change, ...]
@@ -67,14 +67,14 @@ Key = tuple[str, str]
 Records = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def against(before: Mapping[str, Any], after: Mapping[str, Any]) -> Against:
+def compare_with_baseline(before: Mapping[str, Any], after: Mapping[str, Any]) -> RegressionReport:
     """Compares two parsed comparison.json of schema version 2, the older first."""
     old, new = _grouped(before), _grouped(after)
     changes: list[Change] = []
     for key in (key for key in new if key in old):
         changes += _changes(key, old, new, after["baseline"])
     only = [f"{c}, {a}: not in both" for c, a in sorted(set(old) ^ set(new))]
-    return Against(tuple(changes), tuple(_other_tokens(old, new)), (*only, *_other_settings(before, after)))
+    return RegressionReport(tuple(changes), tuple(_other_tokens(old, new)), (*only, *_other_settings(before, after)))
 
 
 def _grouped(comparison: Mapping[str, Any]) -> dict[Key, dict[str, list[Mapping[str, Any]]]]:
@@ -122,7 +122,7 @@ def _change(key: Key, figure: str, sides: Sequence[Side], judged: bool) -> Itera
 
 def _interval(sides: Sequence[Side]) -> Interval | None:
     units = len(sides[0][0])
-    if units < LEAST_UNITS:
+    if units < MIN_UNITS:
         return None
     chosen = resampled(units)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -145,26 +145,27 @@ def _other_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iter
         if then != now:
             yield f"{name}: {then} then, {now} now"
     if before["machine"] != after["machine"]:
-        yield "the machines differ: times per token and to the first token say little"
+        yield "the machines differ, so TTFT and TPOT are not comparable"
 
 
-def against_lines(found: Against) -> Iterator[str]:
+def regression_lines(found: RegressionReport) -> Iterator[str]:
     """Yields the lines to print."""
     for change in found.changes:
         if change.judged or change.beyond_noise:
             yield _line(change)
     yield from found.remarks
     if found.other_tokens:
-        yield f"{len(found.other_tokens)} requests gave other tokens than before, the first: {found.other_tokens[0]}"
+        first = found.other_tokens[0]
+        yield f"{len(found.other_tokens)} requests produced other tokens than before, the first: {first}"
     count = len(found.regressions)
     yield "no regression beyond noise" if not count else f"{count} regressions beyond noise"
 
 
 def _line(change: Change) -> str:
-    spread = "too few prompts to say" if change.interval is None else _percent_range(change.interval)
+    spread = "too few prompts for an interval" if change.interval is None else _percent_range(change.interval)
     verdict = "REGRESSION" if change.regression else "beyond noise" if change.beyond_noise else "within noise"
     if change.beyond_noise and not change.judged:
-        verdict = "for the record"
+        verdict = "informational"
     return (
         f"{change.condition}, {change.architecture}, {change.figure}: {change.before:.4g} then, {change.after:.4g} now"
         f" ({100 * (change.ratio - 1):+.1f} %, {spread}): {verdict}"
@@ -178,8 +179,8 @@ def _percent_range(interval: Interval) -> str:
 
 def judge(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
     """Prints the changes and returns the exit code: 0 or REGRESSED."""
-    found = against(before, after)
-    print(f"\nagainst the run of {before['started_at']}:")
-    for line in against_lines(found):
+    found = compare_with_baseline(before, after)
+    print(f"\ncompared with the run of {before['started_at']}:")
+    for line in regression_lines(found):
         print(line)
     return REGRESSED if found.regressions else 0

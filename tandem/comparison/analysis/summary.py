@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tandem.comparison.analysis.bootstrap import Interval
-from tandem.comparison.analysis.identity import Identity, MarginTrace, identity
+from tandem.comparison.analysis.identity import MarginTrace, TokenIdentity, identity
 from tandem.comparison.analysis.metrics import (
     Acceptance,
-    Distribution,
+    MetricDistribution,
     SentAhead,
     Speedup,
     acceptance,
@@ -51,10 +51,10 @@ class References:
 class WorkloadSummary:
     """The summary of one architecture on one kind of prompt."""
 
-    tpot_s: Distribution
+    tpot_s: MetricDistribution
     acceptance: Acceptance
     speedup: Speedup
-    identical: Identity | None
+    identical: TokenIdentity | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,10 @@ class Summary:
     architecture: str
     requests: int
     failed: int
-    distributions: Mapping[str, Distribution]
+    distributions: Mapping[str, MetricDistribution]
     tpot_interval: Interval | None
-    chunk_gap_s: Distribution
-    tokens_per_chunk: Distribution
+    chunk_gap_s: MetricDistribution
+    tokens_per_chunk: MetricDistribution
     output_throughput_token_per_s: float | None
     acceptance: Acceptance
     acceptance_interval: Interval | None
@@ -76,7 +76,7 @@ class Summary:
     milliseconds_per_token: Mapping[str, float | None]
     other_clamped: int
     speedup: Speedup | None
-    identical: Identity | None
+    identical: TokenIdentity | None
     workloads: Mapping[str, WorkloadSummary]
     sent_ahead: SentAhead | None = None
 

@@ -195,7 +195,7 @@ class Proxy:
                 return self._answered(lambda: self.set(float(rtt_ms), None if mbps == "none" else float(mbps)))
             case ["lateness"]:
                 return self._answered(self.lateness)
-        return f"error {line!r} is no command"
+        return f"error {line!r} is not a command"
 
     @staticmethod
     def _answered(work: Callable[[], str | None]) -> str:
@@ -207,7 +207,7 @@ class Proxy:
     def set(self, rtt_ms: float, mbps: float | None) -> None:
         """Applies the settings to new data and resets the lateness figures; data in flight keeps its due time."""
         if not (0 <= rtt_ms < math.inf and (mbps is None or 0 < mbps < math.inf)):
-            raise ValueError(f"RTT {rtt_ms} ms with {mbps} Mbit/s is no link")
+            raise ValueError(f"RTT {rtt_ms} ms with {mbps} Mbit/s is not a valid link")
         for wire in (self._up, self._down):
             wire.delay = rtt_ms / 2000
             wire.rate = None if mbps is None else mbps * 1e6
@@ -216,7 +216,7 @@ class Proxy:
     def listen(self, upstream: str) -> int:
         host, _, port = upstream.rpartition(":")
         if not 0 < int(port) < 65536:
-            raise ValueError(f"{port} is no port")
+            raise ValueError(f"{port} is not a port")
         found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)

@@ -133,7 +133,7 @@ def netem(settings: LinkSettings) -> list[str]:
 
 def _check_tools() -> None:
     if os.geteuid() != 0:
-        raise ValueError(f"{NEEDS}: this is not root")
+        raise ValueError(f"{NEEDS}: not running as root")
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             raise ValueError(f"{NEEDS}: there is no `{tool}`")

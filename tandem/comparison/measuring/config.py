@@ -93,11 +93,11 @@ class ComparisonConfig:
             _check_names(flag, chosen, dict.fromkeys(known))
         self._check_conditions()
         if self.credentials != Credentials(insecure=self.credentials.insecure) and not self.connect:
-            raise ValueError("connect: certificates and tokens are for connected servers, and none is named")
+            raise ValueError("connect: certificates and tokens are only for connected servers, and none is named")
         for address in self.connect.values():
             self.credentials.check(address)
         if not self.prompts:
-            raise ValueError("prompt: there is nothing to generate from")
+            raise ValueError("prompt: no prompt is given")
         if self.output_dir.exists() and not self.output_dir.is_dir():
             raise ValueError(f"output-dir: {self.output_dir} is not a directory")
 
@@ -109,9 +109,7 @@ class ComparisonConfig:
             raise ValueError("temperature: the first of the list is the base's")
         for condition in self.conditions:
             if condition.link.settings is not None and self.connect:
-                raise ValueError(
-                    "rtt-ms: a link is put before servers that are started here, not before connected ones"
-                )
+                raise ValueError("rtt-ms: only servers that are started here can be put behind an emulated link")
 
     @property
     def conditions(self) -> tuple[Condition, ...]:

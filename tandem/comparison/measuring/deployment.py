@@ -23,7 +23,7 @@ from tandem.launch import LAUNCH
 from tandem.rpc.credentials import on_this_machine
 from tandem.speculation.types import ModelInfo
 
-LEAST_LENGTH = 5
+MIN_LENGTH = 5
 """The least maximum speculation length of servers, so that costs can be measured at several lengths."""
 
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def server_command(
     """Returns the command of a server. Its maximum speculation length also covers calibration requests."""
     length = speculation_length
     if length is None:
-        length = max(config.speculation_length or 0, min(LEAST_LENGTH, config.sequence_length - 1))
+        length = max(config.speculation_length or 0, min(MIN_LENGTH, config.sequence_length - 1))
     command = [*LAUNCH, "--role", role, "--host", host, "--port", "0"]
     command += ["--max_speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
     command += ["--backend", config.backend]
@@ -239,5 +239,5 @@ def incomparable(endpoints: list[Endpoint]) -> list[str]:
         if len(set(values.values())) > 1:
             remarks.append(f"{field} differs: " + ", ".join(f"{name} {value}" for name, value in values.items()))
     if inexact := [e.architecture.name for e in endpoints if not e.model.bit_exact]:
-        remarks.append(f"not bit-exact on this device, outputs may part where logits tie: {', '.join(inexact)}")
+        remarks.append(f"not bit-exact on this device, outputs may differ where logits tie: {', '.join(inexact)}")
     return remarks

@@ -15,26 +15,26 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Describe, Endpoint, deploy
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.interruption import Interruption
-from tandem.comparison.measuring.measured import Measured
 from tandem.comparison.measuring.measurement import Measuring, ServerDied, while_all_live
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.records import failure_of
-from tandem.comparison.measuring.run import Contender, Generator
+from tandem.comparison.measuring.run import Contender, CountingGenerator
+from tandem.comparison.measuring.run_data import RunData
 from tandem.comparison.measuring.servers import Fleet, Server, ServerFailed
 from tandem.comparison.measuring.site import LinkUnavailable, open_site
-from tandem.comparison.report.attempt import told
+from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
 from tandem.speculation.types import ModelInfo
 
 
-class Client(Generator, Protocol):
+class ComparedClient(CountingGenerator, Protocol):
     """A generator that also describes its model."""
 
     async def model_info(self) -> ModelInfo: ...
 
 
-Connect = Callable[[str, str], AbstractAsyncContextManager[Client]]
+Connect = Callable[[str, str], AbstractAsyncContextManager[ComparedClient]]
 """(address, service) -> a client."""
 
 
@@ -59,10 +59,10 @@ def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
         return interruption.exit_code if interruption.signal else code
 
 
-def started(config: ComparisonConfig) -> Measured:
+def started(config: ComparisonConfig) -> RunData:
     """An empty measurement of this machine, at this moment."""
     started_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    return Measured(config, this_machine(), these_versions(), started_at)
+    return RunData(config, this_machine(), these_versions(), started_at)
 
 
 def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> int:
@@ -87,8 +87,8 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> i
         if not log.measured.records:
             raise
         if log.measured.ended:  # while stopping the servers
-            log.remark(f"After the last request: {told(error)}")
-        return _ended(log, told(error), FAILED)
+            log.remark(f"After the last request: {format_error(error)}")
+        return _ended(log, format_error(error), FAILED)
 
 
 def _ended(log: RecordLog, why: str, code: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tandem.comparison.analysis.identity import parted
+from tandem.comparison.analysis.identity import diverged_prompts
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.calibration import Calibrator
 from tandem.comparison.measuring.conditions import Condition
@@ -20,7 +20,7 @@ from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, RequestSettings, Stage, measure_all, trace_margins, warm_up
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.site import Site
-from tandem.comparison.report.attempt import told
+from tandem.comparison.report.attempt import format_error
 from tandem.speculation.types import Rule
 
 NOTICED_SECONDS = 1.0
@@ -86,7 +86,9 @@ class Measuring:
             try:
                 await self._margins(condition, stage)
             except Exception as error:  # margins are only extra detail
-                self.log.remark(f"Margins of outputs that parted were not traced under {condition.name}: {told(error)}")
+                self.log.remark(
+                    f"Margins of outputs that parted were not traced under {condition.name}: {format_error(error)}"
+                )
 
     def _measured(self, record: Record) -> None:
         self.log.record(record)
@@ -118,7 +120,7 @@ class Measuring:
         if not plain or condition.rule is not Rule.AGREEMENT:  # rejection keeps the distribution, not the tokens
             return
         own = [record for record in self.log.measured.records if record.condition == condition.name]
-        names = parted(own, [record for record in own if record.architecture == AUTOREGRESSIVE.name])
+        names = diverged_prompts(own, [record for record in own if record.architecture == AUTOREGRESSIVE.name])
         if not names:
             return
         await stage.enter()

@@ -23,8 +23,8 @@ from tandem.comparison.measuring.config import ComparisonConfig, settings_as_jso
 from tandem.comparison.measuring.deployment import Endpoint
 from tandem.comparison.measuring.environment import Machine, Versions
 from tandem.comparison.measuring.from_json import decoded
-from tandem.comparison.measuring.measured import Measured
 from tandem.comparison.measuring.records import Failure, Record
+from tandem.comparison.measuring.run_data import RunData
 
 NAME = "records.jsonl"
 FORMAT = 1
@@ -34,7 +34,7 @@ FORMAT = 1
 class RecordLog:
     """Keeps measurements in memory and writes them to a file line by line."""
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: RunData) -> None:
         """Replaces an existing file. Raises OSError if it cannot be written."""
         self.measured = measured
         self.path = measured.config.output_dir / NAME
@@ -113,7 +113,7 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not for a record log")
 
 
-def read_records(path: Path, flag: str = "from-records") -> Measured:
+def read_records(path: Path, flag: str = "from-records") -> RunData:
     """Reads what an earlier run wrote; the output folder is the file's. Raises a one-line ValueError."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -145,15 +145,15 @@ class _Run:
     versions: Versions
 
 
-def _header(line: dict[str, Any], folder: Path) -> Measured:
+def _header(line: dict[str, Any], folder: Path) -> RunData:
     if not isinstance(line, dict) or line.get("format") != FORMAT:
         raise ValueError(f"format {FORMAT} is needed")
     settings = {**line.pop("settings"), "output_dir": folder, "baseline": None}
     run = decoded(_Run, line)
-    return Measured(decoded(ComparisonConfig, settings), run.machine, run.versions, run.started_at)
+    return RunData(decoded(ComparisonConfig, settings), run.machine, run.versions, run.started_at)
 
 
-def _add(measured: Measured, line: dict[str, Any]) -> None:
+def _add(measured: RunData, line: dict[str, Any]) -> None:
     kind = line["kind"]
     if kind == "servers":
         measured.endpoints = tuple(decoded(Endpoint, one) for one in line["endpoints"])

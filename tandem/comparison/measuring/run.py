@@ -17,7 +17,7 @@ from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Ru
 WARM_UP_TOKENS = 8
 
 
-class Generator(Protocol):
+class CountingGenerator(Protocol):
     """Generates tokens and counts its payload bytes."""
 
     @property
@@ -43,7 +43,7 @@ class Contender:
     """An architecture under test. `split`: draft and target run apart, and the traffic between them is counted."""
 
     name: str
-    generator: Generator
+    generator: CountingGenerator
     split: bool = False
 
 
@@ -179,7 +179,7 @@ class _Stream:
         return tuple(token for chunk in self.chunks for token in chunk.token_ids)
 
 
-async def _timed(generator: Generator, request: GenerationRequest, timeout_s: float | None) -> _Stream:
+async def _timed(generator: CountingGenerator, request: GenerationRequest, timeout_s: float | None) -> _Stream:
     chunks: list[Chunk] = []
     arrivals: list[float] = []
     completion: GenerationEnd | None = None

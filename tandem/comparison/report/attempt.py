@@ -22,11 +22,11 @@ class Attempts:
         try:
             return make()
         except Exception as error:
-            self.remarks.append(f"{what} could not be made: {told(error)}")
+            self.remarks.append(f"{what} could not be made: {format_error(error)}")
             return otherwise
 
 
-def told(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Formats an error on one line: 'ValueError: its message (file.py:12)'."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

@@ -91,7 +91,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DecisionBlock:
     """The top of the report. `figures`: (value, label). Without a decision, the headline says why."""
 
     headline: str
@@ -105,7 +105,7 @@ class Report:
     title: str
     date: str
     setting: str
-    decision: Decision
+    decision: DecisionBlock
     sections: tuple[Section, ...]
 
 

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tandem.comparison.report import plots_acceptance, plots_link, plots_speedup, plots_time, reading, words
-from tandem.comparison.report.attempt import told
+from tandem.comparison.report import formatting as fmt
+from tandem.comparison.report import plots_acceptance, plots_link, plots_speedup, plots_time, reading
+from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.blocks import Plot
 from tandem.comparison.report.plots_acceptance import bytes_per_token
 from tandem.comparison.report.reading import JSON, NothingToDraw
@@ -29,7 +30,7 @@ class Figure:
         except NothingToDraw as why:
             return left_out(self.name, self.title, f"{why}")
         except Exception as error:
-            return left_out(self.name, self.title, f"it could not be made: {told(error)}")
+            return left_out(self.name, self.title, f"it could not be made: {format_error(error)}")
 
 
 def left_out(name: str, title: str, why: str) -> Plot:
@@ -41,15 +42,15 @@ def _tpot_by_rtt(comparison: JSON) -> str:
     conditions, theory = reading.links(comparison), comparison["theory"]
     rtts = sorted({c["link"]["rtt_ms"] for c in conditions})
     if theory is None and len(rtts) < 2:
-        raise NothingToDraw("One round trip was measured and nothing predicted: the tables say all there is to say.")
+        raise NothingToDraw("Only one round trip was measured and nothing was predicted; see the tables.")
     first, last = conditions[0], conditions[-1]
     sentences = []
     for name in first["architectures"]:
         near, far = reading.mean_tpot(first, name), reading.mean_tpot(last, name)
         if near and far and first is not last and far / near > 1.1:
             sentences.append(
-                f"{words.name(name)} goes from {words.milliseconds(near)} ms a token {words.across(first['link'])}"
-                f" to {words.milliseconds(far)} ms {words.across(last['link'])}."
+                f"{fmt.name(name)} goes from {fmt.milliseconds(near)} ms a token {fmt.link_phrase(first['link'])}"
+                f" to {fmt.milliseconds(far)} ms {fmt.link_phrase(last['link'])}."
             )
     if first is not last and not sentences:
         sentences.append("No architecture's time per token moves by more than a tenth over the measured round trips.")
@@ -58,7 +59,7 @@ def _tpot_by_rtt(comparison: JSON) -> str:
         ran = {p["architecture"] for p in theory["predictions"] if p["measured_tpot_s"] is not None}
         drawn = {name for point in theory["curve"] for name in point["tpot_s"]}
         sentences.append("Points are measured (bars: 95 % interval), solid lines predicted.")
-        sentences += [f"Dashed: {words.name(n)}, predicted, not measured." for n in sorted(drawn - ran)]
+        sentences += [f"Dashed: {fmt.name(n)}, predicted, not measured." for n in sorted(drawn - ran)]
     return _capitalised(sentences)
 
 
@@ -70,8 +71,8 @@ def _break_even(theory: JSON) -> str:
         return "No break-even between distributed and plain decoding was predicted."
     if even <= 0:
         return "Distributed is predicted to beat plain decoding at no round trip."
-    text = words.with_interval(f"{words.milliseconds(even, 0)} ms", spread, 1000, 0)
-    crossed = f"; the measured times cross at {words.milliseconds(seen, 0)} ms" if seen is not None else ""
+    text = fmt.with_interval(f"{fmt.milliseconds(even, 0)} ms", spread, 1000, 0)
+    crossed = f"; the measured times cross at {fmt.milliseconds(seen, 0)} ms" if seen is not None else ""
     return f"Distributed is predicted to break even with plain decoding at a round trip of {text}{crossed}."
 
 
@@ -87,10 +88,10 @@ def _time_by_cause(comparison: JSON) -> str:
         if not shares:
             raise NothingToDraw("No request completed that took any time.")
         most = max(shares, key=lambda name: shares[name])
-        text = f"{words.percent(shares[most])} of {words.name(most)}'s time" if shares[most] > 0 else "no time"
-        parts.append(f"{text} {words.across(condition['link'])}")
+        text = f"{fmt.percent(shares[most])} of {fmt.name(most)}'s time" if shares[most] > 0 else "no time"
+        parts.append(f"{text} {fmt.link_phrase(condition['link'])}")
     return (
-        f"The network takes {words.joined(list(dict.fromkeys(parts)))}."
+        f"The network takes {fmt.joined(list(dict.fromkeys(parts)))}."
         " The causes of a bar add up to its end-to-end time"
         f"{', to more where draft and verification overlap' if _overlaps(comparison) else ''}."
     )
@@ -108,16 +109,16 @@ def _speedup_by_workload(comparison: JSON) -> str:
     name = shown if shown in names else names[0]
     gains = {kind: of[name]["speedup_vs_autoregressive"] for kind, of in by_workload.items() if name in of}
     most, least = max(gains, key=lambda k: gains[k]), min(gains, key=lambda k: gains[k])
-    where = words.across(reading.base(comparison)["link"])
+    where = fmt.link_phrase(reading.base(comparison)["link"])
     if most == least:
-        text = f"{words.name(name)} is {words.times(gains[most])} as fast as plain decoding {where}."
+        text = f"{fmt.name(name)} is {fmt.times(gains[most])} as fast as plain decoding {where}."
         return _capitalised([text])
     losing = [kind for kind, gain in gains.items() if gain < 1]
-    loses = f" It loses on {words.joined([words.name(kind) for kind in losing])}." if losing else ""
+    loses = f" It loses on {fmt.joined([fmt.name(kind) for kind in losing])}." if losing else ""
     return _capitalised(
         [
-            f"{words.name(name)} gains most on {words.name(most)} ({words.times(gains[most])}) and least on"
-            f" {words.name(least)} ({words.times(gains[least])}), {where}.{loses}",
+            f"{fmt.name(name)} gains most on {fmt.name(most)} ({fmt.times(gains[most])}) and least on"
+            f" {fmt.name(least)} ({fmt.times(gains[least])}), {where}.{loses}",
             "Thin lines are 95 % intervals.",
         ]
     )
@@ -128,13 +129,13 @@ def _acceptance_by_position(comparison: JSON) -> str:
     rates = {kind: of["acceptance_rate"] for kind, of in found.items() if of["acceptance_rate"] is not None}
     most, least = max(rates, key=lambda k: rates[k]), min(rates, key=lambda k: rates[k])
     spread = (
-        f"from {words.number(rates[least])} of the draft tokens on {words.name(least)} to {words.number(rates[most])}"
-        f" on {words.name(most)}"
+        f"from {fmt.number(rates[least])} of the draft tokens on {fmt.name(least)} to {fmt.number(rates[most])}"
+        f" on {fmt.name(most)}"
         if most != least
-        else f"{words.number(rates[most])} of the draft tokens"
+        else f"{fmt.number(rates[most])} of the draft tokens"
     )
     return (
-        f"The target accepts {spread} ({words.name(name)}). Each panel is a workload, the others behind it in grey;"
+        f"The target accepts {spread} ({fmt.name(name)}). Each panel is a workload, the others behind it in grey;"
         " later positions fall because one rejection discards what follows."
     )
 
@@ -145,7 +146,7 @@ def _tokens_over_time(comparison: JSON) -> str:
     run_text = f", run {run}" if run else ""
     return (
         f"The prompt {prompt}{run_text}, whose speedup is nearest the median"
-        f", {words.across(reading.base(comparison)['link'])}. Under speculation tokens come in bursts of up to"
+        f", {fmt.link_phrase(reading.base(comparison)['link'])}. Under speculation tokens come in bursts of up to"
         f" {max(bursts, default=1)}, one for each round; plain decoding sends one at a time."
     )
 
@@ -157,11 +158,11 @@ def _tpot_by_length(comparison: JSON) -> str:
     shown = reading.speculating(comparison)
     found = [b for b in theory["best_lengths"] if b["architecture"] == shown] or theory["best_lengths"]
     lengths = list(dict.fromkeys(b["length"] for b in sorted(found, key=lambda b: b["rtt_ms"])))
-    which = words.joined([str(length) for length in lengths])
+    which = fmt.joined([str(length) for length in lengths])
     where = "whatever the round trip" if len(lengths) == 1 and len(found) > 1 else "as the round trip grows"
     return _capitalised(
         [
-            f"{words.name(found[0]['architecture'])} is predicted to be fastest at speculation length {which}"
+            f"{fmt.name(found[0]['architecture'])} is predicted to be fastest at speculation length {which}"
             + (f", {where}" if len(found) > 1 else "")
             + f"; {theory['length']} was run (dotted line).",
             "Rings: least predicted; filled markers: measured. Length 0 is plain decoding.",
@@ -178,19 +179,19 @@ def _acceptance_by_temperature(comparison: JSON) -> str:
     }
     for rule, values in rates.items():
         if values:
-            sentences.append(f"{words.number(statistics.fmean(values))} under {rule}")
+            sentences.append(f"{fmt.number(statistics.fmean(values))} under {rule}")
     sent = {
         rule: [b for c in cs if _warm(c) and (b := bytes_per_token(c["architectures"][name])) is not None]
         for rule, cs in by_rule.items()
     }
     parts = [f"{statistics.fmean(values):.0f} under {rule}" for rule, values in sent.items() if values]
     if not sentences or not parts:
-        raise NothingToDraw(f"No draft of {words.name(name)} was verified above temperature 0.")
-    where = words.across(reading.base(comparison)["link"])
+        raise NothingToDraw(f"No draft of {fmt.name(name)} was verified above temperature 0.")
+    where = fmt.link_phrase(reading.base(comparison)["link"])
     return _capitalised(
         [
-            f"Above temperature 0, the share of {words.name(name)}'s draft tokens that is accepted averages"
-            f" {words.joined(sentences)}; a token costs {words.joined(parts)} bytes, both ways, {where}."
+            f"Above temperature 0, the share of {fmt.name(name)}'s draft tokens that is accepted averages"
+            f" {fmt.joined(sentences)}; a token costs {fmt.joined(parts)} bytes, both ways, {where}."
         ]
     )
 
@@ -216,7 +217,7 @@ FIGURES = (
         _acceptance_by_position,
         plots_acceptance.acceptance_by_position,
     ),
-    Figure("tokens-over-time", "Tokens as they came", _tokens_over_time, plots_time.tokens_over_time),
+    Figure("tokens-over-time", "Tokens over time", _tokens_over_time, plots_time.tokens_over_time),
     Figure(
         "acceptance-by-temperature",
         "Agreement against rejection",

@@ -24,7 +24,7 @@ from tandem.comparison.measuring.deployment import Endpoint, baseline_of
 from tandem.comparison.measuring.environment import Machine, Versions
 from tandem.comparison.measuring.records import CAUSES, Failure, Measurement, Record, record_as_json
 from tandem.comparison.report.attempt import Attempts
-from tandem.comparison.report.earlier import SCHEMA_VERSION
+from tandem.comparison.report.comparison_file import SCHEMA_VERSION
 from tandem.comparison.report.write import write_atomically
 
 

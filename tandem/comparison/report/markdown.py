@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tandem.comparison.report.blocks import (
     Block,
     Bullets,
     Cell,
-    Decision,
+    DecisionBlock,
     Details,
     Listing,
     Paragraph,
@@ -20,15 +19,10 @@ from tandem.comparison.report.blocks import (
     Table,
 )
 from tandem.comparison.report.html import NO_PLOTS
-from tandem.comparison.report.sections import report_of
 
 
-def markdown(comparison: Mapping[str, Any], pictures: Mapping[str, str] | None = None) -> str:
+def markdown(report: Report, pictures: Mapping[str, str]) -> str:
     """Renders Markdown. `pictures`: paths of plots by name, relative to the text; without them, findings only."""
-    return markdown_of(report_of(comparison), pictures or {})
-
-
-def markdown_of(report: Report, pictures: Mapping[str, str]) -> str:
     parts = [f"# {escaped(report.title)}", f"{escaped(report.date)}. {escaped(report.setting)}"]
     parts += _decision(report.decision)
     for section in report.sections:
@@ -41,8 +35,8 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|~#>])", r"\\\1", " ".join(text.split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
-def _decision(decision: Decision) -> Iterator[str]:
-    yield "## Decision"
+def _decision(decision: DecisionBlock) -> Iterator[str]:
+    yield "## DecisionBlock"
     yield f"**{escaped(decision.headline)}**"
     if decision.figures:
         yield _items([f"{what}: {value}" for value, what in decision.figures])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tandem.comparison.report import reading
+from tandem.comparison.report.formatting import number
 from tandem.comparison.report.reading import JSON, NothingToDraw
 from tandem.comparison.report.style import (
     INK,
@@ -20,7 +21,6 @@ from tandem.comparison.report.style import (
     styled,
     value_label,
 )
-from tandem.comparison.report.words import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ def sampled_by_rule(comparison: JSON) -> tuple[str, dict[str, list[JSON]]]:
     """Returns the architecture whose traffic shows the rules' difference, and each rule's conditions by temperature."""
     conditions = reading.samplings(comparison)
     if not conditions:
-        raise NothingToDraw("One way of sampling was measured: there is nothing to set it against.")
+        raise NothingToDraw("Only one sampling setting was measured: there is nothing to compare.")
     drafting = reading.drafting(reading.base(comparison)) or reading.drafting(conditions[-1])
     if not drafting:
         raise NothingToDraw("No architecture drafted anything.")

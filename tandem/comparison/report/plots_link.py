@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tandem.comparison.report import reading, words
+from tandem.comparison.report import formatting as fmt
+from tandem.comparison.report import reading
 from tandem.comparison.report.reading import JSON, NothingToDraw
 from tandem.comparison.report.style import (
     BAND,
@@ -35,7 +36,7 @@ def tpot_by_rtt(comparison: JSON) -> Figure:
     curve = comparison["theory"]["curve"] if comparison["theory"] else []
     rtts = [float(c["link"]["rtt_ms"]) for c in conditions]
     if not curve and len(set(rtts)) < 2:
-        raise NothingToDraw("One round trip was measured and nothing predicted: the tables say all there is to say.")
+        raise NothingToDraw("Only one round trip was measured and nothing was predicted; see the tables.")
     right = max([*rtts, *(point["rtt_ms"] for point in curve)])
     height = 3.4
     figure, (axes,) = new_figure(height)
@@ -111,7 +112,7 @@ def _break_even(axes: Axes, theory: JSON, right: float) -> None:
         if spread:
             axes.axvspan(1000 * max(0.0, spread[0]), min(right, 1000 * spread[1]), color=BAND, linewidth=0, zorder=0)
         axes.axvline(1000 * even, color=INK, linewidth=0.9, zorder=1)
-        said.append(words.with_interval(f"{1000 * even:.0f} predicted", spread, 1000, 0))
+        said.append(fmt.with_interval(f"{1000 * even:.0f} predicted", spread, 1000, 0))
         at = even
     if seen is not None and 1000 * seen <= right:
         axes.axvline(1000 * seen, color=INK, linewidth=0.9, linestyle=(0, (1, 2)), zorder=1)
@@ -162,7 +163,7 @@ def tpot_by_length(comparison: JSON) -> Figure:
                     markersize=6, zorder=4,
                 )  # fmt: skip
         link = conditions[rtt]["link"] if rtt in conditions else {"kind": "emulated", "rtt_ms": rtt}
-        axes.set_title(f"RTT {words.rtt(link)}")
+        axes.set_title(f"RTT {fmt.rtt(link)}")
         only_grid(axes, "y")
     for axes in panels[len(rtts) :]:
         axes.set_visible(False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from tandem.comparison.report import reading, words
+from tandem.comparison.report import formatting as fmt
+from tandem.comparison.report import reading
 from tandem.comparison.report.reading import JSON, NothingToDraw
 from tandem.comparison.report.style import (
     CAUSES,
@@ -65,7 +66,7 @@ def _rows(conditions: list[JSON]) -> tuple[list[float], list[tuple[str, JSON]], 
     row = 0.0
     for condition in conditions:
         if len(conditions) > 1:
-            heads.append((row, f"RTT {words.rtt(condition['link'])}"))
+            heads.append((row, f"RTT {fmt.rtt(condition['link'])}"))
             row += 0.95
         for name, of in condition["architectures"].items():
             if of["milliseconds_per_token"].get("verify") is not None:

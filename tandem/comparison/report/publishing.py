@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 
 from tandem.comparison.analysis.regression import judge
-from tandem.comparison.analysis.whole import analyse
+from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.history import append_run
-from tandem.comparison.measuring.measured import Measured
+from tandem.comparison.measuring.run_data import RunData
 from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.files import Comparison, comparison_as_json, write_csv, write_json
 from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
@@ -22,7 +22,7 @@ OK, FAILED, USAGE, SERVER_DIED = 0, 1, 2, 4
 """Exit codes. Others: 3 for a regression (tandem/comparison/analysis/regression.py), 130 by Ctrl-C, 143 by SIGTERM."""
 
 
-def publish(measured: Measured, new: bool = True) -> int:
+def publish(measured: RunData, new: bool = True) -> int:
     """Publishes a run. Returns OK, FAILED if a request or a file failed, or the exit code of a regression.
 
     A `new` run is added to the index of runs. Raises ValueError if nothing was measured.

@@ -7,12 +7,13 @@ from datetime import datetime, timezone
 from itertools import chain
 from typing import Any
 
-from tandem.comparison.report import reading, words
+from tandem.comparison.report import formatting as fmt
+from tandem.comparison.report import reading
 from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.blocks import (
     Block,
     Column,
-    Decision,
+    DecisionBlock,
     Details,
     Listing,
     Paragraph,
@@ -83,7 +84,7 @@ def report_of(comparison: JSON) -> Report:
 
 def _title(comparison: JSON) -> str:
     models = dict.fromkeys(str(s["model"]["model_name"]) for s in comparison["servers"].values() if _names(s))
-    of = f" of {words.joined(list(models))}" if models else ""
+    of = f" of {fmt.joined(list(models))}" if models else ""
     return f"{'Partial: where' if comparison.get('partial') else 'Where'} should the draft{of} run?"
 
 
@@ -110,11 +111,9 @@ def _setting(comparison: JSON) -> str:
     parts = [
         f"draft {each('draft_name')}" if each("draft_name") else "",
         f"{each('dtype')} on {each('device')}" if each("dtype") and each("device") else "",
-        f"speculation length {words.length(settings['speculation_length'])}"
-        if "speculation_length" in settings
-        else "",
-        words.sampling(base["sampling"]),
-        words.plural(len(settings["prompts"]), "prompt") if settings.get("prompts") else "",
+        f"speculation length {fmt.length(settings['speculation_length'])}" if "speculation_length" in settings else "",
+        fmt.sampling(base["sampling"]),
+        fmt.plural(len(settings["prompts"]), "prompt") if settings.get("prompts") else "",
         f"at most {settings['max_new_tokens']} tokens each" if settings.get("max_new_tokens") else "",
         f"link: {comparison['link']}",
         _machine(comparison["machine"]),
@@ -137,19 +136,19 @@ def _machine(machine: JSON) -> str:
     return ", ".join(str(part) for part in (machine.get("processor"), cores) if part)
 
 
-def _decision(comparison: JSON) -> Decision:
+def _decision(comparison: JSON) -> DecisionBlock:
     decision = comparison["decision"]
     if decision is None:
-        return Decision(_why_undecided(comparison))
-    spread = words.span(decision["speedup_interval"])
-    sure = f"95 % interval {spread}, measured" if spread != words.MISSING else "measured, no interval"
+        return DecisionBlock(_why_undecided(comparison))
+    spread = fmt.span(decision["speedup_interval"])
+    sure = f"95 % interval {spread}, measured" if spread != fmt.MISSING else "measured, no interval"
     length = decision["speculation_length"]
     figures = [
-        (words.name(decision["architecture"]), "architecture"),
-        (words.length(length) if length != 0 else "none", "speculation length"),
-        (words.times(decision["speedup"]), f"speedup over plain decoding; {sure}"),
+        (fmt.name(decision["architecture"]), "architecture"),
+        (fmt.length(length) if length != 0 else "none", "speculation length"),
+        (fmt.times(decision["speedup"]), f"speedup over plain decoding; {sure}"),
     ]
-    return Decision(
+    return DecisionBlock(
         decision["headline"], tuple(figures), tuple(decision["because"]), tuple(decision["would_change"])
     )  # fmt: skip
 
@@ -160,7 +159,7 @@ def _why_undecided(comparison: JSON) -> str:
     if not measured:
         return "No decision: no request completed with two tokens or more."
     if len(measured) == 1:
-        return f"No decision: only {words.spoken(measured[0])} was measured."
+        return f"No decision: only {fmt.name_in_sentence(measured[0])} was measured."
     if reading.baseline(comparison) is None:
         return "No decision: plain decoding did not run, so speculation has no baseline."
     return "No decision: this comparison.json contains none; its figures are below."
@@ -169,10 +168,10 @@ def _why_undecided(comparison: JSON) -> str:
 def _troubles(comparison: JSON) -> list[Block]:
     blocks: list[Block] = [_divergences(comparison)]
     failed = [
-        [words.name(name), "", "warm-up", failure["code"], failure["message"]]
+        [fmt.name(name), "", "warm-up", failure["code"], failure["message"]]
         for name, failure in comparison["warm_up_failures"].items()
     ] + [
-        [words.name(r["architecture"]), r["condition"], f"{r['prompt']}, run {r['run']}", r["error"]["code"],
+        [fmt.name(r["architecture"]), r["condition"], f"{r['prompt']}, run {r['run']}", r["error"]["code"],
          r["error"]["message"]]
         for r in reading.failures(comparison)
     ]  # fmt: skip
@@ -197,8 +196,8 @@ def _divergences(comparison: JSON) -> Block:
     if not total:
         return Paragraph("Outputs were not compared with plain decoding: it did not run, or no identity is claimed.")
     rows = [
-        [words.name(name), condition, f"{d['prompt']}, run {d['run']}", str(d["position"]), _id(d["token"]),
-         _id(d["autoregressive_token"]), words.number(d["logit_gap"], 4)]
+        [fmt.name(name), condition, f"{d['prompt']}, run {d['run']}", str(d["position"]), _id(d["token"]),
+         _id(d["autoregressive_token"]), fmt.number(d["logit_gap"], 4)]
         for condition, name, claim in claims
         for d in claim["divergences"]
     ]  # fmt: skip
@@ -233,7 +232,7 @@ def _setup(comparison: JSON) -> list[Block]:
 
 def _server(name: str, server: JSON) -> Table:
     here = "started for this comparison" if server["started_here"] else "ran already"
-    return _pairs(f"{words.name(name)}: {server['service']} at {server['address']}, {here}", server["model"])
+    return _pairs(f"{fmt.name(name)}: {server['service']} at {server['address']}, {here}", server["model"])
 
 
 def _prompt(prompt: JSON) -> Listing:
@@ -241,11 +240,11 @@ def _prompt(prompt: JSON) -> Listing:
     left = len(text) - LONGEST_TEXT
     shown = text if left <= 0 else f"{text[:LONGEST_TEXT]}… ({left} characters more in comparison.json)"
     how = ", in the chat template" if prompt.get("chat") else ""
-    return Listing(f"{prompt.get('name', 'prompt')} ({words.name(str(prompt.get('kind', '')))}{how})", shown)
+    return Listing(f"{prompt.get('name', 'prompt')} ({fmt.name(str(prompt.get('kind', '')))}{how})", shown)
 
 
 def _pairs(caption: str, values: JSON) -> Table:
-    rows = [[key.replace("_", " "), words.plainly(value)] for key, value in values.items()]
+    rows = [[key.replace("_", " "), fmt.format_value(value)] for key, value in values.items()]
     return table(caption, [Column("what", False), Column("value", False)], rows)
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
+from tandem.comparison.report.formatting import name as in_words
 from tandem.comparison.report.reading import JSON
-from tandem.comparison.report.words import name as in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tandem.comparison.report import reading, words
+from tandem.comparison.report import formatting as fmt
+from tandem.comparison.report import reading
 from tandem.comparison.report.blocks import Cell, Column, Table, table
 from tandem.comparison.report.reading import JSON
 
@@ -23,7 +24,7 @@ class Measure:
 
 
 def _plain(digits: int, value: Value) -> Callable[[JSON], str]:
-    return lambda of: words.number(value(of), digits)
+    return lambda of: fmt.number(value(of), digits)
 
 
 def _ms(key: str) -> Value:
@@ -51,7 +52,7 @@ def _draft_length(of: JSON) -> float | None:
 
 
 def _speedup(of: JSON) -> str:
-    return words.with_interval(words.times(of["speedup_vs_autoregressive"]), of["speedup_interval"])
+    return fmt.with_interval(fmt.times(of["speedup_vs_autoregressive"]), of["speedup_interval"])
 
 
 def _measure(heading: str, value: Value, digits: int, better: Callable[[Sequence[float]], float]) -> Measure:
@@ -93,12 +94,12 @@ def architecture_table(comparison: JSON) -> Table:
         for m in MEASURES
     ]
     identical = [Cell(_identical(name, of)) for name, of in found.items()]
-    names = [Cell(words.name(name) + _failed(of)) for name, of in found.items()]
+    names = [Cell(fmt.name(name) + _failed(of)) for name, of in found.items()]
     return table(
         f"Architectures, {_setting(comparison)}",
         [Column("architecture", numeric=False), *(Column(m.heading) for m in MEASURES), Column("identical outputs")],
         list(zip(names, *columns, identical, strict=True)),
-        "Bold: the best of its column. TTFT: time to the first token; TPOT: time per token after it; both at the"
+        "Bold: best in its column. TTFT: time to the first token; TPOT: time per token after it; both at the"
         " client. Mean acceptance length: tokens committed in a round, the target's own included. Bytes are payload:"
         " between draft and target where they are apart, else between client and server. Identical: requests whose"
         f" tokens are those of plain decoding.{_sent_ahead(found)}",
@@ -108,7 +109,7 @@ def architecture_table(comparison: JSON) -> Table:
 def _sent_ahead(found: JSON) -> str:
     """Describes how far ahead of verdicts rounds were sent, and how many of them were stale."""
     return "".join(
-        f" {words.name(name)} had {words.number(ahead['mean_in_flight'])} rounds in flight on average (at most"
+        f" {fmt.name(name)} had {fmt.number(ahead['mean_in_flight'])} rounds in flight on average (at most"
         f" {ahead['max_in_flight']}): of those sent ahead, {ahead['guessed_rounds']} were right and"
         f" {ahead['stale_rounds']} stale, with {ahead['stale_drafts']} draft tokens."
         for name, of in found.items()
@@ -126,7 +127,7 @@ def _shown(comparison: JSON, measure: Measure, name: str, of: JSON) -> str:
 def _setting(comparison: JSON) -> str:
     base = reading.base(comparison)
     rule = "" if not base["sampling"]["temperature"] else f", {base['rule']}"
-    return f"{words.across(base['link'])}, {words.sampling(base['sampling'])}{rule}"
+    return f"{fmt.link_phrase(base['link'])}, {fmt.sampling(base['sampling'])}{rule}"
 
 
 def _failed(of: JSON) -> str:
@@ -137,7 +138,7 @@ def _identical(name: str, of: JSON) -> str:
     found = of["identical_to_autoregressive"]
     if name == reading.AUTOREGRESSIVE:
         return "reference"
-    return f"{found['count']}/{found['total']}" if found else words.MISSING
+    return f"{found['count']}/{found['total']}" if found else fmt.MISSING
 
 
 def round_trip_table(comparison: JSON) -> Table | None:
@@ -149,18 +150,18 @@ def round_trip_table(comparison: JSON) -> Table | None:
     for condition in conditions:
         found = condition["architectures"]
         texts = [
-            words.with_interval(words.milliseconds(of["tpot_s"]["mean"]), of["tpot_interval"], 1000, 1)
+            fmt.with_interval(fmt.milliseconds(of["tpot_s"]["mean"]), of["tpot_interval"], 1000, 1)
             for of in found.values()
         ]
         cells = best_cells(texts, [of["tpot_s"]["mean"] for of in found.values()], min)
         by_name = dict(zip(found, cells, strict=True))
         names = reading.architectures(comparison)
-        rows.append([words.rtt(condition["link"]), *(by_name.get(name, Cell(words.MISSING)) for name in names)])
+        rows.append([fmt.rtt(condition["link"]), *(by_name.get(name, Cell(fmt.MISSING)) for name in names)])
     return table(
         "Mean TPOT in milliseconds (95 % interval) by round trip, measured",
-        [Column("RTT", numeric=False), *(Column(words.name(name)) for name in reading.architectures(comparison))],
+        [Column("RTT", numeric=False), *(Column(fmt.name(name)) for name in reading.architectures(comparison))],
         rows,
-        "Bold: the least of its row.",
+        "Bold: lowest in its row.",
     )
 
 
@@ -172,12 +173,10 @@ def cause_table(comparison: JSON) -> Table:
         f"Milliseconds per output token by cause, end to end, {_setting(comparison)}",
         [Column("architecture", numeric=False), *(Column(cause) for cause in causes)],
         [
-            [words.name(name), *(words.number(of["milliseconds_per_token"].get(cause)) for cause in causes)]
+            [fmt.name(name), *(fmt.number(of["milliseconds_per_token"].get(cause)) for cause in causes)]
             for name, of in found.items()
         ],
-        f"In {words.plural(clamped, 'request')} the named causes overlapped, and other was set to 0."
-        if clamped
-        else "",
+        f"In {fmt.plural(clamped, 'request')} the named causes overlapped, and other was set to 0." if clamped else "",
     )
 
 
@@ -186,27 +185,27 @@ def workload_table(comparison: JSON) -> Table | None:
     base, names = reading.base(comparison), reading.compared_with_baseline(comparison)
     shown: list[tuple[str, Callable[[JSON], str]]] = [
         ("speedup (95 % interval)", _speedup),
-        ("acceptance rate", lambda of: words.number(of["acceptance_rate"], 3)),
+        ("acceptance rate", lambda of: fmt.number(of["acceptance_rate"], 3)),
     ]
     shown = shown if reading.baseline(comparison) else shown[1:]
     found = {name: base["architectures"][name]["workloads"] for name in names}
     rows = [
         [
-            words.name(kind),
-            *(show(of[kind]) if kind in of else words.MISSING for of in found.values() for _, show in shown),
+            fmt.name(kind),
+            *(show(of[kind]) if kind in of else fmt.MISSING for of in found.values() for _, show in shown),
         ]
         for kind in reading.workloads(base)
     ]
     if not rows or not names:
         return None
-    heads = [Column(f"{words.name(name)}: {what}") for name in names for what, _ in shown]
+    heads = [Column(f"{fmt.name(name)}: {what}") for name in names for what, _ in shown]
     return table(f"By workload, {_setting(comparison)}", [Column("workload", numeric=False), *heads], rows)
 
 
 def _rate(of: JSON) -> str:
     low_high = of.get("acceptance_interval")
     spread = f" ({low_high[0]:.2f} to {low_high[1]:.2f})" if low_high else ""
-    return words.number(of["acceptance_rate"], 3) + spread
+    return fmt.number(of["acceptance_rate"], 3) + spread
 
 
 def sampling_table(comparison: JSON) -> Table | None:
@@ -220,16 +219,16 @@ def sampling_table(comparison: JSON) -> Table | None:
             if of["drafted"]:
                 rows.append(
                     [
-                        f"{condition['sampling']['temperature']:g}", condition["rule"], words.name(name),
-                        _rate(of), words.number(of["mean_acceptance_length"]),
-                        words.milliseconds(of["tpot_s"]["p50"], 2), words.number(of["bytes_up_per_token"], 1),
-                        words.number(of["bytes_down_per_token"], 1), _speedup(of), _identical(name, of),
+                        f"{condition['sampling']['temperature']:g}", condition["rule"], fmt.name(name),
+                        _rate(of), fmt.number(of["mean_acceptance_length"]),
+                        fmt.milliseconds(of["tpot_s"]["p50"], 2), fmt.number(of["bytes_up_per_token"], 1),
+                        fmt.number(of["bytes_down_per_token"], 1), _speedup(of), _identical(name, of),
                     ]
                 )  # fmt: skip
     heads = ("acceptance rate (95 % interval)", "mean acceptance length", "TPOT p50, ms", "bytes/token up",
              "bytes/token down", "speedup (95 % interval)", "identical outputs")  # fmt: skip
     return table(
-        f"Temperature and verification rule, {words.across(reading.base(comparison)['link'])}",
+        f"Temperature and verification rule, {fmt.link_phrase(reading.base(comparison)['link'])}",
         [Column("temperature"), Column("rule", False), Column("architecture", False), *map(Column, heads)],
         rows,
         "Agreement commits the target's own draws, so the tokens are those of plain decoding; rejection keeps their"
@@ -241,20 +240,20 @@ def link_table(comparison: JSON) -> Table:
     """The settings of every link and its measured round trips."""
     rows = [
         [
-            condition["name"], words.link_kind(condition["link"]["kind"]), words.number(condition["link"]["rtt_ms"], 0),
-            words.number(condition["link"]["bandwidth_mbps"], 0),
-            words.milliseconds(condition["link"]["direct_round_trip_s"], 2),
-            words.milliseconds(condition["link"]["round_trip_s"], 2),
-            words.milliseconds(condition["link"]["added_s"], 2),
+            condition["name"], fmt.link_kind(condition["link"]["kind"]), fmt.number(condition["link"]["rtt_ms"], 0),
+            fmt.number(condition["link"]["bandwidth_mbps"], 0),
+            fmt.milliseconds(condition["link"]["direct_round_trip_s"], 2),
+            fmt.milliseconds(condition["link"]["round_trip_s"], 2),
+            fmt.milliseconds(condition["link"]["added_s"], 2),
         ]
         for condition in reading.links(comparison)
     ]  # fmt: skip
-    heads = ("RTT asked for, ms", "bandwidth, Mbit/s", "round trip without the link, ms",
-             "round trip across it, ms", "added by the emulation, ms")  # fmt: skip
+    heads = ("configured RTT, ms", "bandwidth, Mbit/s", "round trip without the link, ms",
+             "round trip over the link, ms", "added by the emulation, ms")  # fmt: skip
     return table(
         "Links",
         [Column("condition", False), Column("kind", False), *map(Column, heads)],
         rows,
-        "Round trips are medians of a small message, measured in this run. Added by the emulation: what is left after"
-        " the direct round trip and the RTT asked for.",
+        "Round trips are medians of a small message, measured in this run. Added by the emulation: what remains after"
+        " the direct round trip and the configured RTT.",
     )

@@ -8,7 +8,7 @@ from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.deployment import baseline_of
 from tandem.comparison.measuring.records import Record
-from tandem.comparison.report import words
+from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report.files import Comparison, ConditionResult
 from tandem.speculation.types import Rule
 
@@ -22,14 +22,14 @@ def settings(comparison: Comparison) -> Iterator[str]:
     models = [endpoint.model for endpoint in comparison.endpoints]
     drafters = dict.fromkeys(model.draft_name for model in models if model.draft_name)
     sampling = config.sampling
-    runs = words.plural(config.num_runs, "run") + ("" if config.num_runs == 1 else " each")
+    runs = fmt.plural(config.num_runs, "run") + ("" if config.num_runs == 1 else " each")
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}"
     how += "" if config.rules[0] is Rule.AGREEMENT else f", verified by {config.rules[0].value}"
     yield f"machine: {comparison.machine}"
     yield (
         f"target: {_names(model.model_name for model in models)}; dtype {_names(model.dtype for model in models)}"
         f" on {_names(model.device for model in models)}; drafter: {', '.join(drafters) or 'none'};"
-        f" k = {words.length(config.speculation_length)}; {how}; {len(config.prompts)} prompts, {runs},"
+        f" k = {fmt.length(config.speculation_length)}; {how}; {len(config.prompts)} prompts, {runs},"
         f" at most {config.max_new_tokens} tokens each; link: {comparison.link}"
     )
     baseline = baseline_of(list(comparison.endpoints))
@@ -123,7 +123,7 @@ def draft_lengths(summaries: Sequence[Summary]) -> Iterator[str]:
         if summary.acceptance.drafted:
             rounds = ", ".join(f"{n}: {count}" for n, count in enumerate(summary.acceptance.rounds_by_length))
             yield (
-                f"drafted, {summary.architecture}: {words.number(summary.acceptance.mean_draft_length)} tokens a"
+                f"drafted, {summary.architecture}: {fmt.number(summary.acceptance.mean_draft_length)} tokens a"
                 f" round on average; rounds by draft tokens: {rounds}"
             )
 

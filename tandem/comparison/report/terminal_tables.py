@@ -10,7 +10,7 @@ from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.deployment import baseline_of
 from tandem.comparison.measuring.records import CAUSES
-from tandem.comparison.report import words
+from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report.blocks import Cell, Column, Table, table
 from tandem.comparison.report.files import Comparison, ConditionResult
 
@@ -37,14 +37,14 @@ def architecture_table(comparison: Comparison, result: ConditionResult) -> Table
         rows.append(
             [
                 summary.architecture,
-                words.milliseconds(summary.distributions["ttft_s"].p50),
-                words.milliseconds(summary.distributions["tpot_s"].p50, 2),
-                words.number(summary.output_throughput_token_per_s, 1),
-                words.number(summary.acceptance.acceptance_rate, 3),
-                words.number(summary.acceptance.mean_acceptance_length),
+                fmt.milliseconds(summary.distributions["ttft_s"].p50),
+                fmt.milliseconds(summary.distributions["tpot_s"].p50, 2),
+                fmt.number(summary.output_throughput_token_per_s, 1),
+                fmt.number(summary.acceptance.acceptance_rate, 3),
+                fmt.number(summary.acceptance.mean_acceptance_length),
                 str(summary.acceptance.rounds),
-                f"{words.number(up, 1)}/{words.number(down, 1)}",
-                "base" if is_baseline else words.times(summary.speedup.speedup if summary.speedup else None),
+                f"{fmt.number(up, 1)}/{fmt.number(down, 1)}",
+                "base" if is_baseline else fmt.times(summary.speedup.speedup if summary.speedup else None),
                 _identical(summary),
             ]
         )
@@ -67,7 +67,7 @@ def _identical(summary: Summary) -> Cell:
     if summary.architecture == AUTOREGRESSIVE.name:
         return Cell("ref")
     if found is None or not found.total:
-        return Cell(words.MISSING)
+        return Cell(fmt.MISSING)
     return Cell(f"{found.count}/{found.total}", tone="good" if found.count == found.total else "bad")
 
 
@@ -85,11 +85,11 @@ def prediction_table(theory: Theory) -> Table:
 
 
 def _predicted(prediction: Prediction) -> str:
-    predicted = words.milliseconds(prediction.predicted_tpot_s)
+    predicted = fmt.milliseconds(prediction.predicted_tpot_s)
     if prediction.measured_tpot_s is None or prediction.error is None:
         return f"{predicted} (not run)"
-    error = words.percent(prediction.error, 1, sign=True)
-    return f"{predicted} / {words.milliseconds(prediction.measured_tpot_s)} ({error})"
+    error = fmt.percent(prediction.error, 1, sign=True)
+    return f"{predicted} / {fmt.milliseconds(prediction.measured_tpot_s)} ({error})"
 
 
 def workload_table(comparison: Comparison) -> Table:
@@ -102,8 +102,8 @@ def workload_table(comparison: Comparison) -> Table:
         row = [kind]
         for summary in shown:
             workload = summary.workloads.get(kind)
-            row.append(words.times(workload.speedup.speedup if workload else None))
-            row.append(words.number(workload.acceptance.acceptance_rate if workload else None, 3))
+            row.append(fmt.times(workload.speedup.speedup if workload else None))
+            row.append(fmt.number(workload.acceptance.acceptance_rate if workload else None, 3))
         rows.append(row)
     heads = [Column(f"{s.architecture}\n{what}") for s in shown for what in ("speedup", "accept rate")]
     return table("By workload", [Column("workload", False), *heads], rows)
@@ -115,6 +115,6 @@ def cause_table(summaries: Sequence[Summary]) -> Table:
     return table(
         "Milliseconds per token, by cause",
         [Column("architecture", False), *map(Column, CAUSES)],
-        [[s.architecture, *(words.number(s.milliseconds_per_token[cause]) for cause in CAUSES)] for s in summaries],
+        [[s.architecture, *(fmt.number(s.milliseconds_per_token[cause]) for cause in CAUSES)] for s in summaries],
         f"in {clamped} requests the named causes overlapped, and other was set to 0" if clamped else "",
     )

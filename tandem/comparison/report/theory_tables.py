@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 
-from tandem.comparison.report import reading, words
+from tandem.comparison.report import formatting as fmt
+from tandem.comparison.report import reading
 from tandem.comparison.report.blocks import Bullets, Column, Paragraph, Table, table
 from tandem.comparison.report.reading import JSON
 
@@ -40,8 +41,8 @@ def findings(theory: JSON) -> list[str]:
     sentences = []
     if errors:
         sentences.append(
-            f"Predicted TPOT is off by {words.percent(statistics.median(errors), 1)} in the median and"
-            f" {words.percent(max(errors), 1)} at most, over {words.plural(len(errors), 'measured figure')}."
+            f"Predicted TPOT is off by {fmt.percent(statistics.median(errors), 1)} in the median and"
+            f" {fmt.percent(max(errors), 1)} at most, over {fmt.plural(len(errors), 'measured figure')}."
         )
     even, spread, seen = (
         theory[key] for key in ("break_even_rtt_s", "break_even_interval_s", "measured_break_even_rtt_s")
@@ -49,29 +50,29 @@ def findings(theory: JSON) -> list[str]:
     if even is None:
         sentences.append("Break-even round trip of distributed against plain decoding: not predicted.")
     else:
-        text = words.with_interval(f"{words.milliseconds(even)} ms", spread, 1000, 1)
+        text = fmt.with_interval(f"{fmt.milliseconds(even)} ms", spread, 1000, 1)
         never = " (negative: distributed never wins)" if even <= 0 else ""
         sentences.append(f"Break-even round trip of distributed against plain decoding: {text} predicted{never}.")
     if seen is not None:
-        sentences.append(f"Measured, the two cross at {words.milliseconds(seen)} ms.")
+        sentences.append(f"Measured, the two cross at {fmt.milliseconds(seen)} ms.")
     elif len({p["rtt_ms"] for p in theory["predictions"]}) > 1:
         sentences.append("Measured, the two do not cross between any two of the links.")
     over = theory["distributed_over_fused_s"]
     if over is not None:
         less = "more" if over >= 0 else "less"
         sentences.append(
-            f"Distributed pays {words.milliseconds(abs(over), 2)} ms a token {less} than fused at the base link,"
+            f"Distributed pays {fmt.milliseconds(abs(over), 2)} ms a token {less} than fused at the base link,"
             " measured."
         )
     gain = theory["capacity_gain"]
     if gain is not None:
         sentences.append(
-            f"One target serves {words.times(gain)} the clients with remote drafts as with local ones, if the target"
+            f"One target serves {fmt.times(gain)} the clients with remote drafts as with local ones, if the target"
             " is the bottleneck (predicted)."
         )
     busy = theory["target_s_per_token"]
     if busy:
-        parts = [f"{words.name(name)} {words.milliseconds(seconds)} ms" for name, seconds in busy.items()]
+        parts = [f"{fmt.name(name)} {fmt.milliseconds(seconds)} ms" for name, seconds in busy.items()]
         sentences.append(f"The target's device is busy for each token: {', '.join(parts)}.")
     return sentences
 
@@ -83,11 +84,11 @@ def prediction_table(comparison: JSON) -> Table:
         link = links.get(p["condition"])
         rows.append(
             [
-                words.rtt(link) if link else f"{p['rtt_ms']:g} ms",
-                words.name(p["architecture"]),
-                words.milliseconds(p["predicted_tpot_s"], 2),
-                "not measured" if p["measured_tpot_s"] is None else words.milliseconds(p["measured_tpot_s"], 2),
-                words.percent(p["error"], 1, sign=True),
+                fmt.rtt(link) if link else f"{p['rtt_ms']:g} ms",
+                fmt.name(p["architecture"]),
+                fmt.milliseconds(p["predicted_tpot_s"], 2),
+                "not measured" if p["measured_tpot_s"] is None else fmt.milliseconds(p["measured_tpot_s"], 2),
+                fmt.percent(p["error"], 1, sign=True),
             ]
         )
     return table(
@@ -110,12 +111,12 @@ def length_table(comparison: JSON) -> Table:
         link = links.get(float(best["rtt_ms"]))
         rows.append(
             [
-                words.rtt(link) if link else f"{best['rtt_ms']:g} ms",
-                words.name(best["architecture"]),
+                fmt.rtt(link) if link else f"{best['rtt_ms']:g} ms",
+                fmt.name(best["architecture"]),
                 f"{best['length']}" + (" (plain decoding)" if best["length"] == 0 else ""),
-                words.number(best["closed_form"]),
-                words.milliseconds(best["tpot_s"], 2),
-                words.milliseconds(at_ran, 2),
+                fmt.number(best["closed_form"]),
+                fmt.milliseconds(best["tpot_s"], 2),
+                fmt.milliseconds(at_ran, 2),
             ]
         )
     return table(
@@ -124,19 +125,19 @@ def length_table(comparison: JSON) -> Table:
          Column("TPOT there, ms"), Column(f"TPOT at {ran} (ran), ms")],
         rows,
         "Best length: the integer optimum under the measured rates. Closed form: the continuous optimum under one rate"
-        " for all positions; it knows no plain decoding to fall back on.",
+        " for all positions; it does not consider plain decoding.",
     )  # fmt: skip
 
 
 def cost_table(theory: JSON) -> Table:
     rows = [
         [
-            words.name(name),
+            fmt.name(name),
             _line(of["draft_fixed_s"], of["draft_slope_s"], "g"),
             _line(of["verify_fixed_s"], of["verify_slope_s"], "n"),
-            words.milliseconds(of["round_overhead_s"], 2),
-            words.milliseconds(of["rpc_s"], 2),
-            words.number(of["message_bytes"], 0),
+            fmt.milliseconds(of["round_overhead_s"], 2),
+            fmt.milliseconds(of["rpc_s"], 2),
+            fmt.number(of["message_bytes"], 0),
         ]
         for name, of in theory["costs"]["architectures"].items()
     ]
@@ -145,7 +146,7 @@ def cost_table(theory: JSON) -> Table:
         [Column("architecture", False), Column("g draft tokens, ms"), Column("verifying n positions, ms"),
          Column("overhead of a round, ms"), Column("RPC of a round trip, ms"), Column("bytes of a round")],
         rows,
-        f"A plain target step takes {words.milliseconds(theory['costs']['plain_s'], 2)} ms. Fitted by least squares,"
+        f"A plain target step takes {fmt.milliseconds(theory['costs']['plain_s'], 2)} ms. Fitted by least squares,"
         " constrained to be non-negative.",
     )  # fmt: skip
 
@@ -157,15 +158,15 @@ def fit_tables(theory: JSON) -> list[Table]:
     """The intervals of the fitted parts and which were held at 0; no table for files without them."""
     rows = [
         [
-            words.name(name),
+            fmt.name(name),
             STEPS[step],
             *(
-                words.with_interval(words.milliseconds(of[f"{step}_{part}_s"], 2), fit[f"{part}_interval_s"], 1000)
+                fmt.with_interval(fmt.milliseconds(of[f"{step}_{part}_s"], 2), fit[f"{part}_interval_s"], 1000)
                 for part in ("fixed", "slope")
             ),
-            words.MISSING
+            fmt.MISSING
             if fit["held_at_0"] is None
-            else f"{fit['held_at_0']} part, else {words.milliseconds(fit['unheld_s'], 2)}".replace("-", "−"),
+            else f"{fit['held_at_0']} part, else {fmt.milliseconds(fit['unheld_s'], 2)}".replace("-", "−"),
         ]
         for name, of in theory["costs"]["architectures"].items()
         for step, fit in (of.get("fits") or {}).items()
@@ -184,9 +185,9 @@ def fit_tables(theory: JSON) -> list[Table]:
 def _line(fixed_s: float, slope_s: float, of: str) -> str:
     """Formats '36.60 + 0.50 n' milliseconds, or a dash if there is no such step."""
     if not fixed_s and not slope_s:
-        return words.MISSING
+        return fmt.MISSING
     sign = "−" if slope_s < 0 else "+"
-    return f"{words.milliseconds(fixed_s, 2)} {sign} {words.milliseconds(abs(slope_s), 2)} {of}"
+    return f"{fmt.milliseconds(fixed_s, 2)} {sign} {fmt.milliseconds(abs(slope_s), 2)} {of}"
 
 
 def acceptance_table(theory: JSON) -> Table:
@@ -195,9 +196,9 @@ def acceptance_table(theory: JSON) -> Table:
         [Column("architecture", False), Column("each position, given those before"), Column("tokens a round")],
         [
             [
-                words.name(name),
-                ", ".join(words.number(rate) for rate in of["conditional"]) or words.MISSING,
-                words.number(of["tokens_per_round"]),
+                fmt.name(name),
+                ", ".join(fmt.number(rate) for rate in of["conditional"]) or fmt.MISSING,
+                fmt.number(of["tokens_per_round"]),
             ]
             for name, of in theory["acceptance"].items()
         ],

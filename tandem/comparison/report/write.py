@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.comparison.report.attempt import told
+from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.blocks import Block, Plot, Report
 from tandem.comparison.report.figures import FIGURES, left_out
 from tandem.comparison.report.html import html
 from tandem.comparison.report.images import inline_svg, png
-from tandem.comparison.report.markdown import markdown_of
+from tandem.comparison.report.markdown import markdown
 from tandem.comparison.report.sections import report_of
 
 FORMATS = ("html", "md")
@@ -39,7 +39,7 @@ def write_report(comparison: Mapping[str, Any], folder: Path, formats: Sequence[
         written.append(write_atomically(folder / "report.html", html(report, svgs)))
     if "md" in formats:
         links = {name: f"{PLOTS}/{name}.png" for name in pngs}
-        written.append(write_atomically(folder / "report.md", markdown_of(report, links)))
+        written.append(write_atomically(folder / "report.md", markdown(report, links)))
     written += [write_atomically(folder / PLOTS / f"{name}.png", content) for name, content in pngs.items()]
     return tuple(written)
 
@@ -67,7 +67,7 @@ def _pictures(
             drawn = figure.draw(comparison)
             picture, svg = png(drawn), inline_svg(drawn, figure.name, f"{block.title}. {block.finding}")
         except Exception as error:
-            undrawn[figure.name] = left_out(figure.name, figure.title, f"it could not be drawn: {told(error)}")
+            undrawn[figure.name] = left_out(figure.name, figure.title, f"it could not be drawn: {format_error(error)}")
         else:
             pngs[figure.name], svgs[figure.name] = picture, svg
     return pngs, svgs, undrawn

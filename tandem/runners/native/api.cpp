@@ -38,7 +38,6 @@ int tandem_set_head(void* model, const void* norm, const void* weights, const vo
     static_cast<Model*>(model)->set_head(norm, weights, bias);
     return 0;
 } catch (...) { return 1; }
-int64_t tandem_bytes(void* model) { return int64_t(static_cast<Model*>(model)->bytes()); }
 
 // `wants`: 0 nothing, 1 the logits of each row's last token, 2 of all tokens; [wanted, outputs] float32.
 void tandem_feed(void* model, const Rows* rows, int wants, float* logits) {

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tandem.checkpoints.trusted_cache import cache_root, flaw, locked, private_folder, seal
+from tandem.checkpoints.trusted_cache import cache_root, locked, private_folder, seal, seal_error
 
 log = logging.getLogger("tandem.models")
 SOURCES = Path(__file__).parent
@@ -31,11 +31,11 @@ def library_path() -> Path:
     try:
         target = private_folder(cache_root()) / f"native-{_key(compiler)}.so"
         note = target.with_suffix(".json")
-        if flaw(note) is not None:
+        if seal_error(note) is not None:
             with locked(target.with_suffix(".lock")):
-                wrong = flaw(note)
+                wrong = seal_error(note)
                 if wrong:
-                    log.warning("cached native steps are not used and are compiled again: %s", wrong)
+                    log.warning("compiling the native steps again: %s", wrong)
                 if wrong is not None:
                     _compile(compiler, target)
                     seal(note, [target])
@@ -48,7 +48,7 @@ def _compiler() -> str:
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (found := shutil.which(name)):
             return found
-    raise CannotBuild("no C++ compiler: install g++ or clang++, or name one in CXX")
+    raise CannotBuild("no C++ compiler: install g++ or clang++, or set CXX")
 
 
 def _key(compiler: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,12 @@ class Rows(ctypes.Structure):
 
 
 def ints(values: Sequence[int]) -> Ints:
-    """The values as an array of int32."""
+    """The values as an int32 array [n]."""
     return (c_int32 * len(values))(*values)
 
 
 def zeros(count: int) -> Ints:
-    """An array of `count` zeros."""
+    """An int32 array [count] of zeros."""
     return (c_int32 * count)()
 
 
@@ -58,7 +58,7 @@ def pointer(array: NDArray[Any] | None, of: type) -> Any:
     return None if array is None else array.ctypes.data_as(POINTER(of))
 
 
-class Batch:
+class RowBatch:
     """Keeps rows together with the arrays that they point to."""
 
     def __init__(self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
@@ -76,7 +76,6 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_model_free": (None, (c_void_p,)),
     "tandem_set_layer": (c_int, (c_void_p, c_int, POINTER(LayerWeights))),
     "tandem_set_head": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
-    "tandem_bytes": (c_int64, (c_void_p,)),
     "tandem_feed": (None, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),
     "tandem_propose": (
         None,

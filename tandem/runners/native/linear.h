@@ -34,7 +34,6 @@ public:
             }
     }
     int panels() const { return panels_; }
-    size_t bytes() const { return size_t(panels_) * panel_bytes(); }
     size_t panel_bytes() const { return size_t(units_) * PANEL * sizeof(unit); }
     Soon soon(int which) const {
         const char* at = reinterpret_cast<const char*>(packed_) + which * panel_bytes();

@@ -12,7 +12,7 @@ from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.library import load_library
 from tandem.runners.native.model import NativeModel, NotNative, Threads, check
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.protocol import TAIL, Identity, Limits
+from tandem.runners.protocol import TAIL, Limits, RunnerIdentity
 from tandem.runners.torch.model import check_fits
 
 # How far native logits may be from the module's own, relative to their spread. bfloat16 kernels differ among themselves
@@ -22,7 +22,7 @@ _PROBE = 12  # tokens
 
 
 def load_native(
-    module: Any, threads: int, limits: Limits, identity: Identity, verifies: bool, only: Sequence[int] | None
+    module: Any, threads: int, limits: Limits, identity: RunnerIdentity, verifies: bool, only: Sequence[int] | None
 ) -> NativeRunner:
     """Compiles the library if necessary, packs the weights, checks the logits. Raises NativeUnavailable."""
     try:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem.runners.native.library import LAYER_FIELDS, Batch, Ints, LayerWeights, ModelShape, ints, pointer
+from tandem.runners.native.library import LAYER_FIELDS, Ints, LayerWeights, ModelShape, RowBatch, ints, pointer
 
 FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -88,11 +88,6 @@ class NativeModel:
         addresses = norm.data_ptr(), weight.data_ptr(), None if bias is None else bias.data_ptr()
         self._done(self.library.tandem_set_head(self.handle, *addresses))
 
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of weights that one step reads."""
-        return int(self.library.tandem_bytes(self.handle))
-
     def feed(
         self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]], wants: int = 2
     ) -> NDArray[np.float32] | None:
@@ -101,7 +96,7 @@ class NativeModel:
         `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). Raises
         ValueError if there are more than `most_tokens` tokens.
         """
-        batch = Batch(slots, starts, tokens)
+        batch = RowBatch(slots, starts, tokens)
         count = (0, len(tokens), int(batch.begins[-1]))[wants]
         if int(batch.begins[-1]) > self.most_tokens:
             raise ValueError(f"a step of {int(batch.begins[-1])} tokens is above {self.most_tokens}")

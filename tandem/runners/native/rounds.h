@@ -17,7 +17,6 @@ public:
     virtual void set_head(const void* norm, const void* weights, const void* bias) = 0;
     virtual void step(const Step& step) = 0;
     virtual const Shape& shape() const = 0;
-    virtual size_t bytes() const = 0;
 
     // Feeds rows. `wants`: 0 nothing, 1 each row's last token, 2 all tokens.
     void feed(const Rows& rows, int wants, float* logits, std::vector<Best>& best) {
@@ -44,7 +43,6 @@ public:
     void set_head(const void* norm, const void* weights, const void* bias) override { transformer_.set_head(norm, weights, bias); }
     void step(const Step& step) override { transformer_.run(step); }
     const Shape& shape() const override { return transformer_.shape; }
-    size_t bytes() const override { return transformer_.bytes(); }
 
 private:
     Transformer<D> transformer_;

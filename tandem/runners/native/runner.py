@@ -13,20 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.runners.batch_invariance import check_batch_invariance
-from tandem.runners.native.library import Batch, Ints, ints, zeros
+from tandem.runners.native.library import Ints, RowBatch, ints, zeros
 from tandem.runners.native.model import NativeModel
 from tandem.runners.protocol import (
     TAIL,
     FusedResult,
     FusedRow,
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     fused_step,
@@ -44,7 +44,7 @@ _UNSOUND = "target logits: no finite largest logit"
 class NativeRunner:
     """Runs one model. `verifies`: it is a target, so its batch invariance is checked; false for a draft."""
 
-    def __init__(self, model: NativeModel, limits: Limits, identity: Identity, verifies: bool = True) -> None:
+    def __init__(self, model: NativeModel, limits: Limits, identity: RunnerIdentity, verifies: bool = True) -> None:
         self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
         widest = limits.max_draft + 1 if verifies else TAIL
         self.shapes = StepShapes(
@@ -96,23 +96,23 @@ class NativeRunner:
         if not all(row.propose.sampling.greedy and not row.margins for row in rows):
             return fused_step(self, draft, rows)
         tails = _tails([row.propose for row in rows])
-        stride = max(1, *(max(row.propose.k, len(row.given)) for row in rows))
-        counts = ints([len(row.given) or row.propose.k for row in rows])
-        drafts, said, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
+        stride = max(1, *(max(row.propose.k, len(row.copied)) for row in rows))
+        counts = ints([len(row.copied) or row.propose.k for row in rows])
+        drafts, committed, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
         for r, row in enumerate(rows):
-            drafts[r * stride : r * stride + len(row.given)] = list(row.given)
+            drafts[r * stride : r * stride + len(row.copied)] = list(row.copied)
         seconds = c_double()
         self.model.library.tandem_fused(
             draft.model.handle,
             self.model.handle,
             ctypes.byref(tails.rows),
             counts,
-            ints([bool(row.given) for row in rows]),
+            ints([bool(row.copied) for row in rows]),
             draft.model.stands_for,
             self.limits.vocab_size,
             stride,
             drafts,
-            said,
+            committed,
             accepted,
             ctypes.byref(seconds),
         )
@@ -120,20 +120,20 @@ class NativeRunner:
         results: list[FusedResult | RowFailed] = []
         for r, row in enumerate(rows):
             drafted = tuple(drafts[r * stride : r * stride + counts[r]])
-            proposal = Proposal(drafted, 0.0 if row.given else seconds.value)
-            verdict = _verdict(said, r * (stride + 1), accepted[r])
+            proposal = Proposal(drafted, 0.0 if row.copied else seconds.value)
+            verdict = _verdict(committed, r * (stride + 1), accepted[r])
             results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
         return [sized(result, self.shapes, widths, seconds.value) for result in results]
 
     def _verify_greedily(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        batch = Batch(
+        batch = RowBatch(
             [row.slot for row in rows],
             [row.position for row in rows],
             [(row.last_token, *row.draft) for row in rows],
         )
-        said, accepted = zeros(len(batch.tokens)), zeros(len(rows))
-        self.model.library.tandem_verify(self.model.handle, ctypes.byref(batch.rows), said, accepted)
-        return [_verdict(said, begin, n) for begin, n in zip(batch.begins, accepted, strict=False)]
+        committed, accepted = zeros(len(batch.tokens)), zeros(len(rows))
+        self.model.library.tandem_verify(self.model.handle, ctypes.byref(batch.rows), committed, accepted)
+        return [_verdict(committed, begin, n) for begin, n in zip(batch.begins, accepted, strict=False)]
 
     def _propose_greedily(self, rows: Sequence[ProposeRow]) -> list[_Draft]:
         tails, counts = _tails(rows), ints([row.k for row in rows])
@@ -163,7 +163,9 @@ class NativeRunner:
             assert logits is not None
             for r, own in zip(active, self.model.widened(logits), strict=True):
                 row, (tokens, sent) = rows[r], drafts[r]
-                token, drawn_from = draft_token(own, row.sampling, row.rule, row.position + 1 + len(tokens), row.known)
+                token, drawn_from = draft_token(
+                    own, row.sampling, row.rule, row.position + 1 + len(tokens), row.target_vocab_size
+                )
                 tokens.append(token)
                 sent += [drawn_from] if drawn_from else []
             active = [r for r in active if len(drafts[r][0]) < rows[r].k]
@@ -173,13 +175,13 @@ class NativeRunner:
 _Draft = tuple[tuple[int, ...], tuple[SparseDistribution, ...]]
 
 
-def _tails(rows: Sequence[ProposeRow]) -> Batch:
-    return Batch([r.slot for r in rows], [r.position + 1 - len(r.tail) for r in rows], [r.tail for r in rows])
+def _tails(rows: Sequence[ProposeRow]) -> RowBatch:
+    return RowBatch([r.slot for r in rows], [r.position + 1 - len(r.tail) for r in rows], [r.tail for r in rows])
 
 
-def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
-    """Parses one row's verdict from `said[begin:]`."""
-    return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
+def _verdict(committed: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
+    """Parses one row's verdict from `committed[begin:]`."""
+    return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(committed[begin : begin + accepted + 1]), accepted)
 
 
 def _verify_row(row: VerifyRow, logits: Logits) -> Verdict:

@@ -44,7 +44,6 @@ public:
     void set_layer(int layer, const LayerWeights& weights);
     void set_head(const void* norm, const void* weights, const void* bias);
     void run(const Step& step);
-    size_t bytes() const;  // of weights that a step reads
     const Shape shape;
 
 private:
@@ -171,12 +170,6 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
 template <class D> void Transformer<D>::set_head(const void* norm, const void* weights, const void* bias) {
     final_norm_ = copied<stored>(norm, shape.hidden);
     head_ = Stack<D>{{{weights, bias, shape.outputs}}, shape.hidden}.packed(weights_, -INFINITY);
-}
-
-template <class D> size_t Transformer<D>::bytes() const {
-    size_t total = head_.bytes();
-    for (auto& layer : layers_) total += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
-    return total;
 }
 
 template <class D> void Transformer<D>::run(const Step& step) {

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.trusted_cache import NOTE, cache_root, flaw, locked, seal
+from tandem.checkpoints.trusted_cache import NOTE, cache_root, locked, seal, seal_error
 
 log = logging.getLogger("tandem.models")
 MANIFEST = "tandem.json"
@@ -39,9 +39,9 @@ class CompiledFolder:
             return False
         if noted != json.loads(json.dumps(dict(self.made_from))):
             return False
-        wrong = flaw(self.folder / NOTE)
+        wrong = seal_error(self.folder / NOTE)
         if wrong:
-            log.warning("a compiled folder is not used: %s", wrong)
+            log.warning("ignoring a compiled folder: %s", wrong)
         return wrong is None and (self.folder / MODEL).is_file() and (self.folder / CONFIG).is_file()
 
 

@@ -51,14 +51,14 @@ def same_reads(runner: NxdiRunner, read: int) -> bool:
 
 def _same(runner: NxdiRunner, length: int, choices: Sequence[StepShapes]) -> bool:
     """Whether a window after a prompt of `length` tokens has the same bits with both choices of shapes."""
-    before, said = runner.shapes, []
+    before, outputs = runner.shapes, []
     prompt = tuple((7 * i + 1) % runner.limits.vocab_size for i in range(length))
     runner.lines = Lines(runner.layout)
     for runner.shapes in choices:
         runner.encode(0, prompt)
-        said.append(runner.step({0: (length, prompt[: runner.layout.width])})[0])
+        outputs.append(runner.step({0: (length, prompt[: runner.layout.width])})[0])
     runner.shapes = before
-    return bool((said[0] == said[1]).all())
+    return bool((outputs[0] == outputs[1]).all())
 
 
 class CheckableTarget:
@@ -79,8 +79,8 @@ class CheckableTarget:
             return torch.empty(0)
         runner = self.runner
         runner.shapes = replace(runner.shapes, lengths=() if length is None else (length,))
-        said = runner.step(rows)
-        return torch.stack([torch.tensor(said[slot]) for slot in slots])
+        outputs = runner.step(rows)
+        return torch.stack([torch.tensor(outputs[slot]) for slot in slots])
 
     def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
         return torch.tensor(values)

@@ -91,4 +91,4 @@ def _check(given: Iterable[str], known: frozenset[str], field: str) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"{field}: NxD Inference knows no field {name!r}{hint}")
+            raise ValueError(f"{field}: NxD Inference has no field {name!r}{hint}")

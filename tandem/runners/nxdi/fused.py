@@ -17,13 +17,13 @@ from tandem.runners.protocol import (
     FusedResult,
     FusedRow,
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     sized,
@@ -56,8 +56,8 @@ class FusedRunner(NxdiRunner):
             if not p.sampling.greedy:
                 results[r] = RowFailed(f"temperature: {p.sampling.temperature}: a fused NxDI model decodes greedily")
             elif p.position == 0:
-                (said,) = self.feed_first(p.slot, p.tail[-1])
-                results[r] = FusedResult(Proposal(()), Verdict((int(said),), 0))
+                (outputs,) = self.feed_first(p.slot, p.tail[-1])
+                results[r] = FusedResult(Proposal(()), Verdict((int(outputs),), 0))
             else:
                 fed[p.slot] = (p.position, p.tail[-1:])
         if fed:
@@ -68,6 +68,7 @@ class FusedRunner(NxdiRunner):
         return [sized(results[r], self.shapes, [self.layout.span] * len(rows), 0.0) for r in range(len(rows))]
 
     def feed_first(self, line: int, token: int) -> Array:
+        """Feeds the first token of a line; returns the id of the next one, [1]."""
         return self._after_first(line, token)
 
     def predicted(self, answer: StepOutput, line: int, window: Window) -> Array:
@@ -78,22 +79,22 @@ class FusedRunner(NxdiRunner):
     def _result(self, row: FusedRow, answer: StepOutput) -> FusedResult:
         p, most = row.propose, self.layout.span - 1
         assert answer.tokens is not None and answer.counts is not None
-        said = tuple(int(t) for t in answer.tokens[p.slot, : int(answer.counts[p.slot])])
-        self.lines.note(p.slot, p.position, (p.tail[-1], *said[:-1]))
-        if row.given:
-            draft = row.given
-            accepted = next((i for i, (d, t) in enumerate(zip(draft, said, strict=False)) if d != t), len(said))
-            accepted = min(accepted, len(said) - 1, len(draft))
+        outputs = tuple(int(t) for t in answer.tokens[p.slot, : int(answer.counts[p.slot])])
+        self.lines.note(p.slot, p.position, (p.tail[-1], *outputs[:-1]))
+        if row.copied:
+            draft = row.copied
+            accepted = next((i for i, (d, t) in enumerate(zip(draft, outputs, strict=False)) if d != t), len(outputs))
+            accepted = min(accepted, len(outputs) - 1, len(draft))
         else:
-            accepted = min(len(said) - 1, p.k)
-            draft = (*said[:accepted], *[UNKNOWN] * (min(p.k, most) - accepted))
-        return FusedResult(Proposal(tuple(draft)), Verdict(said[: accepted + 1], accepted))
+            accepted = min(len(outputs) - 1, p.k)
+            draft = (*outputs[:accepted], *[UNKNOWN] * (min(p.k, most) - accepted))
+        return FusedResult(Proposal(tuple(draft)), Verdict(outputs[: accepted + 1], accepted))
 
 
 class FusedDraft:
     """The pair's draft; the pair's own calls fill its cache."""
 
-    def __init__(self, pair: FusedRunner, identity: Identity) -> None:
+    def __init__(self, pair: FusedRunner, identity: RunnerIdentity) -> None:
         self.pair, self.identity = pair, replace(identity, fused_only=True)
 
     @property

@@ -13,7 +13,7 @@ from tandem.runners.nxdi.checkpoint import ModelFacts, facts
 from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
 from tandem.runners.nxdi.runner import NxdiRunner
 from tandem.runners.nxdi.settings import NxdiSettings
-from tandem.runners.protocol import Identity, Limits, Runner
+from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
@@ -71,8 +71,8 @@ def _limits(build: Build, shape: Shape, own: ModelFacts) -> Limits:
     return Limits(shape.slots, build.max_length, shape.max_draft, build.layout.chunks[-1], own.vocab_size)
 
 
-def _identity(checkpoint: Checkpoint, own: ModelFacts, dtype: str) -> Identity:
-    return Identity(checkpoint.name, weights_revision(checkpoint), dtype, "neuron", "nxdi", own.end_ids)
+def _identity(checkpoint: Checkpoint, own: ModelFacts, dtype: str) -> RunnerIdentity:
+    return RunnerIdentity(checkpoint.name, weights_revision(checkpoint), dtype, "neuron", "nxdi", own.end_ids)
 
 
 def _wanted(

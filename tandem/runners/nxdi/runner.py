@@ -18,13 +18,13 @@ from tandem.runners.nxdi.build import Layout
 from tandem.runners.nxdi.lines import ForwardCall, LineError, Lines, Window
 from tandem.runners.protocol import (
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     verdict_or_failure,
@@ -78,7 +78,7 @@ class NxdiRunner:
         device: Device,
         layout: Layout,
         limits: Limits,
-        identity: Identity,
+        identity: RunnerIdentity,
         verifies: bool = True,
         exact: bool = True,
         tokens_only: bool = False,
@@ -91,7 +91,7 @@ class NxdiRunner:
         )
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> RunnerIdentity:
         return replace(self._identity, greedy_only=self.tokens_only)
 
     def warm_up(self, startup: Startup | None = None) -> None:
@@ -118,8 +118,8 @@ class NxdiRunner:
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         feeds = [Feed(row.slot, row.position, (row.last_token, *row.draft)) for row in rows]
         return [
-            said if isinstance(said, RowFailed) else self._verify_row(row, said)
-            for row, said in zip(rows, self.feed(feeds), strict=True)
+            outputs if isinstance(outputs, RowFailed) else self._verify_row(row, outputs)
+            for row, outputs in zip(rows, self.feed(feeds), strict=True)
         ]
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
@@ -130,11 +130,11 @@ class NxdiRunner:
         active = [r for r, row in enumerate(rows) if row.k]
         while active:
             feeds = [_next_feed(rows[r], drafts[r][0]) for r in active]
-            for r, said in zip(active, self.feed(feeds), strict=True):
-                if isinstance(said, RowFailed):
-                    failed[r] = said
+            for r, outputs in zip(active, self.feed(feeds), strict=True):
+                if isinstance(outputs, RowFailed):
+                    failed[r] = outputs
                 else:
-                    self._draw(rows[r], said[-1], *drafts[r])
+                    self._draw(rows[r], outputs[-1], *drafts[r])
             active = [r for r in active if r not in failed and len(drafts[r][0]) < rows[r].k]
         seconds = time.perf_counter() - began
         return [
@@ -146,7 +146,7 @@ class NxdiRunner:
 
     def feed(self, feeds: Sequence[Feed]) -> list[Array | RowFailed]:
         """Feeds rows of any lengths; returns each row's logits [tokens, vocabulary], or ids [tokens] if tokens_only."""
-        said: list[list[Array]] = [[] for _ in feeds]
+        outputs: list[list[Array]] = [[] for _ in feeds]
         done = [0] * len(feeds)
         failed: dict[int, RowFailed] = {}
         for r, each in enumerate(feeds):
@@ -156,7 +156,7 @@ class NxdiRunner:
                 failed[r] = RowFailed(str(error))
                 continue
             if each.start == 0:
-                said[r].append(self._after_first(each.line, each.tokens[0]))
+                outputs[r].append(self._after_first(each.line, each.tokens[0]))
                 done[r] = 1
         while active := [r for r, each in enumerate(feeds) if r not in failed and done[r] < len(each.tokens)]:
             rows = {}
@@ -165,9 +165,9 @@ class NxdiRunner:
                 rows[each.line] = (each.start + done[r], each.tokens[done[r] : done[r] + self.layout.width])
             predicted = self.step(rows)
             for r in active:
-                said[r].append(predicted[feeds[r].line])
+                outputs[r].append(predicted[feeds[r].line])
                 done[r] += len(rows[feeds[r].line][1])
-        return [failed.get(r) or np.concatenate(each) for r, each in enumerate(said)]
+        return [failed.get(r) or np.concatenate(each) for r, each in enumerate(outputs)]
 
     def step(self, rows: dict[int, tuple[int, tuple[int, ...]]]) -> dict[int, Array]:
         """Makes one decode call of line to (position, tokens); returns predictions by line, as `feed` does."""
@@ -181,6 +181,7 @@ class NxdiRunner:
         return self.device.run(call), windows
 
     def predicted(self, answer: StepOutput, line: int, window: Window) -> Array:
+        """A window's logits [tokens, vocabulary], or ids [tokens] if tokens_only."""
         values = answer.tokens if self.tokens_only else answer.logits
         assert values is not None, "the device gave neither logits nor tokens"
         return np.asarray(values[line, window.column : window.column + window.count])
@@ -210,19 +211,19 @@ class NxdiRunner:
         except LineError as error:
             return RowFailed(str(error))
         if row.start and (len(row.tokens) <= self.layout.width or end > self.layout.chunks[-1]):
-            (said,) = self.feed([Feed(row.slot, row.start, row.tokens)])
-            return said if isinstance(said, RowFailed) else None
+            (outputs,) = self.feed([Feed(row.slot, row.start, row.tokens)])
+            return outputs if isinstance(outputs, RowFailed) else None
         self.encode(row.slot, [*self.lines.held[row.slot][: row.start], *row.tokens])
         return None
 
-    def _verify_row(self, row: VerifyRow, said: Array) -> Verdict | RowFailed:
+    def _verify_row(self, row: VerifyRow, outputs: Array) -> Verdict | RowFailed:
         if not self.tokens_only:
             return verdict_or_failure(
                 functools.partial(
                     verify_draft,
                     row.draft,
                     row.distributions,
-                    lambda i: said[i],
+                    lambda i: outputs[i],
                     row.sampling,
                     row.rule,
                     row.position + 1,
@@ -233,14 +234,16 @@ class NxdiRunner:
             return RowFailed(
                 f"temperature: {row.sampling.temperature}: logits stay on this device, it only decodes greedily"
             )
-        return agree(row.draft, lambda i: Drawn(int(said[i]), 0.0))
+        return agree(row.draft, lambda i: Drawn(int(outputs[i]), 0.0))
 
-    def _draw(self, row: ProposeRow, said: Any, tokens: list[int], sent: list[SparseDistribution]) -> None:
+    def _draw(self, row: ProposeRow, outputs: Any, tokens: list[int], sent: list[SparseDistribution]) -> None:
         """Appends the next draft token; with tokens_only it has no distribution, under either rule."""
         if self.tokens_only:
-            tokens.append(int(said))
+            tokens.append(int(outputs))
             return
-        token, drawn_from = draft_token(said, row.sampling, row.rule, row.position + 1 + len(tokens), row.known)
+        token, drawn_from = draft_token(
+            outputs, row.sampling, row.rule, row.position + 1 + len(tokens), row.target_vocab_size
+        )
         tokens.append(token)
         sent += [drawn_from] if drawn_from else []
 

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from tandem.checkpoints.file_hashes import write_whole
-from tandem.checkpoints.trusted_cache import flaw, locked, private_folder, seal
+from tandem.checkpoints.trusted_cache import locked, private_folder, seal, seal_error
 from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphRefused
 
 log = logging.getLogger("tandem.models")
@@ -41,11 +41,11 @@ class PackageCompiler:
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
         if self._sealed:
-            raise GraphRefused(f"{name}: a graph was asked for after warm-up")
+            raise GraphRefused(f"{name}: a graph was requested after warm-up")
         try:
             folder = private_folder(self._folder)
         except OSError as error:
-            raise GraphRefused(f"{name}: graphs cannot be kept in {self._folder}: {error}") from None
+            raise GraphRefused(f"{name}: cannot store graphs in {self._folder}: {error}") from None
         path = folder / f"{name}.pt2"
         with contextlib.suppress(PermissionError):  # part of a container image
             os.utime(folder)
@@ -57,17 +57,17 @@ class PackageCompiler:
 
     def _load(self, path: Path) -> Graph | None:
         """The graph in the file, or None if it must be compiled."""
-        wrong = flaw(path.with_suffix(".sealed"))
+        wrong = seal_error(path.with_suffix(".sealed"))
         if wrong is not None:
             if wrong:
-                log.warning("a compiled graph is not used and made again: %s", wrong)
+                log.warning("compiling a graph again: %s", wrong)
             return None
         began = time.perf_counter()
         try:
             graph = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
             before = float(json.loads(path.with_suffix(".json").read_text())["compile_seconds"])
         except Exception as error:  # a damaged package may raise anything
-            log.warning("%s cannot be used and is made again: %s", path, str(error).splitlines()[0])
+            log.warning("%s is unusable and is compiled again: %s", path, str(error).splitlines()[0])
             return None
         self.statistics.loaded += 1
         self.statistics.load_seconds += time.perf_counter() - began

@@ -28,7 +28,7 @@ class TorchBackend:
         return True
 
     def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
-        return load_runner(checkpoint, request.execution, request.shape, request.verifies, request.alone, startup)
+        return load_runner(checkpoint, request.execution, request.shape, request.verifies, request.sole_model, startup)
 
     def load_pair(
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup

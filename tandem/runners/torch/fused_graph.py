@@ -37,7 +37,7 @@ class FusedGraph:
     def fits(self, rows: Sequence[FusedRow]) -> bool:
         """Whether a graph can run these rows: all greedy, all asking for a draft, none for margins."""
         return bool(self._graphs) and all(
-            row.propose.sampling.greedy and row.propose.k and not row.given and not row.margins for row in rows
+            row.propose.sampling.greedy and row.propose.k and not row.copied and not row.margins for row in rows
         )
 
     def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
@@ -106,4 +106,4 @@ def _result(
     accepted, sound = values[k + width], values[k + width + 1]
     if not sound:
         return RowFailed("target logits: no finite largest logit")
-    return FusedResult(Proposal(tuple(drafts), seconds).known(known), Verdict(tuple(tokens[: accepted + 1]), accepted))
+    return FusedResult(Proposal(tuple(drafts), seconds).within(known), Verdict(tuple(tokens[: accepted + 1]), accepted))

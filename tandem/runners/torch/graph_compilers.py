@@ -6,13 +6,13 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from tandem.runners.protocol import Identity, Limits
+from tandem.runners.protocol import Limits, RunnerIdentity
 from tandem.runners.torch.graphs import CudaGraphCompiler, GraphCompiler, TorchCompiler
 from tandem.runners.torch.platforms import Platform
 
 
 def graph_compiler(
-    platform: Platform, identity: Identity, limits: Limits, only: Sequence[int] | None, folder: str | None = None
+    platform: Platform, identity: RunnerIdentity, limits: Limits, only: Sequence[int] | None, folder: str | None = None
 ) -> Callable[[str], GraphCompiler]:
     """Returns a function from a purpose ("target", "draft", ...) to the compiler of this model's graphs for it.
 

@@ -20,20 +20,20 @@ from tandem.runners.protocol import (
     FusedResult,
     FusedRow,
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     fused_step,
     sized,
 )
 from tandem.runners.startup import Startup
-from tandem.runners.torch.buckets import AskedBuckets, buckets_for
+from tandem.runners.torch.buckets import RequestedBuckets, buckets_for
 from tandem.runners.torch.fused_graph import FusedGraph
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import padded, propose_row, verify_row
@@ -63,14 +63,14 @@ class GraphRunner(TorchRunner):
         self,
         model: GraphModel,
         limits: Limits,
-        identity: Identity,
+        identity: RunnerIdentity,
         compiler_for: CompilerFor,
         verifies: bool = True,
         exact: bool = True,
-        asked: AskedBuckets | None = None,
+        requested_buckets: RequestedBuckets | None = None,
     ) -> None:
         super().__init__(model, limits, identity, verifies, exact)
-        self._compiler_for, self._buckets = compiler_for, buckets_for(model.platform, limits, asked)
+        self._compiler_for, self._buckets = compiler_for, buckets_for(model.platform, limits, requested_buckets)
         self._fused: dict[int, FusedGraph] = {}
 
     def warm_up(self, startup: Startup | None = None) -> None:

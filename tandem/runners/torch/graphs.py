@@ -73,7 +73,7 @@ class TorchCompiler:
 
     def graph(self, name: str, step: nn.Module, arguments: Sequence[Any]) -> Graph:
         if self._sealed:
-            raise GraphRefused(f"{name}: a graph was asked for after warm-up")
+            raise GraphRefused(f"{name}: a graph was requested after warm-up")
         run = torch.compile(step, fullgraph=True, dynamic=False, backend=self._compile)
         bucket = arguments[-1].shape
 

@@ -15,7 +15,7 @@ from typing import Any
 from tandem.checkpoints.trusted_cache import cache_root
 from tandem.planning.packages import installed_package
 
-INSTALL = "docs/trainium-torchneuron.md says how to install it"
+INSTALL = "docs/trainium-torchneuron.md explains how to install it"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
 
 
@@ -78,7 +78,7 @@ class Platform:
         if cores is None:
             return
         if self.cores is None:
-            raise ValueError(f"cores: {self.name} takes none; --threads says how many threads it uses")
+            raise ValueError(f"cores: {self.name} takes none; --threads sets its number of threads")
         os.environ[self.cores] = cores
 
     def describe(self) -> str:

@@ -19,13 +19,13 @@ from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.protocol import (
     TAIL,
     FusedStep,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
     verdict_or_failure,
@@ -45,7 +45,7 @@ class TorchRunner:
     """
 
     def __init__(
-        self, model: TorchModel, limits: Limits, identity: Identity, verifies: bool = True, exact: bool = True
+        self, model: TorchModel, limits: Limits, identity: RunnerIdentity, verifies: bool = True, exact: bool = True
     ) -> None:
         self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
         self._exact = exact
@@ -147,7 +147,10 @@ def draft_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i:
     if all(row.sampling.greedy for row in rows):
         return [(token, None) for token in model.tokens_of(logits.argmax(-1)).tolist()]
     host = model.widened(logits).cpu().numpy()
-    return [draft_token(host[r], row.sampling, row.rule, row.position + 1 + i, row.known) for r, row in enumerate(rows)]
+    return [
+        draft_token(host[r], row.sampling, row.rule, row.position + 1 + i, row.target_vocab_size)
+        for r, row in enumerate(rows)
+    ]
 
 
 def proposal_of(drafted: Sequence[DraftedToken], seconds: float) -> Proposal:

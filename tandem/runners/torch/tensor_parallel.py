@@ -19,13 +19,13 @@ from tandem.runners.protocol import (
     FusedRow,
     FusedStep,
     Fuses,
-    Identity,
     Limits,
     PrefillRow,
     Proposal,
     ProposeRow,
     RowFailed,
     Runner,
+    RunnerIdentity,
     StepShapes,
     VerifyRow,
 )
@@ -125,7 +125,7 @@ class Leader:
         return self.runner.limits
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> RunnerIdentity:
         return self.runner.identity
 
     @property

@@ -14,7 +14,7 @@ from tandem.speculation.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class PairCosts:
     """Seconds. verify[k]: a target step over k draft tokens; 0 is plain decoding. propose[k]: k draft tokens of the
     draft model's; empty where there is none."""
 
@@ -47,14 +47,14 @@ async def measure_costs(
     longest: int,
     context: int,
     repeats: int,
-) -> Costs:
+) -> PairCosts:
     """Times steps of one sequence of `context` tokens in slot 0, on `batcher`'s device thread, under `sampling`."""
     return await batcher.on_device(_measure, target, draft, sampling, longest, context, repeats)
 
 
 def _measure(
     target: Runner, draft: Runner | None, sampling: SamplingParams, longest: int, context: int, repeats: int
-) -> Costs:
+) -> PairCosts:
     tokens = tuple(i % target.limits.vocab_size for i in range(context))
     steps: dict[int, Callable[[], object]] = {
         k: _verify_step(target, VerifyRow(0, context - 1, tokens[-1], tokens[:k], sampling)) for k in range(longest + 1)
@@ -68,7 +68,7 @@ def _measure(
         }
     named = {**{("verify", k): step for k, step in steps.items()}, **{("propose", k): s for k, s in drafts.items()}}
     seconds = _in_turn(named, repeats)
-    return Costs({k: seconds["verify", k] for k in steps}, {k: seconds["propose", k] for k in drafts})
+    return PairCosts({k: seconds["verify", k] for k in steps}, {k: seconds["propose", k] for k in drafts})
 
 
 def _prefill(runner: Runner, tokens: tuple[int, ...]) -> None:

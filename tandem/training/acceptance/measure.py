@@ -20,8 +20,8 @@ from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
-from tandem.training.acceptance.costs import Costs, measure_costs
-from tandem.training.acceptance.replay import Agreement, Continuation, Remembered, agreement, replay
+from tandem.training.acceptance.costs import PairCosts, measure_costs
+from tandem.training.acceptance.replay import Agreement, Continuation, MemoizedDrafter, agreement, replay
 
 Show = Callable[[str], None]
 ALL = "all"
@@ -48,7 +48,7 @@ class AcceptConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Rounds:
+class RoundFigures:
     """A drafter's rounds at one speculation length over some prompts. asked: the rounds in which the model drafted."""
 
     rounds: int
@@ -65,7 +65,7 @@ class Rounds:
         """Mean tokens per round, the target's own included; 0 if there was no round."""
         return ratio(self.tokens, self.rounds) or 0.0
 
-    def speedup(self, costs: Costs, k: int) -> float:
+    def speedup(self, costs: PairCosts, k: int) -> float:
         """Returns the speedup over plain decoding predicted from step costs, without request handling and network.
 
         It is 1 if the steps took no time.
@@ -81,9 +81,9 @@ class DrafterFigures:
 
     name: str
     agreement: Mapping[str, Agreement]
-    rounds: Mapping[int, Mapping[str, Rounds]]
+    rounds: Mapping[int, Mapping[str, RoundFigures]]
 
-    def best(self, costs: Costs, kind: str = ALL) -> tuple[int, float]:
+    def best(self, costs: PairCosts, kind: str = ALL) -> tuple[int, float]:
         """Returns the best speculation length and its predicted speedup; length 0 if drafting does not pay."""
         speedups = {k: by_kind[kind].speedup(costs, k) for k, by_kind in self.rounds.items()}
         k = max(speedups, key=speedups.__getitem__)
@@ -91,7 +91,7 @@ class DrafterFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class PairMeasurement:
     """All results, with the models, settings and machine that they were measured on."""
 
     target: str
@@ -102,7 +102,7 @@ class Measured:
     prompts: Mapping[str, int]
     tokens: int
     max_new_tokens: int
-    costs: Costs
+    costs: PairCosts
     drafters: tuple[DrafterFigures, ...]
 
     def as_json(self) -> str:
@@ -113,10 +113,10 @@ class Measured:
         return json.dumps(found, indent=2)
 
 
-async def measure(config: AcceptConfig, show: Show) -> Measured:
+async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
     """Loads the pair and measures it. Raises ValueError with a one-line message."""
     async with _pair(config) as (batcher, target, draft):
-        said = await _continuations(config, target, show)
+        continuations = await _continuations(config, target, show)
         show(f"timing steps, {config.repeats} of each")
         context = min(128, config.models.shape.max_length // 2)
         runner = draft.runner if draft else None
@@ -124,9 +124,9 @@ async def measure(config: AcceptConfig, show: Show) -> Measured:
             target.runner, runner, batcher, config.sampling, config.longest, context, config.repeats
         )
         vocab_size = target.runner.limits.vocab_size
-        figures = await _replay_all(said, draft, vocab_size, config.longest, show)
+        figures = await _replay_all(continuations, draft, vocab_size, config.longest, show)
     identity = target.runner.identity
-    return Measured(
+    return PairMeasurement(
         target=identity.model_name,
         draft=draft.runner.identity.model_name if draft else None,
         dtype=identity.dtype,
@@ -135,7 +135,7 @@ async def measure(config: AcceptConfig, show: Show) -> Measured:
         prompts={
             kind: sum(p.kind == kind for p in config.prompts) for kind in dict.fromkeys(p.kind for p in config.prompts)
         },
-        tokens=sum(len(one.answer) for one in said),
+        tokens=sum(len(one.answer) for one in continuations),
         max_new_tokens=config.max_new_tokens,
         costs=costs,
         drafters=figures,
@@ -158,7 +158,7 @@ async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Lo
 async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> list[Continuation]:
     """Generates the target's continuations by plain decoding."""
     generator = plain_generator(target)
-    said: list[Continuation] = []
+    continuations: list[Continuation] = []
     for number, prompt in enumerate(config.prompts, 1):
         show(f"the target continues {prompt.name} ({number} of {len(config.prompts)})")
         request = GenerationRequest(
@@ -168,20 +168,20 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
         async for part in generator.generate(request):
             answer += part.token_ids if isinstance(part, Chunk) else ()
         tokens = await generator.prompt_tokens(request)
-        said.append(Continuation(prompt.kind, tuple(tokens), tuple(answer), config.sampling))
-    return said
+        continuations.append(Continuation(prompt.kind, tuple(tokens), tuple(answer), config.sampling))
+    return continuations
 
 
 @dataclass(frozen=True, slots=True)
 class _Replayed:
     """One continuation replayed with one drafter."""
 
-    said: Continuation
+    continuation: Continuation
     agreement: Agreement
     rounds: Mapping[int, tuple[SpeculationStats, int]]
 
 
-def _drafters(model: Remembered | None) -> dict[str, Callable[[LookupPolicy], Drafter]]:
+def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[LookupPolicy], Drafter]]:
     """Returns a maker of each kind of drafter for this pair."""
     if model is None:
         return {"ngram": lambda policy: NgramDrafter()}
@@ -193,15 +193,15 @@ def _drafters(model: Remembered | None) -> dict[str, Callable[[LookupPolicy], Dr
 
 
 async def _replay_all(
-    said: Sequence[Continuation], draft: Loaded | None, vocab_size: int, longest: int, show: Show
+    continuations: Sequence[Continuation], draft: Loaded | None, vocab_size: int, longest: int, show: Show
 ) -> tuple[DrafterFigures, ...]:
     replayed: dict[str, list[_Replayed]] = {}
     # Each speculation length is measured as a separate deployment.
     policies: dict[tuple[str, int], LookupPolicy] = defaultdict(LookupPolicy)
-    for number, one in enumerate(said, 1):
-        show(f"drafting for what the target said ({number} of {len(said)})")
+    for number, one in enumerate(continuations, 1):
+        show(f"replaying the drafters ({number} of {len(continuations)})")
         inner = ModelDrafter(draft.engine, vocab_size) if draft else None
-        model = Remembered(inner, one, longest) if inner else None
+        model = MemoizedDrafter(inner, one, longest) if inner else None
         try:
             for name, drafter in _drafters(model).items():
                 lengths = [drafter(policies[name, k]) for k in range(longest + 1)]
@@ -212,24 +212,27 @@ async def _replay_all(
     return tuple(_figures(name, parts, longest) for name, parts in replayed.items())
 
 
-async def _replay(lengths: Sequence[Drafter], model: Remembered | None, said: Continuation) -> _Replayed:
+async def _replay(lengths: Sequence[Drafter], model: MemoizedDrafter | None, continuation: Continuation) -> _Replayed:
     """Replays a continuation. `lengths`: the drafter for each speculation length; that of 0 drafts every token."""
-    agreed = await agreement(lengths[0], said)
+    agreed = await agreement(lengths[0], continuation)
     rounds: dict[int, tuple[SpeculationStats, int]] = {}
     for k, drafter in enumerate(lengths[1:], 1):
         before = model.asked if model else 0
-        stats = await replay(drafter, said, k)
+        stats = await replay(drafter, continuation, k)
         rounds[k] = (stats, (model.asked if model else 0) - before)
-    return _Replayed(said, agreed, rounds)
+    return _Replayed(continuation, agreed, rounds)
 
 
 def _figures(name: str, parts: Sequence[_Replayed], longest: int) -> DrafterFigures:
-    groups = _by_kind([(part.said.kind, part) for part in parts])
+    groups = _by_kind([(part.continuation.kind, part) for part in parts])
     return DrafterFigures(
         name,
         {kind: _sum([part.agreement for part in group]) for kind, group in groups.items()},
         {
-            k: {kind: _rounds([(part.said, *part.rounds[k]) for part in group]) for kind, group in groups.items()}
+            k: {
+                kind: _rounds([(part.continuation, *part.rounds[k]) for part in group])
+                for kind, group in groups.items()
+            }
             for k in range(1, longest + 1)
         },
     )
@@ -246,10 +249,10 @@ def _sum(parts: Sequence[Agreement]) -> Agreement:
     return Agreement(sum(p.agreed for p in parts), sum(p.proposed for p in parts), sum(p.tokens for p in parts))
 
 
-def _rounds(parts: Sequence[tuple[Continuation, SpeculationStats, int]]) -> Rounds:
+def _rounds(parts: Sequence[tuple[Continuation, SpeculationStats, int]]) -> RoundFigures:
     stats = [s for _, s, _ in parts]
     count = sum(s.rounds for s in stats)
-    return Rounds(
+    return RoundFigures(
         rounds=count,
         tokens=sum(len(one.answer) for one, _, _ in parts),
         drafted=sum(s.drafted for s in stats),

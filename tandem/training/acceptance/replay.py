@@ -14,7 +14,7 @@ from tandem.speculation.drafters import Drafter, teach
 from tandem.speculation.draws import Drawn
 from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import DraftThenVerify, speculate
-from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.stopping import NoText, Stopping, StopRules
 from tandem.speculation.types import Draft, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 
 
@@ -28,11 +28,11 @@ class Continuation:
     sampling: SamplingParams
 
 
-class KnownTarget:
+class RecordedTarget:
     """Implements Verifier with a known continuation instead of a model."""
 
-    def __init__(self, said: Continuation) -> None:
-        self._said = said
+    def __init__(self, continuation: Continuation) -> None:
+        self._continuation = continuation
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Does nothing."""
@@ -40,23 +40,23 @@ class KnownTarget:
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
-        done = len(tokens) - len(self._said.prompt)
-        left = self._said.answer[done:]
+        done = len(tokens) - len(self._continuation.prompt)
+        left = self._continuation.answer[done:]
         return agree(draft[: len(left) - 1], lambda i: Drawn(left[i], 0.0))
 
     async def close(self) -> None:
         """Does nothing."""
 
 
-class Remembered:
+class MemoizedDrafter:
     """A model drafter for one continuation that drafts once at each position, up to the longest length needed.
 
     A shorter draft is a prefix of a longer one (greedy or seeded draws), so drafters and speculation lengths share the
     drafts. `asked` counts the rounds that used the model.
     """
 
-    def __init__(self, inner: Drafter, said: Continuation, longest: int) -> None:
-        self._inner, self._said, self._longest = inner, said, longest
+    def __init__(self, inner: Drafter, continuation: Continuation, longest: int) -> None:
+        self._inner, self._continuation, self._longest = inner, continuation, longest
         self._drafts: dict[int, Draft] = {}
         self._opened = False
         self.asked = 0
@@ -80,20 +80,12 @@ class Remembered:
         """Does nothing: the drafts are kept, and the creator of the inner drafter closes it."""
 
 
-class _NoText:
-    def push(self, token: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
-
-
-async def replay(drafter: Drafter, said: Continuation, k: int) -> SpeculationStats:
+async def replay(drafter: Drafter, continuation: Continuation, k: int) -> SpeculationStats:
     """Returns the rounds of a deployment at speculation length `k`."""
     stats = SpeculationStats()
-    stopping = Stopping(StopRules(max_new_tokens=len(said.answer)), _NoText())
-    rounds = DraftThenVerify(KnownTarget(said), drafter)
-    async for _ in speculate(said.prompt, said.sampling, FixedLength(k), rounds, stopping, stats):
+    stopping = Stopping(StopRules(max_new_tokens=len(continuation.answer)), NoText())
+    rounds = DraftThenVerify(RecordedTarget(continuation), drafter)
+    async for _ in speculate(continuation.prompt, continuation.sampling, FixedLength(k), rounds, stopping, stats):
         pass
     return stats
 
@@ -107,13 +99,13 @@ class Agreement:
     tokens: int
 
 
-async def agreement(drafter: Drafter, said: Continuation) -> Agreement:
+async def agreement(drafter: Drafter, continuation: Continuation) -> Agreement:
     """Compares the drafter's next token with the target's at every position of the continuation."""
     agreed = proposed = 0
-    await drafter.open(said.prompt, said.sampling)
+    await drafter.open(continuation.prompt, continuation.sampling)
     try:
-        text = list(said.prompt)
-        for token in said.answer:
+        text = list(continuation.prompt)
+        for token in continuation.answer:
             draft = (await drafter.propose(text, 1)).token_ids
             proposed += bool(draft)
             agreed += draft == (token,)
@@ -121,4 +113,4 @@ async def agreement(drafter: Drafter, said: Continuation) -> Agreement:
             teach(drafter, text)
     finally:
         await drafter.close()
-    return Agreement(agreed, proposed, len(said.answer))
+    return Agreement(agreed, proposed, len(continuation.answer))

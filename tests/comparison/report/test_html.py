@@ -147,7 +147,7 @@ def test_what_is_missing_is_explained():
     text = Page(least()).text
     assert "No decision: plain decoding did not run" in text
     assert "No predictions: plain decoding did not run" in text
-    assert "Left out: one way of sampling was measured" in text
+    assert "Left out: only one sampling setting was measured" in text
 
 
 def nulled(value):

@@ -62,8 +62,8 @@ def test_what_a_role_compiles_follows_from_our_flags() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"fused_qkvs": True}, "knows no field 'fused_qkvs'; did you mean fused_qkv?"),
-        ({"trace_tokengen_model": True}, "knows no field 'trace_tokengen_model'"),
+        ({"fused_qkvs": True}, "has no field 'fused_qkvs'; did you mean fused_qkv?"),
+        ({"trace_tokengen_model": True}, "has no field 'trace_tokengen_model'"),
         ({"on_device_sampling_config": {"topk": 1}}, "on_device_sampling_config: .*'topk'; did you mean top_k?"),
         ({"lora_config": {"lora_rank": 1}}, "lora_config: .*'lora_rank'"),
         ({"kv_quant_config": {"dtype": 1}}, "kv_quant_config: .*'dtype'; did you mean quant_dtype?"),

@@ -32,7 +32,7 @@ def test_a_target_and_a_draft_worker_load_each_their_own(config: ModelConfig) ->
     async def scenario() -> None:
         batcher = Batcher("test")
         try:
-            target, draft = await load(config, batcher), await load_draft(config, batcher, alone=True)
+            target, draft = await load(config, batcher), await load_draft(config, batcher, sole_model=True)
             assert draft is not None
             got = await answer(plain_generator(target).generate, ids(b"abc", 20, ignore_end_of_sequence=True))
             assert got.token_ids == oracle(b"abc", GREEDY, 20, past_the_end=True)

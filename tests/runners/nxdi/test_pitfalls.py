@@ -198,7 +198,7 @@ def test_a_copied_draft_is_compared_with_what_the_graph_says(bench: Bench) -> No
     assert step is not None
     for given, accepted in (((0,), 0), (expected[:2], 2), ((*expected[:1], 0), 1)):
         runner.prefill([PrefillRow(0, 0, PROMPT)])
-        (result,) = step([FusedRow(ProposeRow(0, len(PROMPT), (65,), 4, GREEDY), given=given)])
+        (result,) = step([FusedRow(ProposeRow(0, len(PROMPT), (65,), 4, GREEDY), copied=given)])
         assert result.proposal.token_ids == given
         assert result.verdict.token_ids == expected[: accepted + 1]
 

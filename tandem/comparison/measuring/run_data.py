@@ -17,7 +17,7 @@ UNENDED = "the run has not ended, or was killed"
 
 
 @dataclass
-class Measured:
+class RunData:
     """All raw measurements, in the order in which they were made.
 
     margins: by condition and prompt. ended: whether the run recorded its end. cut_short: why the run ended early; None

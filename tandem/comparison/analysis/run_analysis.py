@@ -11,15 +11,15 @@ from tandem.comparison.analysis.summary import References, Summary, summarize
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.deployment import baseline_of, incomparable
-from tandem.comparison.measuring.measured import Measured
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import in_order
+from tandem.comparison.measuring.run_data import RunData
 from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.files import Comparison, ConditionResult, Partial
 from tandem.speculation.types import Rule
 
 
-def analyse(measured: Measured) -> Comparison:
+def analyse(measured: RunData) -> Comparison:
     """Analyses a run, complete or not. Raises ValueError if no request was measured."""
     if not measured.records:
         raise ValueError("records: no request was measured")
@@ -56,9 +56,7 @@ def analyse(measured: Measured) -> Comparison:
     )
 
 
-def _summaries(
-    measured: Measured, condition: Condition, records: Sequence[Record], attempts: Attempts
-) -> list[Summary]:
+def _summaries(measured: RunData, condition: Condition, records: Sequence[Record], attempts: Attempts) -> list[Summary]:
     own = [record for record in records if record.condition == condition.name]
     baseline = baseline_of(list(measured.endpoints))
     plain = any(e.architecture == AUTOREGRESSIVE for e in measured.endpoints)
@@ -75,7 +73,7 @@ def _summaries(
     return found
 
 
-def _theory(measured: Measured, conditions: Sequence[Condition], results: Sequence[ConditionResult]) -> Theory | None:
+def _theory(measured: RunData, conditions: Sequence[Condition], results: Sequence[ConditionResult]) -> Theory | None:
     length = measured.config.speculation_length
     if length is None:
         return None
@@ -83,7 +81,7 @@ def _theory(measured: Measured, conditions: Sequence[Condition], results: Sequen
     return theory_of(conditions, summaries, measured.records, measured.calibrations, length)
 
 
-def _not_adaptive(measured: Measured) -> list[str]:
+def _not_adaptive(measured: RunData) -> list[str]:
     """Names the servers that use a fixed length although auto was requested."""
     fixed = [e for e in measured.endpoints if e.model.draft_name and not e.model.adaptive_speculation_length]
     if measured.config.speculation_length is not None or not fixed:

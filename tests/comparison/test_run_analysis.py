@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 
 from tandem.cli import compare
-from tandem.comparison.report import earlier
+from tandem.comparison.report import comparison_file
 
-SCHEMA = json.loads((Path(earlier.__file__).parent / "comparison.schema.json").read_text())
+SCHEMA = json.loads((Path(comparison_file.__file__).parent / "comparison.schema.json").read_text())
 ARCHITECTURES = ["autoregressive", "distributed", "fused", "remote_draft", "pipelined"]
 
 

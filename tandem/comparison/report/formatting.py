@@ -53,7 +53,7 @@ def name(architecture: str) -> str:
     return architecture.replace("_", " ")
 
 
-def spoken(architecture: str) -> str:
+def name_in_sentence(architecture: str) -> str:
     """Returns the name of an architecture in a sentence."""
     return "plain decoding" if architecture in PLAIN else name(architecture)
 
@@ -73,7 +73,7 @@ def rtt(link: JSON) -> str:
     return f"{link['rtt_ms']:g} ms, emulated"
 
 
-def across(link: JSON) -> str:
+def link_phrase(link: JSON) -> str:
     """Describes a link in a sentence, including the preposition."""
     if link["kind"] == "direct" and not link["rtt_ms"]:
         return "on a direct link"
@@ -99,7 +99,7 @@ def sampling(sampling: JSON) -> str:
     return ", ".join([*parts, f"seed {sampling['seed']}"])
 
 
-def plainly(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Formats any value of the settings on one line."""
     if value is None or value == {} or value == [] or value == "":
         return "not set"
@@ -108,9 +108,9 @@ def plainly(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}" if math.isfinite(value) else MISSING
     if isinstance(value, list | tuple):
-        return ", ".join(plainly(item) for item in value)
+        return ", ".join(format_value(item) for item in value)
     if isinstance(value, dict):
-        return "; ".join(f"{key} {plainly(item)}" for key, item in value.items())
+        return "; ".join(f"{key} {format_value(item)}" for key, item in value.items())
     return str(value)
 
 
