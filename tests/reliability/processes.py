@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,10 +76,11 @@ class Killable:
         self.process.send_signal(signal.SIGKILL)
         await asyncio.get_running_loop().run_in_executor(None, self.process.wait)
 
-    async def hang(self, seconds: float | None) -> int | None:
+    async def hang(self, seconds: float | None) -> tuple[int | None, float]:
         """Lets a step hang, as soon as one runs, for so long; None: for good, until the process ends.
 
-        The exit status where it ended.
+        Returns the exit status, None if the process runs on, and the seconds for which the step hung: more than it
+        should if this process was not scheduled in time.
         """
         assert self.process
         self.hangs.unlink(missing_ok=True)
@@ -90,9 +92,10 @@ class Killable:
             else:
                 with contextlib.suppress(AssertionError):  # it came back in time
                     await until(lambda: self._ended, seconds)
+            lasted = time.time() - self.hangs.stat().st_mtime if self.hangs.exists() else 0.0
         finally:
             self.gate.unlink(missing_ok=True)
-        return self.process.poll()
+        return self.process.poll(), lasted
 
     @property
     def _ended(self) -> bool:

@@ -13,7 +13,7 @@ from tests.reliability import figures
 from tests.reliability.soak import MAX_MORE, NO_OPERATIONS, RESULTS, Say, Soaked, soak
 from tests.reliability.soak_client import CLIENTS, within
 from tests.reliability.soak_memory import ALLOWED, Memory
-from tests.reliability.soak_storm import AFTERWARDS, Disturbances
+from tests.reliability.soak_storm import AFTERWARDS, Disturbances, allowed_ends
 
 SECONDS = float(os.environ.get("TANDEM_SOAK_SECONDS", "3600"))
 DONE = ("servers killed", "servers stopped", "client processes stopped", "steps hung", "steps hung for good")
@@ -129,6 +129,12 @@ def test_only_a_disturbance_of_its_own_server_excuses_a_failure() -> None:
     assert not told.excuse("target", "UNAVAILABLE", 101.0, 101.5)
     assert not told.excuse("mortal", "UNAVAILABLE", 98.0, 99.0)
     assert not told.excuse("mortal", "UNAVAILABLE", 102.0 + AFTERWARDS + 1, 120.0)
+
+
+def test_a_server_may_end_only_if_its_step_hung_for_twice_the_bound() -> None:
+    assert allowed_ends(None, 4.1) == (1,)
+    assert allowed_ends(1.8, 3.9) == (None,)
+    assert allowed_ends(1.8, 4.1) == (None, 1), "the storm was late"
 
 
 def test_what_a_soak_must_not_find_is_said() -> None:
