@@ -140,7 +140,7 @@ def test_what_stands_behind_a_position_does_not_reach_it_not_even_as_nan(dtype: 
 def load_native_unchecked(module) -> NativeRunner:  # type: ignore[no-untyped-def]
     """A poisoned module cannot pass the comparison with itself: NaN is equal to nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tandem.runners.native.load.agree", lambda model, module: 0.0)
+        patch.setattr("tandem.runners.native.load.check_logits", lambda model, module: 0.0)
         return native(module)
 
 
