@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 
 _BLOCK = 1 << 22
 REMEMBERED_BYTES = 1 << 24  # smaller files are faster to hash than to look up

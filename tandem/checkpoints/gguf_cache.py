@@ -14,7 +14,7 @@ from typing import Any
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, first_line, weights_revision
 from tandem.checkpoints.trusted_cache import NOTE, cache_root, locked, private_folder, seal, seal_error
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 _LAYOUT = 2  # part of the folder's name; increase it when the folder's content changes
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tandem.checkpoints.file_hashes import FileHashes, write_whole
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 NOTE = "hashes.json"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -23,7 +23,7 @@ from tandem.engine.batch_window import BatchWindow
 from tandem.engine.slots import SlotPool
 from tandem.runners.protocol import RowFailed
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 
 Row = TypeVar("Row")
 Result = TypeVar("Result")

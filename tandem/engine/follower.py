@@ -10,7 +10,7 @@ from tandem.engine.loading import ModelConfig, load, load_pair
 from tandem.engine.rank_processes import end_with_rank_0
 from tandem.runners.torch.tensor_parallel import Leader, follow
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 
 
 async def run_follower(config: ModelConfig, drafts: bool) -> int:

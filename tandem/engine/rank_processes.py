@@ -14,7 +14,7 @@ from tandem import launch
 from tandem.engine.sequences import Engine
 from tandem.runners.torch.tensor_parallel import Ranks
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 
 STARTED = "TANDEM_STARTED_BY_RANK_0"
 """Environment variable of a rank started by rank 0: the rank ends when its standard input is closed."""

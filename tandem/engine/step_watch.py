@@ -16,7 +16,7 @@ from collections.abc import Callable
 from tandem.engine.batcher import Batcher, DeviceLost
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 
 FIRST_SECONDS = 300.0
 """Bound of the first step of a kind, for which an accelerator may still have to compile or load something."""

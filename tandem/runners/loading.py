@@ -24,7 +24,7 @@ from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, c
 from tandem.runners.torch.tensor_parallel import sharding
 
 Only = Sequence[int] | None  # the token ids that a draft model's head is cut down to
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 COMPILE = ("auto", "native", "inductor", "neuron", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CHUNK = 64

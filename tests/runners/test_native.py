@@ -140,7 +140,7 @@ def test_what_stands_behind_a_position_does_not_reach_it_not_even_as_nan(dtype: 
 def load_native_unchecked(module) -> NativeRunner:  # type: ignore[no-untyped-def]
     """A poisoned module cannot pass the comparison with itself: NaN is equal to nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tandem.runners.native.load.agree", lambda model, module: 0.0)
+        patch.setattr("tandem.runners.native.load.check_logits", lambda model, module: 0.0)
         return native(module)
 
 
@@ -255,7 +255,7 @@ def test_a_draft_that_ends_outside_the_targets_vocabulary_is_cut_in_the_fused_ro
 
 def test_without_a_compiler_auto_falls_back_and_native_says_why(monkeypatch, tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
-    with caplog.at_level("INFO", "tandem.models"):
+    with caplog.at_level("INFO", "tandem.engine"):
         runner = load_runner(real.checkpoint(), Execution("cpu", "float32", 2), Shape(1, 64, 2))
     assert not isinstance(runner, NativeRunner)
     assert "no C++ compiler" in caplog.text

@@ -64,8 +64,10 @@ def prefilled(runner: Runner, *slots: int) -> Runner:
     return runner
 
 
-def proposing(slot: int, sampling: SamplingParams, rule: Rule, k: int = 3, known: int | None = None) -> ProposeRow:
-    return ProposeRow(slot, len(PROMPT) - 1, PROMPT[-2:], k, sampling, rule, known)
+def proposing(
+    slot: int, sampling: SamplingParams, rule: Rule, k: int = 3, target_vocab_size: int | None = None
+) -> ProposeRow:
+    return ProposeRow(slot, len(PROMPT) - 1, PROMPT[-2:], k, sampling, rule, target_vocab_size)
 
 
 def proposed(runner: Runner, *rows: ProposeRow) -> list[Proposal]:

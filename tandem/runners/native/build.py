@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tandem.checkpoints.trusted_cache import cache_root, locked, private_folder, seal, seal_error
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from tandem.checkpoints.trusted_cache import NOTE, cache_root, locked, seal, seal_error
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 MANIFEST = "tandem.json"
 MODEL, CONFIG = "model.pt", "neuron_config.json"  # what NxDI's compile() writes (application_base.py)
 

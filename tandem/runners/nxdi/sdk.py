@@ -23,7 +23,7 @@ from tandem.runners.nxdi.build import Build, Kind
 from tandem.runners.nxdi.lines import ForwardCall
 from tandem.runners.nxdi.runner import StepOutput
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 PACKAGE = "neuronx_distributed_inference"
 # Importing one model's file, not utils.constants: that imports all of them, vision models too.
 CLASSES = {

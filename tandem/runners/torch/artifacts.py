@@ -26,7 +26,7 @@ from tandem.checkpoints.file_hashes import write_whole
 from tandem.checkpoints.trusted_cache import locked, private_folder, seal, seal_error
 from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphRefused
 
-log = logging.getLogger("tandem.models")
+log = logging.getLogger("tandem.engine")
 KEPT = 6  # folders kept on disk: a fused server needs three; each graph contains the weights once
 _SOURCES = ("graph_modules.py", "sampled_modules.py", "model.py", "slot_cache.py", "kernels.py")
 
