@@ -117,7 +117,7 @@ def test_a_pair_is_measured_with_every_drafter() -> None:
     assert model.rounds[3]["all"].tokens_per_round > model.rounds[1]["all"].tokens_per_round > 1.3
     assert model.rounds[2]["all"].accepted_by == {"model": model.rounds[2]["all"].accepted}
     k, speedup = model.best(found.costs)
-    assert k in (1, 2, 3) and 1 < speedup < 3
+    assert k in (1, 2, 3) and speedup > 1
     assert drafters["ngram"].best(found.costs)[0] in (0, 1, 2, 3)
 
 
