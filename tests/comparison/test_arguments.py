@@ -86,7 +86,7 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--bandwidth-mbps", "0"], "bandwidth-mbps: 0 is not between 0.01 and 100000"),
         (["--link", "string"], "link: 'string' is not one of emulated, netns"),
         (["--rule", "hope"], "rule: 'hope' is not one of agreement, rejection"),
-        (["--rtt-ms", "5", "--connect", "fused=a:1"], "rtt-ms: a link is put before servers that are started here"),
+        (["--rtt-ms", "5", "--connect", "fused=a:1"], "rtt-ms: only servers that are started here can be put"),
         (["--top-p", "0"], "top_p: 0.0 is outside (0, 1]"),
         (["--rule", "vote"], "rule: 'vote' is not one of agreement, rejection"),
         (["--seed", "-1"], "seed: -1 is outside [0, 2**64)"),

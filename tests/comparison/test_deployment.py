@@ -217,5 +217,5 @@ def test_servers_started_here_show_certificates_and_tokens_to_connected_ones_alo
 
 def test_credentials_without_a_connected_server_are_refused(monkeypatch) -> None:
     monkeypatch.setenv("TANDEM_TEST_TOKEN", "a-token-for-comparing")
-    with pytest.raises(ValueError, match="connect: certificates and tokens are for connected servers"):
+    with pytest.raises(ValueError, match="connect: certificates and tokens are only for connected servers"):
         deployed(credentials=Credentials(token_env="TANDEM_TEST_TOKEN"))

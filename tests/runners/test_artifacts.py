@@ -71,7 +71,7 @@ def test_a_damaged_package_is_not_used(tmp_path: Path, caplog: pytest.LogCapture
     assert packages._load(path) is None, "a package that its reader refuses"
     path.write_bytes(b"nothing of the king")
     assert packages._load(path) is None
-    assert caplog.text.count("made again") == 2 and packages.statistics.loaded == 0
+    assert sum("compil" in message for message in caplog.messages) == 2 and packages.statistics.loaded == 0
     assert "its hash differs" in caplog.text
 
 
@@ -79,7 +79,7 @@ def test_sealed_packages_make_nothing(tmp_path: Path) -> None:
     packages = PackageCompiler(tmp_path)
     packages.seal()
     with pytest.raises(GraphRefused, match="after warm-up"):
-        packages.graph("late", torch.nn.RunnerIdentity(), ())
+        packages.graph("late", torch.nn.Identity(), ())
 
 
 def test_graphs_of_other_facts_lie_elsewhere_and_the_oldest_make_room(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_rank_that_dies_is_named_and_ends_this_process(
     others.start(TWO, python("sys.exit(3)"))
     assert others.died.wait(30) and told.wait(30) and gave_up.wait(30)
     assert codes == [1]
-    assert "rank 1" in caplog.text and "ended with code 3: no step can be made without it" in caplog.text
+    assert "rank 1" in caplog.text and "ended with code 3: every step needs it" in caplog.text
     others.end(at_once=True)
 
 
