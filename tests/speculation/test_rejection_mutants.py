@@ -70,13 +70,18 @@ MUTANTS = [
     # What is sent
     Mutant(
         "q is sampled in full but only its top is sent",
-        ((DRAWN, DRAWN.replace("exactly(sent)", "warped(logits[:known], params)")),),
+        ((DRAWN, DRAWN.replace("exactly(sent)", "warped(logits[:target_vocab_size], params)")),),
         (SEEDED,),
     ),
     Mutant(
         "q is sampled in full, its top is sent, and nobody looks",
         (
-            (DRAWN, DRAWN.replace("exactly(sent)", "warped(logits[:known], params)").replace(", sent", ", _All(sent)")),
+            (
+                DRAWN,
+                DRAWN.replace("exactly(sent)", "warped(logits[:target_vocab_size], params)").replace(
+                    ", sent", ", _All(sent)"
+                ),
+            ),
             (GUARD, "if q <= 0:\n        return min(1.0, p * 1e9)\n    if q < 0:"),
             (
                 "SUPPORT = 32",
@@ -98,7 +103,7 @@ MUTANTS = [
     ),
     Mutant(
         "tokens that the target does not have are drawn",
-        (("logits[:known]", "logits"),),
+        (("logits[:target_vocab_size]", "logits"),),
         (laws.check_only_tokens_of_the_target_are_proposed,),
     ),
     # The verifier's p
