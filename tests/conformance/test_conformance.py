@@ -10,7 +10,7 @@ from google.rpc.code_pb2 import Code
 from tandem.services.errors import _TABLE
 from tests.conformance.bench import COMBINATIONS, Combination
 from tests.conformance.cases import CASES, Entry, table
-from tests.conformance.here import here
+from tests.conformance.deployments import deployed
 from tests.support import REPOSITORY
 
 TOY = [
@@ -29,7 +29,7 @@ REAL = [
 
 
 async def run_case(entry: Entry, combination: Combination) -> None:
-    async with here(combination, entry.lease_seconds) as bench:
+    async with deployed(combination, entry.lease_seconds) as bench:
         await entry.case(bench)
         if bench.inside:
             await bench.inside.all_free()
@@ -48,7 +48,7 @@ def test_the_cases_of_the_real_pair_hold(combination: Combination) -> None:
 
     async def test() -> list[str]:
         failed = []
-        async with here(combination) as bench:
+        async with deployed(combination) as bench:
             for entry in CASES:
                 if not entry.left_out(combination):
                     try:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conformance.bench import COMBINATIONS
 from tests.conformance.cases import CASES, Entry
-from tests.conformance.here import here
+from tests.conformance.deployments import deployed
 from tests.planting import PlaceGone, function_at
 from tests.reliability.campaign import run_schedules
 from tests.reliability.mutants import FENCE, FIRST_TOKEN_COUNTS, MUTANTS, OWNERSHIP, Mutant, planted
@@ -25,7 +25,7 @@ async def holds(entry: Entry, seconds: float) -> bool:
     for architecture in entry.architectures:
         combination = next(c for c in COMBINATIONS if c.architecture == architecture and not entry.left_out(c))
         try:
-            async with here(combination, entry.lease_seconds) as bench:
+            async with deployed(combination, entry.lease_seconds) as bench:
                 await asyncio.wait_for(entry.case(bench), seconds)
         except Exception:
             return False

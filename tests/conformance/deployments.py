@@ -67,7 +67,7 @@ async def _plain_real(prompt: Sequence[int], sampling: SamplingParams, count: in
 
 
 @contextlib.asynccontextmanager
-async def here(combination: Combination, lease_seconds: float = LEASE) -> AsyncIterator[Bench]:
+async def deployed(combination: Combination, lease_seconds: float = LEASE) -> AsyncIterator[Bench]:
     """Servers of this process. Of a fused server only the fused one; else a target, and what drafts for it."""
     async with contextlib.AsyncExitStack() as stack:
         if combination.architecture == "fused":
