@@ -79,11 +79,12 @@ class Killable:
     async def hang(self, seconds: float | None) -> tuple[int | None, float]:
         """Lets a step hang, as soon as one runs, for so long; None: for good, until the process ends.
 
-        Returns the exit status, None if the process runs on, and the seconds for which the step hung: more than it
-        should if this process was not scheduled in time.
+        Returns the exit status, None if the process runs on, and the most seconds for which the step can have hung:
+        since the gate was shut, as a server on a busy machine may be late to say that a step stands there.
         """
         assert self.process
         self.hangs.unlink(missing_ok=True)
+        shut = time.monotonic()
         self.gate.write_text("step")
         try:
             await until(lambda: self.hangs.exists() or self._ended)
@@ -92,10 +93,9 @@ class Killable:
             else:
                 with contextlib.suppress(AssertionError):  # it came back in time
                     await until(lambda: self._ended, seconds)
-            lasted = time.time() - self.hangs.stat().st_mtime if self.hangs.exists() else 0.0
         finally:
             self.gate.unlink(missing_ok=True)
-        return self.process.poll(), lasted
+        return self.process.poll(), time.monotonic() - shut
 
     @property
     def _ended(self) -> bool:

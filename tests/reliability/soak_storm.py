@@ -35,7 +35,7 @@ AFTERWARDS = 5.0
 def allowed_ends(seconds: float | None, lasted: float) -> tuple[int | None, ...]:
     """Exit statuses of a server (None: it runs on) whose step was to hang for `seconds` (None: for good).
 
-    It hung for `lasted` seconds: more than it was to if the storm was late to let it go on, as on a busy machine.
+    It hung for at most `lasted` seconds: for more than it was to if server or storm were late, as on a busy machine.
     """
     if seconds is None:
         return (1,)
@@ -161,10 +161,11 @@ class Storm:
     async def _hang(self, server: Killable, seconds: float | None) -> None:
         status, lasted = await server.hang(seconds)
         self.done["steps hung" if seconds else "steps hung for good"] += 1
+        if status not in allowed_ends(seconds, lasted):
+            log = "\n".join(server.log.read_text(errors="replace").splitlines()[-20:])
+            self.wrongs.append(f"{server.name}: a step hung for {lasted:.2f} s, and it ended with {status}:\n{log}")
         if status is not None:
             await server.start()
-        if status not in allowed_ends(seconds, lasted):
-            self.wrongs.append(f"{server.name}: a step hung for {lasted:.2f} s, and it ended with {status}")
 
     # --- what was counted ---
 
