@@ -36,7 +36,7 @@ def escaped(text: str) -> str:
 
 
 def _decision(decision: DecisionBlock) -> Iterator[str]:
-    yield "## DecisionBlock"
+    yield "## Decision"
     yield f"**{escaped(decision.headline)}**"
     if decision.figures:
         yield _items([f"{what}: {value}" for value, what in decision.figures])

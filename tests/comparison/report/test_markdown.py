@@ -30,6 +30,7 @@ def test_the_decision_the_figures_and_the_pictures_are_there():
     found = example()
     text = markdown(report_of(found), {"tpot-by-rtt": "plots/tpot-by-rtt.png"})
     assert escaped(found["decision"]["headline"]) in text
+    assert "## Decision" in text.splitlines()
     assert "](plots/tpot-by-rtt.png)" in text
     assert "emulated" in text and "DEADLINE" in text
     assert not re.search(r"\b(None|nan)\b", text)
