@@ -1,4 +1,4 @@
-"""Compares checkouts of Tandem in turn: `python -m benchmarks.checkouts OTHER_CHECKOUT`.
+"""Compares the speed of several checkouts of Tandem: `python -m benchmarks.checkouts OTHER_CHECKOUT`.
 
 Every round measures start-up, client start and decoding on each checkout, with this interpreter; the order rotates.
 """
@@ -21,6 +21,7 @@ from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
 from benchmarks.contenders import Ours, rotated
+from benchmarks.figures import Sample
 from benchmarks.keeping import kept
 from tandem.comparison.measuring.environment import this_machine
 from tandem.comparison.measuring.servers import Fleet
@@ -59,10 +60,13 @@ def timed(command: Sequence[str], folder: Path) -> float:
 
 
 async def decode(address: str, speculation_length: int | None, tokens: int) -> tuple[float, tuple[int, ...]]:
-    """Returns milliseconds per token after the first chunk, and the tokens."""
+    """Decodes PROMPT. Returns the milliseconds per token after the first chunk, and the tokens."""
     async with GenerationClient.connect(address, FUSED) as client:
-        answered = await Ours("", client, speculation_length).answer(PROMPT, tokens)
-    return 1000 * (answered.seconds - answered.first_seconds) / (tokens - answered.first_tokens), answered.token_ids
+        a = await Ours("", client, speculation_length).answer(PROMPT, tokens)
+    sample = Sample(str(speculation_length), "", "", 0, a.token_ids, a.seconds, a.first_seconds, a.first_tokens)
+    if sample.ms_per_later_token is None:
+        raise RuntimeError(f"all {tokens} tokens came at once: decode more, with --max-new-tokens")
+    return sample.ms_per_later_token, a.token_ids
 
 
 async def measure(checkout: Checkout, tokens: int, folder: Path) -> tuple[tuple[int, ...], ...]:
@@ -74,12 +78,12 @@ async def measure(checkout: Checkout, tokens: int, folder: Path) -> tuple[tuple[
         await decode(server.address, None, 12)  # warms up
         asked = ("--port", str(server.port), "--prompt", "Hello", "--max_new_tokens", "1")
         checkout.add(CLIENT, timed(checkout.command("--role", "client", *asked), folder))
-        said = []
+        outputs = []
         for what, length in ((PLAIN, 0), (DRAFTED, None)):
             ms, token_ids = await decode(server.address, length, tokens)
             checkout.add(what, ms)
-            said.append(token_ids)
-    return tuple(said)
+            outputs.append(token_ids)
+    return tuple(outputs)
 
 
 async def run(checkouts: Sequence[Checkout], rounds: int, tokens: int, console: Console) -> None:

@@ -166,12 +166,9 @@ class Rounds:
         """Raises Refused. A stream on which no round came for the lease ends: the round goes over another."""
         try:
             return await self._send(request)
-        except grpc.RpcError as error:
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:  # the latter: the stream had ended before
             refusal = Refused(self._status.error(error) if self._stream else error)
             self._stream = None
-        except asyncio.InvalidStateError:  # the stream had ended before the round was written
-            stream, self._stream = self._stream, None
-            refusal = await _ended(stream)
         if refusal.reason == "STREAM_IDLE":
             return await self.send(request)
         raise refusal
@@ -196,12 +193,6 @@ class Rounds:
         except Refused as refusal:
             return refusal
         raise AssertionError("the round was answered; it should have been refused")
-
-
-async def _ended(stream: Any) -> Refused:
-    """What a stream ended with before a round could be written to it."""
-    code, trailing = await stream.code(), await stream.trailing_metadata()
-    return Refused(grpc.aio.AioRpcError(code, await stream.initial_metadata(), trailing, await stream.details()))
 
 
 @contextlib.asynccontextmanager
