@@ -40,7 +40,7 @@ HELP, START, CLIENT, PLAIN, DRAFTED = (
 
 @dataclass
 class Checkout:
-    """One checkout, and what was measured on it, in rounds."""
+    """A checkout, and its samples: one of each measurement per round."""
 
     root: Path
     samples: dict[str, list[float]] = field(default_factory=dict)

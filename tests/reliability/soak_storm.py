@@ -23,9 +23,9 @@ STOPPED = (1.0, 3.0)
 STEP_SECONDS = 2.0
 """--step_seconds of all servers."""
 COMES_BACK = (0.7, 1.7)
-"""A step that hangs and comes back takes so many times that."""
+"""Range of how long a step hangs before it returns, as a multiple of STEP_SECONDS."""
 GIVEN_UP = 2.0
-"""A step that hangs is given up, and its process ends, after so many times that."""
+"""Multiple of STEP_SECONDS after which the server abandons a hung step and exits."""
 EXCUSED = ("UNAVAILABLE", "NOT_FOUND")
 """What callers may hear of a server that is out of order: it is, or it lost their session."""
 AFTERWARDS = 5.0
