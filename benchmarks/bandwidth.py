@@ -18,6 +18,8 @@ MEGABYTES = (256, 512, 1024)
 """Sizes of the buffers to read, all far larger than any last-level cache."""
 SECONDS = 0.4
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+INT8_BYTES = 34 / 32
+"""Bytes of a weight in int8: 32 weights share a scale of two bytes."""
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 
@@ -54,15 +56,18 @@ def bandwidth_of(readings: list[Reading], threads: int) -> float:
     return max(found)
 
 
-def limit_of(folder: Path, dtype: str, bandwidth: float) -> Limit:
-    """Computes the limit for the checkpoint in `folder` in `dtype`. Raises ValueError without safetensors."""
+def limit_of(folder: Path, dtype: str, bandwidth: float, weight_bytes: float | None = None) -> Limit:
+    """Computes the limit for the checkpoint in `folder` in `dtype`, its weights of `weight_bytes` each if given.
+
+    Raises ValueError without safetensors.
+    """
     config = json.loads((folder / "config.json").read_text())
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     keys = config.get("num_key_value_heads", heads) * head_dim
     return Limit(
         bandwidth,
-        step_parameters(parameters(folder)) * BYTES[dtype],
+        round(step_parameters(parameters(folder)) * (weight_bytes or BYTES[dtype])),
         2 * keys * config["num_hidden_layers"] * BYTES[dtype],
     )
 

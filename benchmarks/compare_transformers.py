@@ -27,8 +27,9 @@ from benchmarks.keeping import kept
 from benchmarks.tables import contender_table, kind_table
 from tandem.comparison.measuring.architectures import DISTRIBUTED
 from tandem.comparison.measuring.architectures import FUSED as FUSED_ARCHITECTURE
+from tandem.comparison.measuring.commands import drafting_command
 from tandem.comparison.measuring.config import DTYPES, ComparisonConfig
-from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy, drafting_command
+from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.workloads import BUILT_IN, built_in_prompts

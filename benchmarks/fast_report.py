@@ -12,28 +12,36 @@ from rich.table import Table
 
 from benchmarks.bandwidth import Limit, Reading
 from benchmarks.bars import AUTOREGRESSIVE, FUSED, Bar, gap_bars, load_bars, round_bars, single_bars
+from benchmarks.fast_settings import PROMPT_TOKENS
 from benchmarks.figures import Sample
+from benchmarks.format_bars import fused_bar, many_bars, plain_bars, prompt_bars
+from benchmarks.format_report import identity_table, prompt_table
+from benchmarks.formats import BASE, FORMATS, PEERS, format_of
 from benchmarks.gaps import Stall
 from benchmarks.load import Load
+from benchmarks.peers import PeerInfo
+from benchmarks.prompt_speed import PromptSpeed
 from benchmarks.rounds import RoundCheck, check_rounds, median_ratio
 from benchmarks.tables import contender_table
-from benchmarks.vllm_peer import PeerInfo
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.speculation.types import ModelInfo
 
 
 @dataclass
 class Outcome:
-    """The results of a run. `contexts`: prompt -> mean tokens attended to; `busy`: part -> load of the idle machine."""
+    """The results of a run. `contexts`: prompt -> mean tokens attended to; `busy`: part -> load of the idle machine;
+    `limit`: of bfloat16, `limits`: weights -> that of other formats of ours."""
 
     threads: int
     max_new_tokens: int
     readings: list[Reading] = field(default_factory=list)
     limit: Limit | None = None
+    limits: dict[str, Limit] = field(default_factory=dict)
     servers: dict[str, ModelInfo] = field(default_factory=dict)
     peers: dict[str, PeerInfo] = field(default_factory=dict)
     contexts: dict[str, float] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
+    speeds: list[PromptSpeed] = field(default_factory=list)
     crowd_context: float = 0.0
     loads: list[Load] = field(default_factory=list)
     stall: Stall | None = None
@@ -49,21 +57,37 @@ class Outcome:
     def bars(self) -> list[Bar]:
         return [
             *single_bars(self.samples, self.share_of_limit(AUTOREGRESSIVE)),
+            *plain_bars(self.samples, {form.weights: self.share_of_limit(form.plain) for form in FORMATS}),
+            fused_bar(self.samples),
             *round_bars(median_ratio(self.rounds)),
+            *prompt_bars(self.speeds, PROMPT_TOKENS),
             *load_bars(self.loads),
+            *many_bars(self.loads),
             *gap_bars(self.stall.chunks if self.stall else None),
         ]
 
     def share_of_limit(self, contender: str, kind: str | None = None) -> float | None:
         """Returns the limit's time over the contender's, per token after the first; drafts can bring it above 1."""
-        if self.limit is None:
+        limit = self._limit_of(contender)
+        if limit is None:
             return None
         shares = [
-            1000 * self.limit.seconds(self.contexts[s.prompt]) / ms
+            1000 * limit.seconds(self.contexts[s.prompt]) / ms
             for s in self.samples
             if s.contender == contender and kind in (None, s.kind) and (ms := s.ms_per_later_token) is not None
         ]
         return statistics.median(shares) if shares else None
+
+    def _limit_of(self, contender: str) -> Limit | None:
+        weights = format_of(contender).weights
+        if weights == BASE:
+            return self.limit
+        return None if contender.startswith(PEERS) else self.limits.get(weights)  # its KV cache has another format
+
+    @property
+    def ends(self) -> set[int]:
+        """Returns the end-of-sequence token ids of the served models."""
+        return {token for model in self.servers.values() for token in model.end_of_sequence_ids}
 
 
 def document(settings: Mapping[str, Any], outcome: Outcome) -> dict[str, Any]:
@@ -88,7 +112,7 @@ def report(outcome: Outcome, console: Console) -> None:
     for name, info in outcome.servers.items():
         console.print(f"{name}: {info.model_name}, {info.dtype}, plain at width {info.plain_width}", highlight=False)
     for name, peer in outcome.peers.items():
-        console.print(f"{name}: {peer.version}, torch {peer.torch}, {peer.dtype}, {peer.threads} threads, in process")
+        console.print(f"{name}: {peer}", highlight=False)
     for table in tables(outcome):
         console.print(table)
     for part, share in outcome.busy.items():
@@ -105,8 +129,11 @@ def tables(outcome: Outcome) -> list[Table]:
         found.append(_bandwidth_table(outcome))
     if outcome.samples:
         found += [_kind_table(outcome), contender_table(outcome.samples, outcome.samples[0].contender)]
+        found.append(identity_table(outcome.samples, outcome.ends))
     if outcome.rounds:
         found.append(_round_table(outcome))
+    if outcome.speeds:
+        found.append(prompt_table(outcome.speeds))
     if outcome.loads:
         found.append(_load_table(outcome))
     if outcome.stall:

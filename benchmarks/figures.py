@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.speculation.types import SpeculationStats
@@ -135,6 +136,41 @@ def agreement(samples: Iterable[Sample], contender: str, reference: str) -> Agre
         if s.token_ids != expected[s.prompt, s.run]
     )
     return Agreement(len(compared) - len(parted), len(compared), parted)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How much of a reference's output a contender reproduces.
+
+    `same`: of `requests`, those with equal tokens; `share`: of all tokens, those before the first difference.
+    """
+
+    same: int
+    requests: int
+    share: float
+
+
+def identity(samples: Iterable[Sample], contender: str, reference: str, ends: Collection[int]) -> Identity | None:
+    """Compares the tokens of shared requests, up to the reference's first end of sequence: some peers give none.
+
+    Returns None if there are no shared requests.
+    """
+    samples = list(samples)
+    expected = {(s.prompt, s.run): _until(s.token_ids, ends) for s in samples if s.contender == reference}
+    pairs = [
+        (s.token_ids[: len(wanted)], wanted)
+        for s in samples
+        if s.contender == contender and (wanted := expected.get((s.prompt, s.run)))
+    ]
+    if not pairs:
+        return None
+    same = sum(left == right for left, right in pairs)
+    before = sum(_parting(left, right) for left, right in pairs)
+    return Identity(same, len(pairs), before / sum(len(right) for _, right in pairs))
+
+
+def _until(tokens: tuple[int, ...], ends: Collection[int]) -> tuple[int, ...]:
+    return tuple(itertools.takewhile(lambda token: token not in ends, tokens))
 
 
 def _parting(left: Sequence[int], right: Sequence[int]) -> int:

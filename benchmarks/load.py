@@ -61,7 +61,7 @@ async def _load(
     max_new_tokens: int,
     alone: dict[tuple[str, int], tuple[int, ...]],
 ) -> Load:
-    asked = _first(list(enumerate(prompts)), max(level, len(prompts)))
+    asked = _first(list(enumerate(prompts)), -(-len(prompts) // level) * level)  # whole waves
     seconds, tokens, same = 0.0, 0, 0
     for start in range(0, len(asked), level):
         wave = asked[start : start + level]

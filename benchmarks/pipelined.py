@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.arguments import Parser
+from benchmarks.arguments import Parser, add_request_flags
 from benchmarks.keeping import kept
 from tandem.comparison.links.link import DelayLink
 from tandem.comparison.links.settings import LinkSettings
@@ -188,14 +188,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m benchmarks.pipelined", description=__doc__)
     parser.flag("--rtt-ms", type=float, nargs="+", default=[0.0, 20.0, 50.0, 100.0], metavar="MS")
     parser.flag("--lengths", type=int, nargs="+", default=[3], metavar="K", help="speculation lengths (default 3)")
-    parser.flag("--prompts-per-workload", type=int, default=2, metavar="N")
-    parser.flag("--runs", type=int, default=1, metavar="N")
-    parser.flag("--max-new-tokens", type=int, default=64, metavar="N")
-    parser.flag("--temperature", type=float, default=0.0)
-    parser.flag("--seed", type=int, default=0)
-    parser.flag("--backend", default="torch")
-    parser.flag("--dtype", default="auto")
-    parser.flag("--draft", default="auto")
+    add_request_flags(parser)
     parser.flag("--output", type=Path, metavar="FILE", help="write every cell as JSON")
     return parser.parse_args(argv)
 

@@ -7,12 +7,12 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import VLLM, VLLM_DRAFT, VLLM_NGRAM
 from benchmarks.contenders import Answered
+from benchmarks.peers import PeerFailed, PeerInfo
 from tandem.comparison.links.line_process import end
 from tandem.comparison.measuring.servers import log_tail
 
@@ -25,21 +25,6 @@ PLAIN, NGRAM, DRAFT = "plain", "ngram", "draft_model"
 METHODS: Mapping[str, str] = {PLAIN: VLLM, NGRAM: VLLM_NGRAM, DRAFT: VLLM_DRAFT}
 """vLLM's decoding methods and their names in figures."""
 SHORTEST_NGRAM, LONGEST_NGRAM = 1, 3
-
-
-class PeerFailed(RuntimeError):
-    """A worker did not start or did not answer; the message is one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerInfo:
-    """A worker's description of itself."""
-
-    version: str
-    torch: str
-    threads: int
-    dtype: str
-    startup_seconds: float
 
 
 def absence(python: str | None) -> str | None:

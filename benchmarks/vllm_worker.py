@@ -1,48 +1,14 @@
-"""Runs vLLM as a process that answers lines, in its own Python environment and without importing Tandem.
-
-The first line on stdin has the settings and is answered once the model is warm; each later line is a batch of prompts
-to send at once. Lines are JSON objects both ways. Times are measured around the engine, without a server or a network.
-"""
+"""Runs vLLM as a process that answers lines (line_worker.py), in its own Python environment."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import json
-import os
-import signal
-import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-
-def main() -> None:
-    _end_with_parent()
-    # Output of libraries must not mix with the answers.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    answer: Callable[[dict[str, Any]], dict[str, Any]] | None = None
-    for line in sys.stdin:
-        try:
-            asked = json.loads(line)
-            if answer is None:
-                answer, reply = start(asked)
-            else:
-                reply = answer(asked)
-        except Exception as error:
-            said = str(error).strip().splitlines() or [""]
-            reply = {"error": f"{type(error).__name__}: {said[0]}"}
-        answers.write(json.dumps(reply) + "\n")
+from line_worker import Answer, serve
 
 
-def _end_with_parent() -> None:
-    """Asks Linux to end this process with its parent: closed stdin is noticed only between answers."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def start(settings: dict[str, Any]) -> tuple[Callable[[dict[str, Any]], dict[str, Any]], dict[str, Any]]:
+def start(settings: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
     """Creates the engine of vllm.LLM with `settings` and returns it with its description."""
     import torch
     import vllm
@@ -92,4 +58,4 @@ def run(engine: Any, prompts: list[list[int]], max_new_tokens: int) -> dict[str,
 
 
 if __name__ == "__main__":
-    main()
+    serve(start)

@@ -107,6 +107,7 @@ class AsyncClient:
         ignore_end_of_sequence: bool = False,
         speculation_length: int | None = None,
         rule: str = "agreement",
+        logprobs: int | None = None,
         timeout: float | None = None,
     ) -> Completion:
         """Returns the whole continuation; `stream` explains the arguments. Raises TandemError, ValueError."""
@@ -119,6 +120,7 @@ class AsyncClient:
             ignore_end_of_sequence=ignore_end_of_sequence,
             speculation_length=speculation_length,
             rule=rule,
+            logprobs=logprobs,
         )
         return await completion_of(self.events(request, timeout))
 
@@ -133,6 +135,7 @@ class AsyncClient:
         ignore_end_of_sequence: bool = False,
         speculation_length: int | None = None,
         rule: str = "agreement",
+        logprobs: int | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Yields chunks as they are committed. Closing the generator cancels the request.
@@ -140,8 +143,9 @@ class AsyncClient:
         `prompt`: text, or token ids. `sampling`: by default, the server's defaults. `max_new_tokens`: by default, what
         the sequence length leaves. `stop`: a string, or several, that end the output. `chat`: puts the text into the
         model's chat template. `ignore_end_of_sequence`: goes on past the end-of-sequence token. `speculation_length`:
-        draft tokens per round; by default, the server decides. `rule`: "agreement" or "rejection". `timeout`: seconds
-        for the whole request, retries included. Raises TandemError, ValueError.
+        draft tokens per round; by default, the server decides. `rule`: "agreement" or "rejection". `logprobs`: report
+        log-probabilities, and so many likeliest tokens for each token, 0 to 20. `timeout`: seconds for the whole
+        request, retries included. Raises TandemError, ValueError.
         """
         request = request_of(
             prompt,
@@ -152,6 +156,7 @@ class AsyncClient:
             ignore_end_of_sequence=ignore_end_of_sequence,
             speculation_length=speculation_length,
             rule=rule,
+            logprobs=logprobs,
         )
         return chunks_of(self.events(request, timeout))
 

@@ -61,6 +61,7 @@ class Client:
         ignore_end_of_sequence: bool = False,
         speculation_length: int | None = None,
         rule: str = "agreement",
+        logprobs: int | None = None,
         timeout: float | None = None,
     ) -> Completion:
         """Returns the whole continuation; AsyncClient.stream explains the arguments. Raises TandemError, ValueError."""
@@ -73,6 +74,7 @@ class Client:
             ignore_end_of_sequence=ignore_end_of_sequence,
             speculation_length=speculation_length,
             rule=rule,
+            logprobs=logprobs,
         )
         return self._loop.run(completion_of(self._client.events(request, timeout)))
 
@@ -87,6 +89,7 @@ class Client:
         ignore_end_of_sequence: bool = False,
         speculation_length: int | None = None,
         rule: str = "agreement",
+        logprobs: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[Chunk]:
         """Yields chunks as they are committed; AsyncClient.stream explains the arguments. Leaving early cancels it."""
@@ -99,5 +102,6 @@ class Client:
             ignore_end_of_sequence=ignore_end_of_sequence,
             speculation_length=speculation_length,
             rule=rule,
+            logprobs=logprobs,
         )
         return self._loop.iterate(chunks_of(self._client.events(request, timeout)))

@@ -6,20 +6,25 @@ from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, load_drafting
 from tandem.engine.generator import Generator
-from tandem.engine.generators import worker_info
+from tandem.engine.generators import fixed_length, stop_tokens, worker_info
 from tandem.engine.loading import ModelConfig
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.errors import TandemError
 from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.run_stream import RunningVerifier
 from tandem.rpc.traced_rounds import traced_bonus_drafter, traced_flights, traced_verifier
+from tandem.rpc.traced_runs import traced_run
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.loop import DraftThenVerify, Rounds
+from tandem.speculation.never_waiting import NeverWaitingRounds
 from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
-from tandem.speculation.step_times import MeasuredTimes
-from tandem.speculation.types import GenerationRequest, SpeculationStats
+from tandem.speculation.reach import Reach, RunMeasurements
+from tandem.speculation.round_statistics import RoundStatistics
+from tandem.speculation.types import GenerationRequest, ModelInfo, SpeculationStats
+from tandem.speculation.ways import ChosenRounds, WayChoice
 
 
 async def open_distributed(
@@ -53,27 +58,60 @@ async def connect_distributed(
 ) -> tuple[Generator, VerifierClient]:
     """Like `open_distributed`, with a draft model that is already loaded."""
     client = VerifierClient(target_address, drafting.tokenizer.sha256, persistence=persistence, credentials=credentials)
+    target = await _target_of(client, drafting, connect_seconds)
+    info, statistics = worker_info(target, drafting.draft, config), RoundStatistics()
+    measured = RunMeasurements(steps=statistics.verify)
+
+    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+        branches = drafting.choice.branches and pipeline in (Pipeline.NEVER_WAITING, Pipeline.AUTO)
+        drafter = traced_bonus_drafter(
+            drafting.drafter(target.vocab_size, request.rule, stats=stats, second_choices=branches)
+        )
+        settings = request.report_margins, request.rule, request.deadline, request.logprobs
+        session = RemoteVerifier(client, stats, *settings)
+        if pipeline is Pipeline.OFF:
+            return DraftThenVerify(traced_verifier(session), drafter)
+        most_total = request.max_total_tokens or info.max_sequence_length
+        pipelined = PipelinedRounds(
+            traced_flights(StreamedVerifier(session, stats), opened=pipeline is not Pipeline.ON),
+            drafter,
+            Depth(pipeline, MAX_IN_FLIGHT, measured.times),
+            stats,
+            most_total,
+            request.max_new_tokens,
+        )
+        if pipeline is Pipeline.ON:
+            return pipelined
+        reach = Reach(info.max_speculation_length, measured, fixed_length(request, info))
+        running = NeverWaitingRounds(
+            traced_run(RunningVerifier(session, stats, stop_tokens(request, info))),
+            drafter,
+            reach,
+            stats,
+            most_total,
+            max(1, info.max_speculation_length),
+            request.max_new_tokens,
+            branches=branches,
+        )
+
+        choice = WayChoice(reach, MAX_IN_FLIGHT)
+
+        def runs(now: bool | None) -> bool:
+            if not session.max_unread:
+                return False
+            return pipeline is Pipeline.NEVER_WAITING or choice.runs(now, session.opening_rtt)
+
+        return ChosenRounds(traced_verifier(session).open, runs, choice.took, pipelined, running, reach)
+
+    return Generator(info, drafting.tokenizer, rounds, statistics=statistics), client
+
+
+async def _target_of(client: VerifierClient, drafting: Drafting, connect_seconds: float) -> ModelInfo:
+    """Returns the target's ModelInfo. Closes `client` and raises ValueError if none answers or its tokens differ."""
     try:
         target = await client.model_info(connect_seconds)
         same_tokens(drafting.tokenizer, target.tokenizer_sha256)
     except (TandemError, ValueError) as error:
         await client.close()
         raise ValueError(str(error)) from None
-
-    info, times = worker_info(target, drafting.draft, config), MeasuredTimes()
-
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        drafter = traced_bonus_drafter(drafting.drafter(target.vocab_size, request.rule, stats=stats))
-        if pipeline is Pipeline.OFF:
-            verifier = RemoteVerifier(client, stats, request.report_margins, request.rule, request.deadline)
-            return DraftThenVerify(traced_verifier(verifier), drafter)
-        return PipelinedRounds(
-            traced_flights(StreamedVerifier(client, stats, request.report_margins, request.rule, request.deadline)),
-            drafter,
-            Depth(pipeline, MAX_IN_FLIGHT, times),
-            stats,
-            request.max_total_tokens or info.max_sequence_length,
-            request.max_new_tokens,
-        )
-
-    return Generator(info, drafting.tokenizer, rounds), client
+    return target

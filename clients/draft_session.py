@@ -104,10 +104,15 @@ class DraftSession:
         *,
         max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
+        logprobs: int | None = None,
         timeout: float | None = None,
     ) -> Completion:
-        """Returns the whole continuation. `timeout`: seconds for the request. Raises TandemError, ValueError."""
-        return self._loop.run(completion_of(self._events(prompt, sampling, max_new_tokens, stop, timeout)))
+        """Returns the whole continuation.
+
+        `logprobs`: report log-probabilities, and so many likeliest tokens for each token, 0 to 20. `timeout`: seconds
+        for the request. Raises TandemError, ValueError.
+        """
+        return self._loop.run(completion_of(self._events(prompt, sampling, max_new_tokens, stop, timeout, logprobs)))
 
     def stream(
         self,
@@ -116,10 +121,11 @@ class DraftSession:
         *,
         max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
+        logprobs: int | None = None,
         timeout: float | None = None,
     ) -> Iterator[Chunk]:
         """Yields chunks as they are committed; leaving early frees the slot. Raises TandemError, ValueError."""
-        return self._loop.iterate(chunks_of(self._events(prompt, sampling, max_new_tokens, stop, timeout)))
+        return self._loop.iterate(chunks_of(self._events(prompt, sampling, max_new_tokens, stop, timeout, logprobs)))
 
     def _events(
         self,
@@ -128,14 +134,15 @@ class DraftSession:
         max_new_tokens: int | None,
         stop: str | Sequence[str],
         timeout: float | None,
+        logprobs: int | None,
     ) -> Events:
         if self._tokenizer is None and (isinstance(prompt, str) or stop):
             raise ValueError("tokenizer: text prompts and stop strings need one; pass tokenizer= to DraftSession")
-        request = request_of(prompt, sampling, max_new_tokens, stop, speculation_length=self._length)
+        request = request_of(prompt, sampling, max_new_tokens, stop, speculation_length=self._length, logprobs=logprobs)
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-            verifier = RemoteVerifier(self._client, stats, deadline=deadline)
+            verifier = RemoteVerifier(self._client, stats, deadline=deadline, logprobs=request.logprobs)
             return DraftThenVerify(verifier, _Drafter(self._drafter, self.target.vocab_size))
 
         return Generator(self.target, _Tokenizer(self._tokenizer, self.target), rounds).generate(request)

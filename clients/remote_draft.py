@@ -7,10 +7,13 @@ from tandem.engine.generators import drafted_generator
 from tandem.engine.loading import Loaded
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.errors import TandemError
+from tandem.rpc.propose_stream import StreamedDrafts
 from tandem.rpc.remote_drafter import DraftClient, RemoteDrafter
 from tandem.rpc.traced_rounds import traced_drafter
+from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import Drafter
 from tandem.speculation.fallible import FallibleDrafter
+from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import GenerationRequest, SpeculationStats
 
 
@@ -20,11 +23,12 @@ async def open_remote_draft(
     draft_address: str,
     draft_seconds: float,
     credentials: Credentials | None = None,
+    pipeline: Pipeline = Pipeline.OFF,
 ) -> tuple[Generator, DraftClient]:
     """Returns a generator of the target that drafts at a DraftWorker, and the client to close.
 
     Waits up to `draft_seconds` for the worker. If it does not answer, requests are served without drafts and the worker
-    is tried again later. Raises ValueError if its tokenizer differs.
+    is tried again later. `pipeline`: whether the target waits for drafts. Raises ValueError if its tokenizer differs.
     """
     client = DraftClient(draft_address, target.tokenizer.sha256, draft_seconds, credentials)
     name = draft_address
@@ -36,8 +40,11 @@ async def open_remote_draft(
         await client.close()
         raise
 
-    def drafter(request: GenerationRequest, stats: SpeculationStats) -> Drafter:
-        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule, request.deadline)
+    def drafter(request: GenerationRequest, stats: SpeculationStats, times: MeasuredTimes) -> Drafter:
+        remote = RemoteDrafter(client, target.runner.limits.vocab_size, stats, request.rule, request.deadline, times)
         return FallibleDrafter(traced_drafter(remote), client.health, stats=stats)
 
-    return drafted_generator(target, default_k, f"remote:{name}", drafter), client
+    def elsewhere(request: GenerationRequest, stats: SpeculationStats) -> StreamedDrafts:
+        return StreamedDrafts(client, target.runner.limits.vocab_size, stats, request.deadline)
+
+    return drafted_generator(target, default_k, f"remote:{name}", drafter, pipeline, elsewhere), client

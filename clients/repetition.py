@@ -31,4 +31,5 @@ class Repetition:
         text = self._repeated_text[len(self._text) :]
         self.tokens += tokens
         self._text += text
-        return Chunk(tokens, text, chunk.margins[len(known) :]) if tokens or text else None
+        new = len(known)
+        return Chunk(tokens, text, chunk.margins[new:], chunk.logprobs[new:]) if tokens or text else None

@@ -15,7 +15,7 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.printable import printable
 from tandem.rpc.request_context import Request, begin, current, new_id
 from tandem.rpc.tracing import Tracing, open_tracing
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, TokenLogprobs
 
 Events = AsyncGenerator[Chunk | GenerationEnd, None]
 Generate = Callable[[GenerationRequest], Events]
@@ -113,6 +113,7 @@ class Outcome:
     ttft_seconds: float | None = None
     error: str = ""
     request_id: str = ""
+    logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
 
     @property
     def failure(self) -> str:
@@ -145,6 +146,9 @@ class _Screen:
         elif self._line:
             print(f"[{self._number}] {self._line}", flush=True)
         label = "" if self._number is None else f"[prompt {self._number}] "
+        for token, said in outcome.logprobs:
+            top = "".join(f", {each} {logprob:.4f}" for each, logprob in said.top)
+            print(f"{label}token {token}: {said.logprob:.4f}{' of' + top[1:] if top else ''}", file=sys.stderr)
         print(printable(f"{label}{_summary(outcome)}", None), file=sys.stderr, flush=True)
 
 
@@ -167,6 +171,7 @@ async def _run_prompt(screen: _Screen, generate: Generate, request: GenerationRe
                     outcome.ttft_seconds = time.perf_counter() - started
                 outcome.text += event.text
                 outcome.tokens += len(event.token_ids)
+                outcome.logprobs += zip(event.token_ids, event.logprobs, strict=False)
                 screen.show(event)
         if not outcome.completion:
             outcome.error = "the stream ended without a completion"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import grpc
 
@@ -35,6 +35,11 @@ class DraftWorkerService(draft_worker_pb2_grpc.DraftWorkerServicer):
 
     async def Propose(self, request: pb.ProposeRequest, context: grpc.aio.ServicerContext) -> pb.ProposeResponse:
         return await self._proposals.propose(request)
+
+    def ProposeStream(
+        self, request_iterator: AsyncIterator[pb.ProposeStreamRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncGenerator[pb.ProposeStreamResponse, None]:
+        return self._proposals.stream(request_iterator)
 
     async def EndProposals(
         self, request: pb.EndProposalsRequest, context: grpc.aio.ServicerContext

@@ -24,7 +24,7 @@ from tandem.runners.protocol import RowFailed
 from tandem.services.security.limits import LimitReached
 from tandem.services.sessions.table import SessionConflict, SessionExpired, SessionNotFound
 from tandem.services.verify_stream import StreamIdle
-from tandem.services.wrapping import Refused, wrapped
+from tandem.services.wrapping import OURS, Refused, wrapped
 from tandem.speculation.pipeline import OutOfStep
 from tandem.speculation.types import InvalidField, TooLong
 from tandem.v1 import generation_pb2
@@ -189,7 +189,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         handler = await continuation(handler_call_details)
-        if handler is None or not handler_call_details.method.startswith("/tandem.v1."):
+        if handler is None or not handler_call_details.method.startswith(OURS):
             return handler
         return wrapped(
             handler,

@@ -16,6 +16,7 @@ from tandem.engine.slots import reserved_places
 from tandem.rpc import wire
 from tandem.services.errors import Interrupted, NotRead, QueueFull
 from tandem.services.lifecycle import Lifecycle
+from tandem.services.load import TokenRate
 from tandem.services.security.call_limits import origin
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import Running, ServerLimits
@@ -63,27 +64,40 @@ class GenerateMethod:
         watch: Watch | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
-        self._generator, self._reply_type = generator, reply_type
-        self._lifecycle, self._observe, self._queue, self._watch = lifecycle, observe, queue, watch
-        self._limits = limits or ServerLimits()
-        self._running = Running(self._limits)
+        self.generator, self.lifecycle, self.limits = generator, lifecycle, limits or ServerLimits()
+        self.produced = TokenRate()
+        self._reply_type, self._observe, self._queue, self._watch = reply_type, observe, queue, watch
+        self._running = Running(self.limits)
         self._under_way: Counter[str] = Counter()
+
+    @property
+    def under_way(self) -> int:
+        """The number of requests that run or wait."""
+        return self._under_way.total()
 
     async def stream(self, message: Any, seconds: float | None = None) -> AsyncGenerator[Any, None]:
         """Yields the replies. `seconds`: time until the caller's deadline. Raises Interrupted on a failure midway."""
-        self._limits.check_generation(message.generation, self._generator.info.max_sequence_length)
+        self.limits.check_generation(message.generation, self.generator.info.max_sequence_length)
         request = wire.generation_from_wire(message.generation)
+        async with contextlib.aclosing(self.events(request, seconds)) as events:
+            async for event in events:
+                yield self._reply(event)
+
+    async def events(
+        self, request: GenerationRequest, seconds: float | None = None
+    ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
+        """Like `stream`, for a request that was read and checked."""
         if seconds is not None:
             request = replace(request, deadline=time.monotonic() + seconds)
-        with self._lifecycle.work():
-            events = _Events(self._generator.info.max_sequence_length + 2)
+        with self.lifecycle.work():
+            events = _Events(self.generator.info.max_sequence_length + 2)
             task = self._started(request, events)
             try:
                 while True:
                     event = await events.get()
                     if isinstance(event, BaseException):
                         raise event
-                    yield self._reply(event)
+                    yield event
                     if isinstance(event, GenerationEnd):
                         return
                     self._check_read(events)
@@ -102,7 +116,7 @@ class GenerateMethod:
 
     @contextlib.contextmanager
     def _place(self, who: str) -> Iterator[None]:
-        slots, under_way = self._generator.info.kv_slots, self._under_way.total()
+        slots, under_way = self.generator.info.kv_slots, self.under_way
         if self._queue is not None:
             reserved = 0 if self._under_way[who] else reserved_places(self._queue)
             if under_way >= slots + self._queue + reserved:
@@ -120,7 +134,7 @@ class GenerateMethod:
 
         TransportInterceptor handles clients that stop reading completely.
         """
-        seconds = self._limits.unread_seconds
+        seconds = self.limits.unread_seconds
         if events.ended is not None and time.monotonic() - events.ended > seconds:
             raise NotRead(f"the rest of the output was not read within {seconds:g} s")
 
@@ -128,11 +142,12 @@ class GenerateMethod:
         started, produced, stats = time.perf_counter(), list[int](), SpeculationStats()
         watcher = self._watch(stats) if self._watch else None
         try:
-            async with contextlib.aclosing(self._generator.generate(request, stats)) as generated:
+            async with contextlib.aclosing(self.generator.generate(request, stats)) as generated:
                 async for event in generated:
                     events.put_nowait(event)
                     if isinstance(event, Chunk):
                         produced += event.token_ids
+                        self.produced.add(len(event.token_ids))
                         if watcher:
                             watcher.chunk(event)
                         continue

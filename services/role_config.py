@@ -20,11 +20,11 @@ class RoleConfig:
     """Configuration of a server role, validated once.
 
     `draft_address`: the DraftWorker that drafts for a target, each draft within `draft_seconds`. `target_address` None:
-    the DraftWorker has no target and only proposes. `credentials` are used to call either. `pipeline`: whether a
-    DraftWorker's rounds overlap. `reconnect_seconds`: how long its requests are retried while no target answers.
-    `queue`: requests that may wait. `step_seconds`: time limit of a device step; None: derived from measured steps,
-    0: no limit. `defaults`: for fields that Generate requests leave out. `command`: this process's command line, used
-    to start other ranks.
+    the DraftWorker has no target and only proposes. `credentials` are used to call either. `pipeline`: whether
+    rounds with a remote draft or target overlap, or the target does not wait. `reconnect_seconds`: how long requests
+    are retried while no target answers. `queue`: requests that may wait. `step_seconds`: time limit of a device step;
+    None: derived from measured steps, 0: no limit. `defaults`: for fields that Generate requests leave out. `command`:
+    this process's command line, used to start other ranks.
     """
 
     serve: ServeConfig

@@ -16,16 +16,19 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, drafting_info, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
-from tandem.engine.loading import Loaded, close, load, load_pair
+from tandem.engine.loading import Loaded, close, load, load_pair, load_unfused
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.sequences import Engine
+from tandem.engine.slots import SlotPool
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.rpc.endpoint_pool import Persistence
 from tandem.services.draft_worker import DraftWorkerService
+from tandem.services.engine_port.port import Register
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
+from tandem.services.load import Load
 from tandem.services.observability.setup import Observability
 from tandem.services.role_config import RoleConfig
 from tandem.services.server import HostedService
@@ -66,6 +69,17 @@ class ServerParts:
         watch, queue = self.observability.watch, self.config.queue
         return GenerateMethod(generator, reply, self.lifecycle, self.profile.observe, queue, watch, self.limits)
 
+    def engine(self, generate: GenerateMethod, slots: SlotPool | None = None) -> Register | None:
+        """Returns what registers the service for gateways. `slots`: of the engine whose load counts."""
+        if self.config.serve.engine is None:
+            return None
+        from smg_grpc_proto.generated.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
+
+        from tandem.services.engine_port.service import EngineService
+
+        load = Load(generate.generator.info.kv_slots, lambda: generate.under_way, slots)
+        return partial(add_VllmEngineServicer_to_server, EngineService(generate, load))
+
     def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> HostedService:
         """Describes the service to its host. `closing` runs in order; hung steps of `engine` are detected."""
         ready = partial(self.observability.ready, self.config.serve.startup)
@@ -89,7 +103,12 @@ async def _target(parts: ServerParts) -> HostedService:
         generator = plain_generator(loaded)
     else:
         generator, client = await open_remote_draft(
-            loaded, config.models.default_k, config.draft_address, config.draft_seconds, config.credentials
+            loaded,
+            config.models.default_k,
+            config.draft_address,
+            config.draft_seconds,
+            config.credentials,
+            config.pipeline,
         )
         closing.insert(0, client.close)
         health = client.health
@@ -112,6 +131,7 @@ async def _target(parts: ServerParts) -> HostedService:
         partial(add_TargetVerifierServicer_to_server, service),
         closing,
         loaded.engine,
+        engine_port=parts.engine(generate, loaded.engine.slots),
         lost=loaded.engine.lost,
         background=[service.expire_forever],
         busy=lambda: len(service.sessions),
@@ -122,20 +142,25 @@ async def _fused(parts: ServerParts) -> HostedService:
     """Both models run on one device thread."""
     config = parts.config
     target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
+    unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)
     lose_engine_with_ranks(parts.others, target.engine)
-    target.engine.admit(config.defaults.sampling)
+    (unfused.target if unfused else target).engine.admit(config.defaults.sampling)
     health = drafter_health(draft)
-    generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health)
+    generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
     generator = parts.finished(generator)
     _log_target(target, generator.info)
     generate = parts.generate(parts.observability.traced(generator))
     slots = {"target": target.engine.slots}
+    if unfused:
+        slots["target_apart"] = unfused.target.engine.slots
+        log.info("requests that need logits on the host are answered by the same models apart")
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
     service = FusedSpeculativeServerService(generator.info, generate)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
         [partial(close, target, parts.batcher)],
         target.engine,
+        engine_port=parts.engine(generate, target.engine.slots),
         lost=target.engine.lost,
     )
 
@@ -173,6 +198,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         partial(add_DraftWorkerServicer_to_server, DraftWorkerService(info, generate, proposals)),
         closing,
         engine,
+        engine_port=parts.engine(generate) if generate else None,
         lost=_only_model(drafting),
         background=[proposals.expire_forever],
         busy=lambda: len(proposals.sessions),

@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tandem.engine.step_watch import StepWatch
 from tandem.runners.startup import Startup
+from tandem.services.engine_port.port import EngineAddress, EnginePort, Register
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.health_port import AddressInUse, ProbePort
 from tandem.services.lifecycle import Lifecycle
@@ -39,8 +40,9 @@ _OPTIONS = (
 class ServeConfig:
     """Where and how a server listens. `port` 0 takes a free one; `ready_file` gets the address once ready.
 
-    `security`: access control. `health_port`: a separate port for health checks only. `startup` records the stages of
-    start-up. `ending` kills the process if it does not end by itself in time.
+    `security`: access control. `health_port`: a separate port for health checks only. `engine`: where gateways of
+    OpenAI clients may call. `startup` records the stages of start-up. `ending` kills the process if it does not end by
+    itself in time.
     """
 
     host: str = "127.0.0.1"
@@ -50,6 +52,7 @@ class ServeConfig:
     startup: Startup = field(default_factory=Startup)
     security: Security = field(default_factory=Security)
     health_port: int | None = None
+    engine: EngineAddress | None = None
     ending: ShutdownDeadline = field(default_factory=partial(ShutdownDeadline, None))
 
     def __post_init__(self) -> None:
@@ -58,17 +61,21 @@ class ServeConfig:
         if self.health_port is not None and not 1 <= self.health_port <= 65535:
             raise ValueError(f"health_port: {self.health_port} is outside 1 to 65535")
         self.security.check_host(self.host)
+        if self.engine is not None:
+            self.security.check_clear_text("engine_host", self.engine.host)
 
 
 @dataclass(slots=True)
 class HostedService:
     """A role's service: its name, how to register it, and its background tasks.
 
-    `ready` is called once the server listens; its result is added to the ready file.
+    `engine_port` registers VllmEngine on the port for gateways. `ready` is called once the server listens; its result
+    is added to the ready file.
     """
 
     service: str
-    register: Callable[[grpc.aio.Server], None]
+    register: Register
+    engine_port: Register | None = None
     background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     busy: Callable[[], int] = lambda: 0
     ready: Callable[[], Mapping[str, object]] = dict
@@ -98,6 +105,7 @@ async def serve(
     ending = config.ending
     server = config.security.server(outermost, options=_OPTIONS)
     port, probes = _bind(server, config), ProbePort(config.host, config.health_port, config.security.limits)
+    engine = EnginePort(config.engine, config.security, outermost, _OPTIONS) if config.engine else None
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.create_task(_as_task(build()))
@@ -111,24 +119,32 @@ async def serve(
     with config.startup.stage("listening"):
         health = await _listen(server, names, hosted.register)
         await probes.start(health)
+        if engine and hosted.engine_port:
+            await engine.start(hosted.engine_port, health)
     if hosted.watch:
         hosted.watch.changed = lambda fine: health.set(SERVING if fine and lifecycle.accepting else NOT_SERVING, *names)
     tasks = hosted.start()
-    _announce(config, port, hosted)
+    _announce(config, port, hosted, engine)
     await _first(stopping, hosted.lost)
     lifecycle.accepting = False
     health.set(NOT_SERVING, *names)
     ending.within(config.drain_seconds + STOP_SECONDS, f"it did not stop after {config.drain_seconds:g} s of draining")
     await _drain(lifecycle, hosted, config.drain_seconds)
-    await _end(server, probes, tasks, hosted)
+    await _end(server, probes, tasks, hosted, engine)
     return int(hosted.lost.is_set())
 
 
 async def _end(
-    server: grpc.aio.Server, probes: ProbePort, tasks: Sequence[asyncio.Task[Any]], hosted: HostedService
+    server: grpc.aio.Server,
+    probes: ProbePort,
+    tasks: Sequence[asyncio.Task[Any]],
+    hosted: HostedService,
+    engine: EnginePort | None,
 ) -> None:
     """Stops each part within a time limit; parts that do not end are abandoned."""
     await bounded(server.stop(grace=0.5), "the server's port")
+    if engine:
+        await bounded(engine.stop(), "the engine port")
     await bounded(probes.stop(), "the health port")
     for task in tasks:
         task.cancel()
@@ -206,7 +222,7 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
     return stopping
 
 
-def _announce(config: ServeConfig, port: int, hosted: HostedService) -> None:
+def _announce(config: ServeConfig, port: int, hosted: HostedService, engine: EnginePort | None) -> None:
     seconds = config.startup.total()
     for note in config.startup.notes:
         log.info("start-up: %s", note)
@@ -214,6 +230,9 @@ def _announce(config: ServeConfig, port: int, hosted: HostedService) -> None:
     config.security.log_access(config.host)
     log.info("%s is ready on %s:%d after %.1f s", hosted.service, config.host, port, seconds)
     more = hosted.ready()
+    if config.engine and engine:
+        log.info("VllmEngine is ready on %s:%d, for gateways (--role gateway)", config.engine.host, engine.port)
+        more = {**more, "engine_port": engine.port}
     if config.ready_file:
         ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
         ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
 
 import grpc
 
@@ -22,27 +20,23 @@ from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.services.sessions import checkout
 from tandem.services.sessions.costs import Note, SessionCosts
-from tandem.services.sessions.table import Fence, Session, SessionKey, SessionTable, session_key
+from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key
+from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, max_unread
 from tandem.services.verify_stream import answered_in_order
-from tandem.speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, SparseDistribution, TooLong
+from tandem.speculation.types import (
+    InvalidField,
+    ModelInfo,
+    Rule,
+    SamplingParams,
+    SparseDistribution,
+    TooLong,
+    check_logprobs,
+)
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1 import target_verifier_pb2_grpc
 
 OPENING_SECONDS = 0.5
 """How long OpenSession waits for a slot. A caller refused after that keeps its place in the queue for its retry."""
-
-
-@dataclass(slots=True)
-class VerifyResources:
-    """A session's KV slot and the lock that serializes its rounds. `opened`: its prefix was processed completely.
-
-    `costs`: totals of its rounds, for --profile.
-    """
-
-    sequence: TargetSequence
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    opened: bool = False
-    costs: SessionCosts | None = None
 
 
 class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
@@ -65,6 +59,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self.sessions: SessionTable[VerifyResources, pb.VerifyResponse] = SessionTable(time.monotonic, lease_seconds)
         self._note = note
         self.sessions.on_end.append(self._report_costs)
+        self._runs = VerifyRuns(self.sessions, engine, info, self._using)
 
     async def GetModelInfo(
         self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
@@ -81,16 +76,23 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     ) -> pb.OpenSessionResponse:
         key = session_key(caller(), request.session_id)
         sampling, rule = self._check_open(request), wire.rule_from_wire(request.rule)
+        processing = await self._engine.processing(sampling, request.prompt_length, request.prefix)
         session = self.sessions.find(key)
         if session is None:
             session = await self._admitted(key, request, sampling, rule)
         async with self._using(session):
+            if processing and session.resources.prompt_length != request.prompt_length:
+                raise SessionConflict(
+                    f"session {key} is open with a prompt of {session.resources.prompt_length} tokens"
+                )
+            session.resources.end_run()
             session.resume(list(request.prefix), sampling, rule)
+            session.resources.sequence.processing = processing
             return await self._fill(session)
 
     async def _admitted(
         self, key: SessionKey, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
-    ) -> Session[VerifyResources, pb.VerifyResponse]:
+    ) -> VerifySession:
         """Returns a new session, after queueing for a slot; or the one that a duplicate call opened in the meantime."""
         await checkout.expire(self.sessions, self._free)
         slot = await self._slot(key)
@@ -100,7 +102,10 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 self._engine.slots.release(slot)
                 return session
             self._check_new(key)
-            resources, total = VerifyResources(TargetSequence(self._engine, slot)), self._max_total(request)
+            resources, total = (
+                VerifyResources(TargetSequence(self._engine, slot), request.prompt_length),
+                self._max_total(request),
+            )
             resources.costs = SessionCosts(request.prompt_length) if self._note else None
             return self.sessions.admit(key, resources, sampling, list(request.prefix), total, rule)
         except Exception:
@@ -127,12 +132,20 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     def VerifyStream(
         self, request_iterator: AsyncIterator[pb.VerifyRequest], context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[pb.VerifyResponse, None]:
-        return answered_in_order(request_iterator, self._verify, self.sessions.lease_seconds)
+        return answered_in_order(
+            request_iterator,
+            self._verify,
+            self.sessions.lease_seconds,
+            run=self._runs.replies,
+            begins_run=lambda request: request.HasField("run_until"),
+        )
 
     async def _verify(self, request: pb.VerifyRequest, arrived: float) -> pb.VerifyResponse:
         """Runs one round, from Verify or VerifyStream."""
         session = self.sessions.touch(session_key(caller(), request.session_id))
         self._check_draft(session, request)
+        check_logprobs(wire.logprobs_asked(request))
+        self._engine.admit(session.sampling, wire.logprobs_asked(request))
         distributions = self._distributions(session, request)
         async with self._using(session):
             reply = await self._round(session, request, distributions)
@@ -143,7 +156,12 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         self, request: pb.CloseSessionRequest, context: grpc.aio.ServicerContext
     ) -> pb.CloseSessionResponse:
         key = session_key(caller(), request.session_id)
-        return pb.CloseSessionResponse(closed=await checkout.drop(self.sessions, key, self._free))
+        session = self.sessions.find(key)
+        closed = await checkout.drop(self.sessions, key, self._free)
+        if session is None:
+            return pb.CloseSessionResponse(closed=closed)
+        steps, length = session.resources.steps, len(session.tokens)
+        return pb.CloseSessionResponse(closed=closed, steps=steps, committed_length=length)
 
     async def expire_forever(self) -> None:
         """Frees sessions when their lease expires. Runs until cancelled."""
@@ -154,17 +172,17 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         for session in self.sessions:
             self._report_costs(session, "stopped")
 
-    def _report_costs(self, session: Session[VerifyResources, pb.VerifyResponse], how: str) -> None:
+    def _report_costs(self, session: VerifySession, how: str) -> None:
         if self._note and session.resources.costs and session.resources.opened:
             session.resources.costs.report(how, self._note)
 
-    def _using(self, session: Session[VerifyResources, pb.VerifyResponse]) -> AbstractAsyncContextManager[None]:
+    def _using(self, session: VerifySession) -> AbstractAsyncContextManager[None]:
         return checkout.using(self.sessions, session, self._free)
 
-    async def _free(self, session: Session[VerifyResources, pb.VerifyResponse]) -> None:
+    async def _free(self, session: VerifySession) -> None:
         self._engine.slots.release(session.resources.sequence.slot)
 
-    async def _fill(self, session: Session[VerifyResources, pb.VerifyResponse]) -> pb.OpenSessionResponse:
+    async def _fill(self, session: VerifySession) -> pb.OpenSessionResponse:
         prefix, sequence = session.tokens, session.resources.sequence
         reused = sequence.keep(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
@@ -180,11 +198,13 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             prefill_seconds=sequence.compute_seconds - worked,
             max_speculation_length=self._info.max_speculation_length,
             rule=wire.rule_to_wire(session.rule),
+            processed_fields=session.sampling.processed,
+            max_unread_tokens=max_unread(session.rule),
         )
 
     async def _round(
         self,
-        session: Session[VerifyResources, pb.VerifyResponse],
+        session: VerifySession,
         request: pb.VerifyRequest,
         distributions: tuple[SparseDistribution, ...],
     ) -> pb.VerifyResponse:
@@ -196,6 +216,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             replay.CopyFrom(session.recorded)
             replay.replayed = True
             return replay
+        session.resources.end_run()
+        session.resources.steps += 1
         verdict = await session.resources.sequence.verify(
             session.tokens,
             request.draft_tokens,
@@ -203,6 +225,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             request.report_margins,
             session.rule,
             distributions,
+            wire.logprobs_asked(request),
         )
         reply = wire.verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
         session.commit(verdict.token_ids, reply)
@@ -243,7 +266,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             raise TooLong(f"max_total_tokens: {total} is above the sequence length {limit}")
         return total
 
-    def _check_draft(self, session: Session[VerifyResources, pb.VerifyResponse], request: pb.VerifyRequest) -> None:
+    def _check_draft(self, session: VerifySession, request: pb.VerifyRequest) -> None:
         drafted, most = len(request.draft_tokens), self._info.max_speculation_length
         if drafted > most:
             raise InvalidField("draft_tokens", f"{drafted} tokens are above the maximum speculation length {most}")
@@ -255,9 +278,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 f"together above the sequence length {session.max_total_tokens}"
             )
 
-    def _distributions(
-        self, session: Session[VerifyResources, pb.VerifyResponse], request: pb.VerifyRequest
-    ) -> tuple[SparseDistribution, ...]:
+    def _distributions(self, session: VerifySession, request: pb.VerifyRequest) -> tuple[SparseDistribution, ...]:
         """Returns the draft tokens' distributions, checked: a wrong one would silently bias the output."""
         if request.distributions and session.rule is not Rule.REJECTION:
             raise InvalidField("distributions", f"{len(request.distributions)}, but {session.rule.value} takes none")

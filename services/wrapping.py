@@ -8,6 +8,9 @@ from typing import Any
 
 import grpc
 
+OURS = ("/tandem.v1.", "/vllm.grpc.engine.")
+"""How the methods of services begin whose errors, calls and limits are ours to handle."""
+
 Unary = Callable[..., Awaitable[Any]]
 Stream = Callable[..., AsyncGenerator[Any, None]]
 

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
     from tandem.comparison.api import compare
     from tandem.rpc.credentials import Credentials
     from tandem.rpc.errors import TandemError
-    from tandem.speculation.types import Chunk, FinishReason, ModelInfo, SamplingParams, SpeculationStats
+    from tandem.speculation.types import (
+        Chunk,
+        FinishReason,
+        ModelInfo,
+        SamplingParams,
+        SpeculationStats,
+        Structure,
+        StructureKind,
+        TokenLogprobs,
+    )
 
 __all__ = [
     "AsyncClient",
@@ -35,7 +44,10 @@ __all__ = [
     "ModelInfo",
     "SamplingParams",
     "SpeculationStats",
+    "Structure",
+    "StructureKind",
     "TandemError",
+    "TokenLogprobs",
     "compare",
 ]
 
@@ -50,7 +62,10 @@ _MODULES = {
     "ModelInfo": "tandem.speculation.types",
     "SamplingParams": "tandem.speculation.types",
     "SpeculationStats": "tandem.speculation.types",
+    "Structure": "tandem.speculation.types",
+    "StructureKind": "tandem.speculation.types",
     "TandemError": "tandem.rpc.errors",
+    "TokenLogprobs": "tandem.speculation.types",
     "compare": "tandem.comparison.api",
 }
 

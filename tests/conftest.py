@@ -10,7 +10,7 @@ import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-LONG = ("campaign", "marathon", "thorough")
+LONG = ("campaign", "images", "marathon", "thorough")
 
 
 def pytest_configure(config: pytest.Config) -> None:

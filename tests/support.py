@@ -27,6 +27,7 @@ from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
 from tandem.engine.sequences import Engine
+from tandem.engine.structures import Structures
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import Persistence
@@ -46,7 +47,7 @@ from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.draws import draw
-from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams, TokenLogprobs
 from tandem.v1 import draft_worker_pb2, fused_speculative_server_pb2, target_verifier_pb2
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
@@ -103,6 +104,12 @@ def toy(
     kind: Callable[..., ToyRunner] = ToyRunner,
 ) -> ToyRunner:
     return kind(Limits(slots, max_length, max_draft, chunk, VOCAB_SIZE), config or ToyConfig())
+
+
+def engine_of(runner: Runner, batcher: Batcher, tokenizer: Tokenizer | None = None) -> Engine:
+    """A target's engine, with what structured output needs."""
+    ends = runner.identity.end_of_sequence_ids
+    return Engine(runner, batcher, structures=Structures(tokenizer or ToyTokenizer(), runner.limits.vocab_size, ends))
 
 
 # --- servers in this process ---
@@ -162,7 +169,7 @@ async def target_site(
 ) -> AsyncIterator[Site]:
     """A TargetVerifier."""
     batcher, lifecycle, limits = Batcher("test-target"), Lifecycle(), security.limits if security else None
-    engine = Engine(runner or toy(), batcher)
+    engine = engine_of(runner or toy(), batcher, tokenizer)
     generator = plain_generator(Loaded(engine, tokenizer or ToyTokenizer()))
     generate = GenerateMethod(
         generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None, limits=limits
@@ -189,7 +196,7 @@ async def fused_site(
 ) -> AsyncIterator[Site]:
     """A FusedSpeculativeServer; without a draft runner, n-gram lookup drafts. `k` None: lengths adapt."""
     batcher, lifecycle = Batcher("test-fused"), Lifecycle()
-    engine = Engine(target or toy(), batcher)
+    engine = engine_of(target or toy(), batcher, tokenizer)
     tokenizer = tokenizer or ToyTokenizer()
     drafting = Loaded(Engine(draft, batcher, vital=False), tokenizer) if draft else None
     choice = DraftChoice(kind if draft else "ngram")
@@ -294,12 +301,13 @@ async def remote_draft(
     tokenizer: Tokenizer | None = None,
     k: int | None = 5,
     credentials: Credentials | None = None,
+    pipeline: Pipeline = Pipeline.OFF,
 ) -> AsyncIterator[tuple[Generator, DraftClient]]:
     """A target that drives a DraftWorker, without a server of its own."""
     batcher = Batcher("test-target")
-    loaded = Loaded(Engine(target or toy(), batcher), tokenizer or ToyTokenizer())
+    loaded = Loaded(engine_of(target or toy(), batcher, tokenizer), tokenizer or ToyTokenizer())
     try:
-        generator, client = await open_remote_draft(loaded, k, draft_address, seconds, credentials)
+        generator, client = await open_remote_draft(loaded, k, draft_address, seconds, credentials, pipeline)
         try:
             yield generator, client
         finally:
@@ -337,6 +345,7 @@ class Answer:
     token_ids: tuple[int, ...]
     text: str
     margins: tuple[float, ...]
+    logprobs: tuple[TokenLogprobs, ...]
     completion: GenerationEnd
     finished: float
 
@@ -358,7 +367,9 @@ async def answer(generate: Generate, request: GenerationRequest) -> Answer:
     tokens = tuple(t for chunk in chunks for t in chunk.token_ids)
     assert completion.output_tokens == len(tokens)
     margins = tuple(m for chunk in chunks for m in chunk.margins)
-    return Answer(tokens, "".join(chunk.text for chunk in chunks), margins, completion, time.perf_counter())
+    logprobs = tuple(each for chunk in chunks for each in chunk.logprobs)
+    text = "".join(chunk.text for chunk in chunks)
+    return Answer(tokens, text, margins, logprobs, completion, time.perf_counter())
 
 
 def ids(prompt: Sequence[int] | bytes, count: int | None = 24, **rest: Any) -> GenerationRequest:

@@ -19,6 +19,7 @@ VALUES = {
     "draft": "ngram",
     "device": "cpu",
     "dtype": "float32",
+    "weights": "int8",
     "compile": "off",
     "speculation_length": "4",
     "max_speculation_length": "6",
@@ -30,8 +31,11 @@ VALUES = {
     "neuron_config": '{"fused_qkv": true}',
     "draft_neuron_config": '{"fused_qkv": true}',
     "host": "127.0.0.2",
+    "engine_host": "127.0.0.2",
+    "workers": "127.0.0.1:9",
     "draft_host": "127.0.0.1:9",
     "pipeline": "on",
+    "branches": "on",
     "tls_cert": "server.pem",
     "tls_key": "server.key",
     "tls_client_ca": "ca.pem",
@@ -46,14 +50,19 @@ VALUES = {
     "min_p": "0.5",
     "rule": "rejection",
     "report": "other.json",
+    "logit_bias": "5:-1,3:2.5",
+    "json_schema": "schema.json",
     "context_buckets": "128,512",
     "decode_buckets": "256,512",
     "quantization": "int8",
     "log_format": "json",
+    "convert": "safetensors",
+    "pair": "apart",
 }
 # What a flag needs beside it to have an effect.
 WITH = {
-    "metrics_host": ["--metrics_port", "0"],
+    "metrics_host": ["--metrics_port", "7"],
+    "engine_host": ["--engine_port", "0"],
     "draft_seconds": ["--draft_host", "127.0.0.1:9"],
     "modules_to_not_convert": ["--quantization", "int8"],
     "tls_cert": ["--tls_key", "server.key"],
@@ -68,6 +77,7 @@ NEEDED = {
     "accept": ["--prompt", "a"],
     "plan": ["--instance", "trn2.48xlarge"],
     "advise": ["--report", "comparison.json"],
+    "convert": ["--convert", "fp8", "--model", "m", "--output", "o"],
 }
 CALLS = ("tls_ca", "tls_client_cert", "tls_client_key", "tls_server_name", "token_file", "token_env")
 ELSEWHERE = ("log_format", "debug")  # read by main itself, for every role
@@ -75,8 +85,10 @@ SAID_ALOUD = ("exact", "backend")  # a default that may be said; and what the ca
 
 
 def backends_of(role: str) -> tuple[str, ...]:
-    if role == "compile" or role not in (*LOADING, "plan"):
+    if role not in (*LOADING, "plan"):
         return ("torch",)
+    if role == "compile":
+        return ("torch", "nxdi")
     return ("torch", "nxdi") if role == "plan" else BACKENDS
 
 
@@ -93,6 +105,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TANDEM_TEST_TOKEN", "a-token-of-mine-0123")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     (tmp_path / "prompt.txt").write_text("another\n")
+    (tmp_path / "schema.json").write_text("{}\n")
+    for folder in ("m", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text("{}")
     token_file(tmp_path / "accepted", "me a-token-of-mine-0123\n")
     token_file(tmp_path / "token", "a-token-of-mine-0123\n")
     Authority(tmp_path).issue("server")  # ca.pem, server.pem, server.key
@@ -104,6 +120,8 @@ def words(role: str, backend: str, name: str | None = None) -> list[str]:
     told += NEEDED.get(role, [])
     if role == "plan" and name not in ("model", "target_model"):
         told += ["--target_model", "t"]
+    if role == "convert" and name in ("target_model", "draft_model"):
+        told = ["--convert", "eagle", "--draft_model", "m", "--output", "o"]
     if name is None:
         return ["--role", role, *told]
     flag = FLAGS[name]
@@ -192,7 +210,7 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ("--role target --prompt=x", "prompt: --role target does not take it"),
         ("--role target --top-p 0", "top_p: 0.0 is outside (0, 1]"),
         ("--role client --prompt x --cores 0", "cores: --role client does not take it; these do: target,"),
-        ("--role target --backend nxdi --cores 0-3", "with --backend nxdi does not take it; --backend torch does"),
+        ("--role target --backend nxdi --threads 3", "with --backend nxdi does not take it; --backend torch does"),
         ("--role target --backend nxdi --batch-buckets 1", "batch_buckets: --role target with --backend nxdi"),
         ("--role draft_worker --tp-degree 2", "--backend nxdi does, and with torch these roles: target, fused_target"),
         ("--role draft_worker --propose_only --top_p 0.5", "top_p: --propose_only has no target"),

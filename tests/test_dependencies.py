@@ -23,6 +23,7 @@ BROUGHT = {
     "jaxlib": "jax",
     "markupsafe": "jinja2",
     "ml-dtypes": "jax",
+    "packaging": "transformers",
     "tokenizers": "transformers",
     "typing-extensions": "grpcio",  # for type checkers only
 }

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Pages with commands of roles, comparisons and training; other tests parse those of the other pages.
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("running", "comparison", "how-it-works", "drafts")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("running", "openai", "comparison", "how-it-works", "drafts")),
 ]
 every_page = pytest.mark.parametrize(
     "page",

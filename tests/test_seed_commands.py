@@ -149,7 +149,9 @@ def test_target_and_draft(place: Place) -> None:
     assert {row["finish_reason"] for row in sessions} == {"closed"}
     assert {row["prompt_tokens"] for row in sessions} == {row["prompt_tokens"] for row in ours}
     for name in ("rounds", "drafted", "accepted"):  # rounds that were in flight when the text ended are the server's
-        assert sum(int(row[name]) for row in sessions) >= sum(int(row[name]) for row in ours) > 0
+        assert sum(int(row[name]) for row in sessions) >= sum(int(row[name]) for row in ours)
+    assert all(int(row["rounds"]) > 0 for row in ours)
+    assert sum(int(row["drafted"]) + int(row["stale_drafts"]) for row in ours) > 0  # those that came late included
     assert all(float(row["verify_seconds"]) > 0 and float(row["queue_seconds"]) >= 0 for row in sessions)
     assert all(int(row["output_tokens"]) == int(row["accepted"]) + int(row["rounds"]) for row in sessions)
 
@@ -179,7 +181,7 @@ def test_one_model_alone(place: Place, line: str) -> None:
     assert len(rows_of(place.folder / "alone")) == len(PROMPTS)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_the_comparison(place: Place) -> None:
     done = place.run(COMPARISON, "comparison", 590)

@@ -21,9 +21,12 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 PLACEHOLDERS = {"torch-neuronx", "neuronx-cc", "neuronx-distributed-inference", "nki"}
-SETUP_FILES = ("Makefile", "requirements.txt", "constraints.txt", "requirements-weights.txt")
+SETUP_FILES = (
+    *("Makefile", "requirements.txt", "constraints.txt"),
+    *("requirements-weights.txt", "requirements-stubs.txt"),
+)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
 NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is absent: apt install make")
@@ -120,7 +123,7 @@ def test_no_placeholder_package_is_ever_a_dependency():
 def test_the_generator_of_the_stubs_is_the_pinned_one():
     stubs = sorted((ROOT / "tandem" / "v1").glob("*_pb2_grpc.py"))
     versions = {re.search(r"GRPC_GENERATED_VERSION = '(.+)'", stub.read_text(encoding="utf-8"))[1] for stub in stubs}
-    assert versions == set(pinned_for("3.11", "requirements.txt")["grpcio-tools"])
+    assert versions == set(pinned_for("3.11", "requirements-stubs.txt")["grpcio-tools"])
 
 
 def test_the_packages_to_install_are_those_on_disk():
@@ -167,12 +170,12 @@ def test_every_make_target_that_a_document_names_exists():
 
 
 @NEEDS_MAKE
-@pytest.mark.parametrize("version", ["2.7", "3.9", "3.14"])
+@pytest.mark.parametrize("version", ["2.7", "3.9", "3.15"])
 def test_a_python_out_of_range_is_refused_in_words(checkout, version):
     python = interpreter(checkout, version)
     result = make("-s", "setup", f"PYTHON={python}", cwd=checkout)
     assert result.returncode != 0
-    assert f"Tandem needs Python 3.10, 3.11, 3.12 or 3.13; {python} is none of them" in result.stderr
+    assert f"Tandem needs Python 3.10, 3.11, 3.12, 3.13 or 3.14; {python} is none of them" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (checkout / ".venv").exists()
 

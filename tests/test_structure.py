@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "rpc": {"speculation", "v1"},
     "clients": {"speculation", "engine", "rpc", "checkpoints", "runners", "v1"},
     "services": {"speculation", "engine", "rpc", "checkpoints", "runners", "clients", "v1"},
-    "comparison": {"speculation", "clients", "rpc"},
+    "comparison": {"speculation", "clients", "rpc", "planning"},
     "training": {"speculation", "engine", "runners", "checkpoints", "comparison"},
     "ray_serve": {"cli", "services", "rpc", "v1"},  # starts roles in Ray's processes
     "cli": {

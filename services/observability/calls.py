@@ -19,31 +19,36 @@ import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from tandem.rpc.request_context import REQUEST_ID, Request, Span, begin, new_id, valid_id
-from tandem.services.wrapping import Stream, Unary, wrapped
+from tandem.services.wrapping import OURS, Stream, Unary, wrapped
+from tandem.speculation.types import FinishReason
 
 log = logging.getLogger("tandem.rpc")
 
-_PREFIX = "/tandem.v1."
 _DETAILS = "grpc-status-details-bin"
+DEADLINE_SLACK = 0.25
+"""A call that is cancelled this many seconds before its deadline, or later, has exceeded it."""
 _QUOTES = "INVALID_FIELD"  # messages with this reason quote the request
 _CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 @dataclass(slots=True)
 class Call:
-    """One call. `method` is Service/Method; `code`, `reason` (of ErrorInfo) and `message` are set at its end.
+    """One call to `service`, its full name. `method` is Service/Method. `in_run`: it is a stream that became a run.
 
-    `message` never quotes the request, so it may be logged.
+    `code`, `reason` (of ErrorInfo) and `message` are set at its end. `message` never quotes the request, so it may
+    be logged.
     """
 
     method: str
     metadata: dict[str, str]
     request_id: str
+    service: str
     started: float = field(default_factory=time.perf_counter)
     code: str = ""
     reason: str = ""
     message: str = ""
     span: Span | None = None
+    in_run: bool = False
 
     @property
     def seconds(self) -> float:
@@ -81,11 +86,13 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         method = handler_call_details.method
-        if not method.startswith(_PREFIX):
+        if not method.startswith(OURS):
             return await continuation(handler_call_details)
         metadata = {key: value for key, value in handler_call_details.invocation_metadata or () if type(value) is str}
         given = metadata.get(REQUEST_ID)
-        call = Call(method[len(_PREFIX) :], metadata, given if given and valid_id(given) else new_id())
+        request_id = given if given and valid_id(given) else new_id()
+        service = method[1:].partition("/")[0]
+        call = Call(method.rpartition(".")[2], metadata, request_id, service)
         self._notify("began", call)
         begin(Request(call.request_id, call.span))  # gRPC gives every call a task of its own
         handler = await continuation(handler_call_details)
@@ -121,7 +128,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return observed
 
     def _stream_stream(self, method: Stream, call: Call) -> Stream:
-        """Pairs each reply with the oldest unanswered request."""
+        """Pairs each reply with the oldest unanswered request, and each step of a run with the newest message."""
 
         async def observed(
             requests: AsyncIterator[Any], context: grpc.aio.ServicerContext
@@ -130,7 +137,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             with self._until_end(call, context):
                 async with contextlib.aclosing(method(_timed(requests, unanswered), context)) as replies:
                     async for reply in replies:
-                        request, read = unanswered.popleft()
+                        request, read = unanswered[-1] if _in_run(reply) else unanswered.popleft()
                         self._notify("replied", call, request, reply, time.perf_counter() - read)
                         yield reply
 
@@ -144,8 +151,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             yield
             call.code = "OK"
         except (asyncio.CancelledError, GeneratorExit):
-            left = context.time_remaining()
-            call.code = "DEADLINE_EXCEEDED" if left is not None and left <= 0 else "CANCELLED"
+            call.code = _why_cancelled(call.seconds, context.time_remaining())
             raise
         except BaseException:
             call.code = _code(context)
@@ -157,8 +163,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
     def _sized(self, deserializer: Callable[[bytes], Any], call: Call) -> Callable[[bytes], Any]:
         def deserialize(data: bytes) -> Any:
-            self._notify("received", call, len(data))
-            return deserializer(data)
+            try:
+                message = deserializer(data)
+                call.in_run = call.in_run or begins_run(message)
+                return message
+            finally:
+                self._notify("received", call, len(data))
 
         return deserialize
 
@@ -178,8 +188,44 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 log.exception("an observer failed")
 
 
+def end_of(reply: Any) -> dict[str, Any] | None:
+    """Returns what the end of a generation says, from a reply to a Generate of ours or of VllmEngine; else None."""
+    kind = reply.WhichOneof(reply.DESCRIPTOR.oneofs[0].name)
+    if kind == "completion":
+        done, stats = reply.completion, reply.completion.stats
+        counts = {"rounds": stats.rounds, "drafted": stats.drafted, "accepted": stats.accepted}
+        why, output = FinishReason(done.finish_reason).name.lower(), done.output_tokens
+    elif kind == "complete":
+        done = reply.complete
+        counts = {"drafted": done.spec_draft_tokens, "accepted": done.spec_accepted_tokens}
+        why, output = done.finish_reason, done.completion_tokens
+    else:
+        return None
+    return {"finish_reason": why, "prompt_tokens": done.prompt_tokens, "output_tokens": output, **counts}
+
+
+def begins_run(request: Any) -> bool:
+    """Returns whether a request is a message of a run."""
+    return "run_until" in request.DESCRIPTOR.fields_by_name and request.HasField("run_until")
+
+
+def _why_cancelled(seconds: float, left: float | None) -> str:
+    """Returns the status of a call that was cancelled after `seconds`, `left` seconds before its deadline.
+
+    A caller whose deadline passes cancels the call, and that can arrive before the deadline that the server knows,
+    which began when the request was read.
+    """
+    return "CANCELLED" if left is None or left > min(DEADLINE_SLACK, seconds / 3) else "DEADLINE_EXCEEDED"
+
+
+def _in_run(reply: Any) -> bool:
+    return bool(getattr(reply, "messages_read", 0))
+
+
 async def _timed(requests: AsyncIterator[Any], unanswered: deque[tuple[Any, float]]) -> AsyncGenerator[Any, None]:
     async for request in requests:
+        if begins_run(request):
+            unanswered.clear()
         unanswered.append((request, time.perf_counter()))
         yield request
 

@@ -28,6 +28,7 @@ _WHOLE = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0),
     *(1920.0, 7680.0),
 )
+OWN_PLACEMENT = "own"
 _CAUSES = ("prefill", "draft", "verify", "queue", "network")
 
 
@@ -51,6 +52,8 @@ class GenerationMetrics:
         self._rounds = self._counter("tandem:speculation_rounds", "Rounds, those without a draft token included.")
         self._undrafted = self._counter("tandem:undrafted_rounds", "Rounds whose drafter failed.")
         self._stale = self._counter("tandem:stale_rounds_sent", "Rounds that were sent ahead and became stale.")
+        self._wasted = self._counter("tandem:wasted_run_steps", "Steps that a target ran on for nothing.")
+        self._unverified = self._counter("tandem:unverified_draft_tokens", "Draft tokens that no step verified.")
         success = Counter(
             "vllm:request_success",
             "Finished requests, by reason.",
@@ -68,6 +71,12 @@ class GenerationMetrics:
         self.whole = self._seconds("vllm:e2e_request_latency_seconds", "Seconds from request to end.", _WHOLE)
         spent = Counter("tandem:request_seconds", "Seconds of requests, by cause.", ("cause",), registry=registry)
         self._spent = {cause: spent.labels(cause) for cause in _CAUSES}
+        self._placed = tuple(
+            Counter(
+                f"tandem:placed_{what}", f"{what.title()} of requests, by placement.", ("placement",), registry=registry
+            )
+            for what in ("tokens", "seconds")
+        )
 
     def request(self, stats: SpeculationStats) -> WatchedRequest:
         """Returns a Watcher (services/generation.py) of one request."""
@@ -101,9 +110,19 @@ class GenerationMetrics:
                 self._drafted_at(position).inc(drafted)
                 self._accepted_at(position).inc(accepted)
 
+    def wasted(self, stats: SpeculationStats) -> None:
+        """Counts what a request's runs and rounds made for nothing."""
+        self._wasted.inc(stats.wasted_steps)
+        self._unverified.inc(stats.stale_drafts)
+
     def spent(self, stats: SpeculationStats) -> None:
         for cause, counter in self._spent.items():
             counter.inc(getattr(stats, f"{cause}_seconds"))
+
+    def placed(self, stats: SpeculationStats, tokens: int, seconds: float) -> None:
+        """Counts a finished request for the placement that answered it."""
+        for counter, value in zip(self._placed, (tokens, seconds), strict=True):
+            counter.labels(stats.placement or OWN_PLACEMENT).inc(value)
 
     def _counter(self, name: str, help_text: str) -> Any:
         return Counter(name, help_text, MODEL_LABELS, registry=self._registry).labels(*self._model)
@@ -146,8 +165,10 @@ class WatchedRequest:
         now, metrics = time.perf_counter(), self._metrics
         self._count()
         metrics.spent(self._stats)
+        metrics.wasted(self._stats)
         metrics.finished[_finished(end)].inc()
         metrics.whole.observe(now - self._began)
+        metrics.placed(self._stats, self._tokens, now - self._began)
         if isinstance(end, GenerationEnd):
             metrics.prompt.inc(end.prompt_tokens)
             if self._tokens > 1:

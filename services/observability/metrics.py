@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.slots import SlotPool
+from tandem.rpc.wire_runs import drafted_in
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import Call, CallObserver
@@ -48,8 +49,12 @@ class Metrics(CallObserver):
         self._refusals = self._counter("tandem:refusals", "Calls that failed, by ErrorInfo.", ("method", "reason"))
         self._bytes = self._counter("tandem:bytes", "Protobuf payload of messages.", ("method", "direction"))
         self._rounds = self._counter("tandem:rounds", "Rounds of sessions, by outcome.", ("outcome", "transport"))
-        for outcome, transport in itertools.product(("applied", "replayed", "stale"), ("unary", "stream")):
+        for outcome, transport in itertools.product(("applied", "replayed", "stale"), ("unary", "stream", "run")):
             self._rounds.labels(outcome, transport)
+        self._run_bytes = self._counter("tandem:run_bytes", "Protobuf payload of runs.", ("direction",))
+        self._run_steps = self._counter("tandem:run_steps", "Steps of runs, with or without a draft.", ("draft",))
+        for draft in ("with", "without"):
+            self._run_steps.labels(draft)
         self._resumes = self._counter(
             "tandem:session_resumes", "Sessions opened with more tokens than their prompt.", ()
         )
@@ -118,15 +123,19 @@ class Metrics(CallObserver):
 
     def received(self, call: Call, size: int) -> None:
         self._bytes_of(call.method, "in").inc(size)
+        if call.in_run:
+            self._run_bytes.labels("in").inc(size)
 
     def sent(self, call: Call, size: int) -> None:
         self._bytes_of(call.method, "out").inc(size)
+        if call.in_run:
+            self._run_bytes.labels("out").inc(size)
 
     def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
         if call.method == "TargetVerifier/Verify":
             self._round("unary", request, reply)
         elif call.method == "TargetVerifier/VerifyStream":
-            self._round("stream", request, reply)
+            self._round("run" if reply.messages_read else "stream", request, reply)
         elif call.method == "TargetVerifier/OpenSession":
             if len(request.prefix) > request.prompt_length:
                 self._resumes.inc()
@@ -143,7 +152,10 @@ class Metrics(CallObserver):
         self._round_of(outcome, transport).inc()
         if outcome == "applied":
             self.generation.output.inc(len(reply.token_ids))
-            self.generation.round(len(request.draft_tokens), reply.accepted)
+            drafted = drafted_in(request, reply)
+            self.generation.round(drafted, reply.accepted)
+            if transport == "run":
+                self._run_steps.labels("with" if drafted else "without").inc()
 
     def _stepped(self, row: Any, rows: int, queue_seconds: float, seconds: float) -> None:
         kind = _KINDS.get(type(row), "other")

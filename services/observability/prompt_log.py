@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from tandem.services.security.identity import caller
-from tandem.services.wrapping import Stream, Unary, wrapped
+from tandem.services.wrapping import OURS, Stream, Unary, wrapped
 
 log = logging.getLogger("tandem.prompts")
 
@@ -26,7 +26,7 @@ class PromptLogInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
         handler, method = await continuation(handler_call_details), handler_call_details.method
-        if handler is None or not method.startswith("/tandem.v1."):
+        if handler is None or not method.startswith(OURS):
             return handler
         name = method.rpartition("/")[2]
 

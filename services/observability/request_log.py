@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.services.observability.calls import Call, CallObserver
+from tandem.rpc.wire_runs import drafted_in
+from tandem.services.observability.calls import Call, CallObserver, end_of
 from tandem.services.security.identity import caller
 from tandem.services.sessions.table import Session, SessionKey
-from tandem.speculation.types import FinishReason
 
 log = logging.getLogger("tandem.request")
 
@@ -35,14 +35,14 @@ class RequestLog(CallObserver):
 
     def __init__(self, role: str) -> None:
         self._role = role
-        self._completions: dict[int, Any] = {}
+        self._completions: dict[int, dict[str, Any]] = {}
         self._sessions: dict[SessionKey, _Tally] = {}
 
     def replied(self, call: Call, request: Any, reply: Any, seconds: float) -> None:
         method = call.method.rpartition("/")[2]
         if method == "Generate":
-            if reply.HasField("completion"):
-                self._completions[id(call)] = reply.completion
+            if done := end_of(reply):
+                self._completions[id(call)] = _with(self._completions.get(id(call)), done)
         elif method == "OpenSession":
             self._sessions.setdefault(_key(request), _Tally(call.request_id, request.prompt_length))
             if len(self._sessions) > _MAX_SESSIONS:
@@ -51,7 +51,7 @@ class RequestLog(CallObserver):
             tally = self._sessions.get(_key(request))
             if tally and not (reply.stale or reply.replayed):
                 tally.rounds += 1
-                tally.drafted += len(request.draft_tokens)
+                tally.drafted += drafted_in(request, reply)
                 tally.accepted += reply.accepted
                 tally.output_tokens += len(reply.token_ids)
 
@@ -64,9 +64,7 @@ class RequestLog(CallObserver):
             return
         fields: dict[str, Any] = {"role": self._role, "method": call.method, "status": call.code}
         if done is not None:
-            stats = done.stats
-            counts = _counts(done.prompt_tokens, done.output_tokens, stats.rounds, stats.drafted, stats.accepted)
-            fields |= {"finish_reason": _finish(done.finish_reason), **counts}
+            fields |= done
         fields["seconds"] = round(call.seconds, 4)
         if failed:
             fields |= {"reason": call.reason, "error": call.message}
@@ -88,8 +86,11 @@ def _key(request: Any) -> SessionKey:
     return SessionKey(caller(), request.session_id)
 
 
-def _finish(reason: int) -> str:
-    return FinishReason(reason).name.lower()
+def _with(choices: dict[str, Any] | None, choice: dict[str, Any]) -> dict[str, Any]:
+    """Adds a choice of a request (VllmEngine answers several in one call) to the totals of those before it."""
+    if choices is None:
+        return choice
+    return choice | {name: choices[name] + choice[name] for name in ("output_tokens", "drafted", "accepted")}
 
 
 def _counts(prompt_tokens: int, output_tokens: int, rounds: int, drafted: int, accepted: int) -> dict[str, int]:
@@ -107,10 +108,10 @@ def _line(fields: dict[str, Any]) -> str:
     said = [f"{fields['role']} {fields['method']}: {fields['status']}"]
     if fields.get("finish_reason"):
         said.append(fields["finish_reason"].replace("_", " "))
-    if "rounds" in fields:
+    if "drafted" in fields:
         said.append(f"{fields['prompt_tokens']} prompt tokens")
         said.append(f"{fields['output_tokens']} output tokens")
-        said.append(f"{fields['rounds']} rounds")
+        said += [f"{fields['rounds']} rounds"] if "rounds" in fields else []
         said.append(f"{fields['accepted']} of {fields['drafted']} draft tokens accepted")
     said.append(f"{fields['seconds']:.3f} s")
     why = fields.get("error") or fields.get("reason")

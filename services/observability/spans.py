@@ -9,7 +9,8 @@ import grpc
 
 from tandem.rpc.request_context import Attributes, Span
 from tandem.rpc.tracing import Tracing
-from tandem.services.observability.calls import Call, CallObserver
+from tandem.rpc.wire_runs import drafted_in
+from tandem.services.observability.calls import Call, CallObserver, end_of
 
 _NUMBERS = {code.name: code.value[0] for code in grpc.StatusCode}
 
@@ -21,10 +22,10 @@ class CallSpans(CallObserver):
         self._tracing = tracing
 
     def began(self, call: Call) -> None:
-        service, _, method = call.method.partition("/")
+        method = call.method.rpartition("/")[2]
         about = {
             "rpc.system": "grpc",
-            "rpc.service": f"tandem.v1.{service}",
+            "rpc.service": call.service,
             "rpc.method": method,
             "tandem.request_id": call.request_id,
         }
@@ -37,18 +38,21 @@ class CallSpans(CallObserver):
         if method == "Verify":
             _round(call.span, request, reply, now)
         elif method == "VerifyStream":
-            span = call.span.child("Verify", {}, started=now - seconds)
+            in_run = reply.messages_read and not (reply.stale or reply.replayed)
+            took = reply.queue_seconds + reply.compute_seconds if in_run else seconds
+            span = call.span.child("Verify", {}, started=now - took)
             _round(span, request, reply, now)
             span.end(at=now)
+        elif method == "CloseSession" and reply.steps:
+            call.span.note({"run_steps": reply.steps, "committed_length": reply.committed_length})
         elif method == "OpenSession":
             call.span.note({"prefix_length": len(request.prefix), "reused_length": reply.reused_length})
             _step(call.span, "prefill", reply.queue_seconds, reply.prefill_seconds, {}, now)
         elif method == "Propose":
             call.span.note({"k": request.speculation_length, "drafted": len(reply.draft_tokens)})
             _step(call.span, "propose", reply.queue_seconds, reply.compute_seconds, {"rows": reply.step_rows}, now)
-        elif method == "Generate" and reply.HasField("completion"):
-            done = reply.completion
-            call.span.note({"prompt_tokens": done.prompt_tokens, "output_tokens": done.output_tokens})
+        elif method == "Generate" and (done := end_of(reply)):
+            call.span.note({name: done[name] for name in ("prompt_tokens", "output_tokens")})
 
     def ended(self, call: Call) -> None:
         if call.span:
@@ -60,8 +64,8 @@ class CallSpans(CallObserver):
 def _round(span: Span, request: Any, reply: Any, now: float) -> None:
     span.note(
         {
-            "k": len(request.draft_tokens),
-            "base_length": request.base_length,
+            "k": drafted_in(request, reply),
+            "base_length": _base_length(request, reply),
             "accepted": reply.accepted,
             "stale": reply.stale,
             "replayed": reply.replayed,
@@ -70,6 +74,13 @@ def _round(span: Span, request: Any, reply: Any, now: float) -> None:
     if not (reply.stale or reply.replayed):
         about = {"rows": reply.step_rows, "width": reply.step_width, "tokens": reply.step_tokens}
         _step(span, "verify", reply.queue_seconds, reply.compute_seconds, about, now)
+
+
+def _base_length(request: Any, reply: Any) -> int:
+    """Returns the length that a round extended. A step of a run extends what is committed, not its newest message."""
+    if reply.messages_read and reply.token_ids:
+        return int(reply.committed_length - len(reply.token_ids))
+    return int(request.base_length)
 
 
 def _step(span: Span, kind: str, queued: float, computed: float, about: Attributes, now: float) -> None:

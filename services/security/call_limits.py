@@ -20,12 +20,11 @@ from google.protobuf.message import DecodeError
 from tandem.services.errors import NotRead, abort
 from tandem.services.security.identity import caller
 from tandem.services.security.limits import Calls, LimitReached, ServerLimits
-from tandem.services.wrapping import Refused
+from tandem.services.wrapping import OURS, Refused
 from tandem.speculation.types import InvalidField
 
 log = logging.getLogger("tandem.rpc")
 
-_OURS = "/tandem.v1."
 _HEALTH = "/grpc.health.v1.Health/"
 _SMALL = 4 * 1024
 _ROUND = 256 * 1024
@@ -147,7 +146,7 @@ class _Call:
 
     async def _refused(self, error: Exception, context: grpc.aio.ServicerContext) -> Refused:
         """Passes the error to the other interceptors. For other services, ends the call: nothing else would."""
-        if not self._method.startswith(_OURS):
+        if not self._method.startswith(OURS):
             await abort(context, error)
         return Refused(error)
 

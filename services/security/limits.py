@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,19 +73,27 @@ class ServerLimits:
 
     def check_generation(self, message: Any, max_sequence_length: int) -> None:
         """Checks the counts and lengths of a tandem.v1.Generation before reading it. Raises TooLong, InvalidField."""
-        given = len(message.token_ids.ids)
-        if given > max_sequence_length:
+        self.check_prompt(len(message.token_ids.ids), message.text, max_sequence_length)
+        check_stops(message.stop_token_ids, "stop_strings", message.stop_strings)
+
+    def check_prompt(self, tokens: int, text: str, max_sequence_length: int) -> None:
+        """Raises TooLong if a prompt of so many token ids, or of that text, is too long to be read."""
+        if tokens > max_sequence_length:
             raise TooLong(
-                f"the prompt has {given} tokens and the sequence length is {max_sequence_length}: no room to generate"
+                f"the prompt has {tokens} tokens and the sequence length is {max_sequence_length}: no room to generate"
             )
         most = self.max_prompt_bytes or BYTES_PER_TOKEN * max_sequence_length
-        length = len(message.text.encode())
+        length = len(text.encode())
         if length > most:
             raise TooLong(f"the prompt has {length} bytes and this server takes {most} (max_prompt_bytes)")
-        check_count("stop_token_ids", message.stop_token_ids, MAX_STOP_TOKENS)
-        check_count("stop_strings", message.stop_strings, MAX_STOP_STRINGS)
-        for i, string in enumerate(message.stop_strings):
-            check_count(f"stop_strings[{i}]", string, LONGEST_STOP_STRING, "characters ")
+
+
+def check_stops(token_ids: Sized, name: str, strings: Sequence[str]) -> None:
+    """Checks the counts and lengths of what ends a generation; `name`: of the field `strings`. Raises InvalidField."""
+    check_count("stop_token_ids", token_ids, MAX_STOP_TOKENS)
+    check_count(name, strings, MAX_STOP_STRINGS)
+    for i, string in enumerate(strings):
+        check_count(f"{name}[{i}]", string, LONGEST_STOP_STRING, "characters ")
 
 
 def check_count(field: str, values: Sized, most: int, what: str = "") -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from tandem.engine.drafting import Drafting
@@ -16,9 +18,12 @@ from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.services.sessions import checkout
 from tandem.services.sessions.proposal_limits import ProposalCounts
+from tandem.services.sessions.proposal_stream import ProposalStream
 from tandem.services.sessions.table import Session, SessionConflict, SessionKey, SessionTable, session_key
+from tandem.services.verify_stream import Incoming
+from tandem.speculation.draft_store import MAX_NODES
 from tandem.speculation.drafters import Drafter, teach
-from tandem.speculation.types import InvalidField, ModelInfo, TooLong
+from tandem.speculation.types import InvalidField, ModelInfo, Rule, SamplingParams, TooLong
 from tandem.v1 import draft_worker_pb2 as pb
 
 SLOT_SECONDS = 0.2
@@ -40,7 +45,7 @@ class ProposalResources:
 
 
 class Proposals:
-    """Answers Propose and EndProposals. A session keeps all its tokens, and its drafter follows them."""
+    """Answers Propose, ProposeStream and EndProposals. A session keeps all its tokens, and its drafter follows them."""
 
     def __init__(
         self,
@@ -66,7 +71,7 @@ class Proposals:
             if request.known_length:
                 return pb.ProposeResponse(unknown=True)
             await checkout.expire(self.sessions, self._free)
-            session = self.sessions.find(key) or self._admit(key, request)
+            session = self.sessions.find(key) or self._admit(key, _sampling(request), wire.rule_from_wire(request.rule))
         async with checkout.using(self.sessions, session, self._free):
             reply = await self._round(session, request)
         reply.server_seconds = time.perf_counter() - arrived
@@ -80,14 +85,56 @@ class Proposals:
         """Frees sessions when their lease expires. Runs until cancelled."""
         await checkout.expire_forever(self.sessions, self._free)
 
-    def _admit(self, key: SessionKey, request: pb.ProposeRequest) -> Session[ProposalResources, None]:
+    async def stream(
+        self, requests: AsyncIterator[pb.ProposeStreamRequest]
+    ) -> AsyncGenerator[pb.ProposeStreamResponse, None]:
+        """Drafts for a caller that never waits. The session ends with the stream."""
+        incoming = Incoming(requests, self.sessions.lease_seconds)
+        try:
+            if (first := await incoming.next()) is not None:
+                async with contextlib.aclosing(self._followed(*first, incoming)) as replies:
+                    async for reply in replies:
+                        yield reply
+        finally:
+            incoming.leave()
+
+    async def _followed(
+        self, request: pb.ProposeStreamRequest, arrived: float, incoming: Incoming[pb.ProposeStreamRequest]
+    ) -> AsyncGenerator[pb.ProposeStreamResponse, None]:
+        key = session_key(caller(), request.session_id)
+        self._check_tokenizer(request.tokenizer_sha256)
+        self._check_message(request, 0)
+        if not request.tokens:
+            raise InvalidField("tokens", "empty: at least one token is needed")
+        await checkout.expire(self.sessions, self._free)
+        session = self._admit(key, _sampling(request))
+
+        def hear(message: pb.ProposeStreamRequest) -> None:
+            if message.session_id not in ("", request.session_id):
+                raise InvalidField("session_id", "a stream has one session")
+            self.sessions.touch(key, session)
+            self._check_message(message, len(session.tokens))
+            self._keep(session, [*session.tokens, *message.tokens])
+
+        async with checkout.using(self.sessions, session, self._free):
+            try:
+                self._keep(session, list(request.tokens))
+                await self._ready(session, request.prompt_length)
+                end = min(request.max_total_tokens or session.max_total_tokens, session.max_total_tokens)
+                chunk = max(1, self._info.max_speculation_length)
+                stream = ProposalStream(session.resources.drafter, request, arrived, end, chunk, hear)
+                async with contextlib.aclosing(stream.replies(incoming)) as replies:
+                    async for reply in replies:
+                        yield reply
+            finally:
+                self.sessions.drop(key)
+
+    def _admit(
+        self, key: SessionKey, sampling: SamplingParams, rule: Rule = Rule.AGREEMENT
+    ) -> Session[ProposalResources, None]:
         self._lifecycle.check()
         self.sessions.check_new(key)
         self._limits.check_sessions(self.sessions.owned_by(key.owner))
-        if not request.HasField("sampling"):
-            raise InvalidField("sampling", "missing: a session's first call must have it")
-        sampling = wire.sampling_from_wire(request.sampling)
-        rule = wire.rule_from_wire(request.rule)
         resources = ProposalResources(self._drafting.drafter(self._info.vocab_size, rule, SLOT_SECONDS))
         self._proposed.open(key.owner)
         return self.sessions.admit(key, resources, sampling, [], self._info.max_sequence_length)
@@ -100,36 +147,63 @@ class Proposals:
         tokens = [*session.tokens[: request.known_length], *request.tokens]
         if not tokens:
             raise InvalidField("tokens", "empty: at least one token is needed")
-        resources = session.resources
-        self._proposed.grow(session.session_id.owner, len(tokens) - resources.counted)
-        session.tokens, resources.counted = tokens, len(tokens)
+        self._keep(session, tokens)
+        drafter = await self._ready(session, request.prompt_length)
+        model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
+        return wire.draft_to_wire(await drafter.propose(tokens, request.speculation_length, model_k))
+
+    def _keep(self, session: Session[ProposalResources, None], tokens: list[int]) -> None:
+        """Makes `tokens` those of the session. Raises LimitReached."""
+        self._proposed.grow(session.session_id.owner, len(tokens) - session.resources.counted)
+        session.tokens, session.resources.counted = tokens, len(tokens)
+
+    async def _ready(self, session: Session[ProposalResources, None], prompt_length: int) -> Drafter:
+        """Returns the session's drafter, opened, and taught the session's tokens."""
+        resources, tokens = session.resources, session.tokens
         if not resources.ready:
             await resources.drafter.close()  # frees what a cancelled opening may have left
-            await resources.drafter.open(tokens, session.sampling)
+            await resources.drafter.open(tokens[: prompt_length or len(tokens)], session.sampling)
             resources.ready = True
         teach(resources.drafter, tokens)
-        model_k = request.model_speculation_length if request.HasField("model_speculation_length") else None
-        draft = await resources.drafter.propose(tokens, request.speculation_length, model_k)
-        return wire.draft_to_wire(draft)
+        return resources.drafter
 
     def _check(self, request: pb.ProposeRequest) -> None:
-        check_name("tokenizer_sha256", request.tokenizer_sha256)
-        most, longest = self._info.max_speculation_length, self._info.max_sequence_length
+        most = self._info.max_speculation_length
         if request.speculation_length > most:
             raise InvalidField("speculation_length", f"{request.speculation_length} is above the maximum {most}")
-        if request.tokenizer_sha256 and request.tokenizer_sha256 != self._info.tokenizer_sha256:
+        self._check_tokenizer(request.tokenizer_sha256)
+        self._check_tokens(request.known_length, request.tokens)
+
+    def _check_message(self, request: pb.ProposeStreamRequest, known: int) -> None:
+        """Checks a message of a stream whose session has `known` tokens."""
+        if request.draft_ahead > MAX_NODES:
+            raise InvalidField("draft_ahead", f"{request.draft_ahead} is above {MAX_NODES}")
+        self._check_tokens(known, request.tokens)
+
+    def _check_tokens(self, known: int, tokens: Sequence[int]) -> None:
+        if known + len(tokens) > self._info.max_sequence_length:
+            raise TooLong(
+                f"known_length {known} and {len(tokens)} tokens: "
+                f"together above the sequence length {self._info.max_sequence_length}"
+            )
+        check_tokens("tokens", list(tokens), self._vocab_size)
+
+    def _check_tokenizer(self, sha256: str) -> None:
+        check_name("tokenizer_sha256", sha256)
+        if sha256 and sha256 != self._info.tokenizer_sha256:
             raise VocabularyMismatch(
-                f"the caller's tokenizer {request.tokenizer_sha256[:12]} is not the draft's "
+                f"the caller's tokenizer {sha256[:12]} is not the draft's "
                 f"{self._info.tokenizer_sha256[:12]}: draft and target must share a vocabulary"
             )
-        if request.known_length + len(request.tokens) > longest:
-            raise TooLong(
-                f"known_length {request.known_length} and {len(request.tokens)} tokens: "
-                f"together above the sequence length {longest}"
-            )
-        check_tokens("tokens", list(request.tokens), self._vocab_size)
 
     async def _free(self, session: Session[ProposalResources, None]) -> None:
         self._proposed.close(session.session_id.owner, session.resources.counted)
         session.resources.counted = 0
         await session.resources.drafter.close()
+
+
+def _sampling(request: pb.ProposeRequest | pb.ProposeStreamRequest) -> SamplingParams:
+    """Returns the sampling parameters of a session that begins. Raises InvalidField."""
+    if not request.HasField("sampling"):
+        raise InvalidField("sampling", "missing: a session's first call must have it")
+    return wire.sampling_from_wire(request.sampling)

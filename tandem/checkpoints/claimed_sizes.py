@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.gguf_header import MIN_OF_TENSOR, Header, MalformedHeader
+
 BITS = 8
 """Maximum number of parameters per byte of weights: no format uses less than a bit."""
-_MIN_OF_TENSOR = 8 + 4 + 4 + 8  # bytes of a tensor's entry in a GGUF, without name and dimensions
-_MAX_DIMENSIONS = 4
-_STRING, _ARRAY = 8, 9
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 # Names of sizes in a config.json and in a GGUF's metadata.
@@ -48,31 +46,25 @@ def check_folder(folder: Path, weights: list[Path]) -> None:
 def check_gguf(file: Path) -> None:
     """Checks a GGUF's metadata against its tensor table, and that against the file. Raises ImplausibleSize."""
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        header = _Header(content)
         try:
-            _check_header(header)
+            _check_header(Header(content))
         except (struct.error, UnicodeDecodeError):
             raise ImplausibleSize("its header extends beyond its end") from None
+        except MalformedHeader as error:
+            raise ImplausibleSize(str(error)) from None
 
 
-def _check_header(header: _Header) -> None:
-    if header.read("4s") != b"GGUF" or header.read("I") not in (2, 3):
-        raise ImplausibleSize("not a GGUF file of version 2 or 3")
-    tensors, values = header.read("Q"), header.read("Q")
-    if tensors * _MIN_OF_TENSOR + values > len(header.content):
-        raise ImplausibleSize(f"{tensors} tensors and {values} values are claimed in {len(header.content)} bytes")
-    claims: dict[str, Any] = {}
-    for _ in range(values):
-        key = header.text()
-        claims[key.partition(".")[2]] = header.value(header.read("I"))
+def _check_header(header: Header) -> None:
+    header.begin()
+    if header.tensors * MIN_OF_TENSOR + header.values > len(header.content):
+        raise ImplausibleSize(
+            f"{header.tensors} tensors and {header.values} values are claimed in {len(header.content)} bytes"
+        )
+    claims = {key.partition(".")[2]: value for key, value in header.each_value()}
     elements, blocks = 0, set()
-    for _ in range(tensors):
-        name, dimensions = header.text(), header.read("I")
-        if dimensions > _MAX_DIMENSIONS:
-            raise ImplausibleSize(f"{name}: {dimensions} dimensions")
-        elements += math.prod(header.read("Q") for _ in range(dimensions))
-        header.read("IQ")
-        if found := _BLOCK.match(name):
+    for tensor in header.each_tensor():
+        elements += math.prod(tensor.dimensions)
+        if found := _BLOCK.match(tensor.name):
             blocks.add(int(found[1]))
     if elements > BITS * len(header.content):
         raise ImplausibleSize(f"its tensors have {elements} elements, more than {len(header.content)} bytes can hold")
@@ -101,49 +93,3 @@ def _largest(claims: Mapping[str, Any], names: tuple[str, ...]) -> tuple[str, in
     sizes = ((value, name) for name in names if type(value := claims.get(name)) is int)
     size, name = max(sizes, default=(0, names[0]))
     return name, size
-
-
-class _Header:
-    """Reads a GGUF header in sequence. Raises struct.error at the end of the file."""
-
-    def __init__(self, content: mmap.mmap) -> None:
-        self.content, self._at = content, 0
-
-    def read(self, kind: str) -> Any:
-        """Reads little-endian values of `kind` and returns the first."""
-        found = struct.unpack_from(f"<{kind}", self.content, self._at)
-        self._at += struct.calcsize(f"<{kind}")
-        return found[0]
-
-    def text(self) -> str:
-        length = self.read("Q")
-        self._skip(length)
-        return self.content[self._at - length : self._at].decode()
-
-    def value(self, kind: int) -> Any:
-        """Reads a number or a string; for an array, returns its length or its largest integer, if that is larger."""
-        if kind == _STRING:
-            return self.text()
-        if kind != _ARRAY:
-            return self.read(self._scalar(kind))
-        kind, count = self.read("I"), self.read("Q")
-        if kind == _STRING:
-            for _ in range(count):
-                self._skip(self.read("Q"))
-            return count
-        scalar = self._scalar(kind)
-        begins = self._at
-        self._skip(count * struct.calcsize(f"<{scalar}"))
-        if scalar in "fd?":
-            return count
-        return max((count, *struct.unpack_from(f"<{count}{scalar}", self.content, begins)))
-
-    def _scalar(self, kind: int) -> str:
-        if kind not in _SCALARS:
-            raise ImplausibleSize(f"a value of the unknown type {kind}")
-        return _SCALARS[kind]
-
-    def _skip(self, count: int) -> None:
-        if count > len(self.content) - self._at:
-            raise struct.error("beyond the end")
-        self._at += count

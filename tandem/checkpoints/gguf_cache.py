@@ -6,13 +6,12 @@ The folder holds float32 weights (unpacking is exact in float32) and the tokeniz
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, check_sizes, first_line, weights_revision
-from tandem.checkpoints.trusted_cache import NOTE, cache_root, locked, private_folder, seal, seal_error
+from tandem.checkpoints.made_once import made_once
+from tandem.checkpoints.trusted_cache import cache_root
 
 log = logging.getLogger("tandem.engine")
 _LAYOUT = 2  # part of the folder's name; increase it when the folder's content changes
@@ -25,38 +24,15 @@ def unpacked(checkpoint: Checkpoint) -> Checkpoint:
     revision = weights_revision(checkpoint)
     key = revision.split(":")[1]
     try:
-        folder = private_folder(cache_root()) / f"{checkpoint.name}-{key}-v{_LAYOUT}"
-        if seal_error(folder / NOTE) is not None:
-            with locked(folder.with_name(f"{folder.name}.lock")):  # servers that start together unpack once
-                wrong = seal_error(folder / NOTE)
-                if wrong:
-                    log.warning("unpacking the weights again: %s", wrong)
-                if wrong is not None:
-                    _unpack(checkpoint, folder)
+        folder = made_once(
+            f"{checkpoint.name}-{key}-v{_LAYOUT}",
+            f"unpacking {checkpoint.gguf}",
+            lambda partial: convert(checkpoint, partial),
+        )
     except OSError as error:
         log.warning("cannot cache %s, unpacked, in %s: %s", checkpoint.gguf, cache_root(), error)
         return checkpoint
-    return Checkpoint(checkpoint.name, str(folder), revision=revision)
-
-
-def _unpack(checkpoint: Checkpoint, folder: Path) -> None:
-    log.info("unpacking %s once, into %s", checkpoint.gguf, folder)
-    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=folder.name))
-    try:
-        convert(checkpoint, partial)
-        seal(partial / NOTE, [file for file in partial.rglob("*") if file.is_file()])
-        _make_way(folder)
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _make_way(folder: Path) -> None:
-    """Deletes whatever is at `folder`: a folder, a file or a link."""
-    if folder.is_dir() and not folder.is_symlink():
-        shutil.rmtree(folder)
-    else:
-        folder.unlink(missing_ok=True)
+    return Checkpoint(checkpoint.name, str(folder), revision=revision, packed=str(checkpoint.gguf_file))
 
 
 def convert(checkpoint: Checkpoint, folder: Path, dtype: str = "float32") -> None:

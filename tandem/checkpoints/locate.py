@@ -29,13 +29,19 @@ class CheckpointError(ValueError):
 class Checkpoint:
     """Where a model is. `folder`: a folder or a hub id. `gguf`: the name of a file in `folder`.
 
-    `revision`: the weights' revision if already known (an unpacked GGUF keeps that of its file).
+    Of an unpacked GGUF, `packed` is its file, and `revision` that file's.
     """
 
     name: str
     folder: str
     gguf: str | None = None
     revision: str | None = None
+    packed: str | None = None
+
+    @property
+    def gguf_file(self) -> Path | None:
+        """The GGUF file that has the weights, if one has."""
+        return Path(self.packed) if self.packed else Path(self.folder, self.gguf) if self.gguf else None
 
     @property
     def source(self) -> dict[str, object]:

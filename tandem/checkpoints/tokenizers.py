@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
 from tandem.speculation.stopping import TextStream
 
 _INCOMPLETE = "�"
+_SAVED_BY_5 = "TokenizersBackend"
 
 
 class Tokenizer(Protocol):
@@ -25,6 +28,14 @@ class Tokenizer(Protocol):
 
     def stream(self) -> TextStream:
         """A decoder of one sequence's tokens."""
+
+
+@runtime_checkable
+class HasFiles(Protocol):
+    """A tokenizer that other programs can load too."""
+
+    def files(self) -> dict[str, bytes]:
+        """The files, by name, that Hugging Face's libraries load this tokenizer from."""
 
 
 class HuggingFaceTokenizer:
@@ -50,6 +61,18 @@ class HuggingFaceTokenizer:
 
     def stream(self) -> TextStream:
         return IncrementalText(self._tokenizer)
+
+    def files(self) -> dict[str, bytes]:
+        with tempfile.TemporaryDirectory() as folder:
+            self._tokenizer.save_pretrained(folder)
+            return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir()) if path.is_file()}
+
+    def spelling(self) -> str:
+        """The JSON of the tokenizers library, which spells every token. Raises ValueError if there is none."""
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ValueError("the tokenizer is not one of the tokenizers library")
+        return str(backend.to_str())
 
 
 class IncrementalText:
@@ -88,12 +111,22 @@ def fingerprint(vocabulary: dict[str, int], special_ids: Iterable[int]) -> str:
 
 
 def _load(checkpoint: Checkpoint) -> Any:
-    from transformers import AutoTokenizer
+    try:
+        return _from_transformers(checkpoint.source)
+    except (AttributeError, OSError, ValueError) as error:  # AttributeError: of transformers 4.57, without any file
+        raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {first_line(error)}") from None
+
+
+def _from_transformers(source: dict[str, object]) -> Any:
+    """A tokenizer; transformers 4.57 (of NxD Inference) knows the class that transformers 5 saves by its old name."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     try:
-        return AutoTokenizer.from_pretrained(**checkpoint.source)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{checkpoint.folder}: no usable tokenizer: {first_line(error)}") from None
+        return AutoTokenizer.from_pretrained(**source)
+    except ValueError as error:
+        if _SAVED_BY_5 not in str(error):
+            raise
+        return PreTrainedTokenizerFast.from_pretrained(**source)
 
 
 def _end_ids(tokenizer: Any) -> tuple[int, ...]:

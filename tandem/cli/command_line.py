@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tandem.cli.flag_row import ASKING, BACKENDS, SERVERS, Flag
+from tandem.cli.flag_row import ASKING, BACKENDS, GATEWAY, PROMPTED, SERVERS, Flag
 from tandem.cli.flags import CALLING, FLAGS, GROUPS
 from tandem.speculation.types import SAMPLING_FIELDS
 
@@ -95,7 +95,7 @@ NEEDS = (
     Requirement(
         (
             *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
-            *("max_requests_per_identity", "max_new_tokens", *SAMPLING_FIELDS, *CALLING),
+            *("max_requests_per_identity", "max_new_tokens", "engine_port", *SAMPLING_FIELDS, *CALLING),
         ),
         ("draft_worker",),
         lambda a: not a.propose_only,
@@ -103,8 +103,21 @@ NEEDS = (
     ),
     Requirement(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _HOSTS),
     Requirement(("port",), ASKING, lambda a: _wants_port(a.target_host), _HOSTS),
-    Requirement(("metrics_host",), SERVERS, lambda a: a.metrics_port is not None, "give --metrics_port as well"),
+    Requirement(("engine_host",), SERVERS, lambda a: a.engine_port is not None, "give --engine_port as well"),
+    Requirement(("worker_flags",), (GATEWAY,), lambda a: a.workers is None, "with --workers it starts no server"),
+    Requirement(
+        ("metrics_host",), (*SERVERS, GATEWAY), lambda a: a.metrics_port is not None, "give --metrics_port as well"
+    ),
+    Requirement(
+        ("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"
+    ),
+    Requirement(
+        ("model",), ("convert",), lambda a: a.convert != "eagle", "--convert eagle takes --draft_model, the head"
+    ),
     Requirement(("exact",), tuple(FLAGS["exact"].roles), lambda a: not a.fast, "cannot be combined with --fast"),
+    Requirement(
+        ("regex",), PROMPTED, lambda a: a.json_schema is None, "an output has one structure; leave json_schema out"
+    ),
     Requirement(("chat",), ("accept",), lambda a: a.prompt or a.prompt_text, "is for your own prompts"),
     Requirement(
         ("modules_to_not_convert",),

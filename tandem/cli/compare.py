@@ -1,8 +1,8 @@
 """Compares plain, distributed, fused and remote-draft decoding on the same prompts: `tandem compare`.
 
 Starts real server processes, or connects to running ones, and measures at the client. Appends each measurement to
-records.jsonl as it comes, and writes comparison.json, comparison.csv, a report and a table from them. Imports nothing
-heavy before the arguments are checked.
+records.jsonl as it comes, and writes comparison.json, comparison.csv, loads.csv, a report and a table from them.
+Imports nothing heavy before the arguments are checked.
 """
 
 from __future__ import annotations
@@ -13,175 +13,35 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
 
+from tandem.cli.compare_flags import PROMPTS_PER_WORKLOAD, build_parser
+from tandem.cli.compare_placement import placement_of, refuse_flags_of_other_backends
 from tandem.cli.configuration import credentials
 from tandem.cli.values import auto_or_count, numbers, split_list
 from tandem.comparison.links.settings import LINK_KINDS
-from tandem.comparison.measuring.architectures import DEFAULT, PIPELINED
-from tandem.comparison.measuring.config import BACKENDS, DRAFTERS, DTYPES, PIPELINES, ComparisonConfig, parse_connect
+from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
 from tandem.comparison.report.comparison_file import read_comparison
 from tandem.comparison.report.write import write_report
 from tandem.speculation.types import Rule, SamplingParams
 
-PROMPTS_PER_WORKLOAD = 4
-"""Keeps the default comparison within a few minutes on two cores."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Adds each flag in hyphen and underscore spelling, and reports an error in one line."""
-
-    def flag(self, *names: str, **settings: Any) -> None:
-        spellings = [spelling for name in names for spelling in (name, "--" + name[2:].replace("-", "_"))]
-        self.add_argument(*dict.fromkeys(spellings), **settings)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def build_parser(program: str = "compare_architectures.py") -> Parser:
-    """Builds the parser; `program` is the name that help and errors show."""
-    parser = Parser(
-        prog=program,
-        description="Compare autoregressive, distributed, fused and remote-draft decoding on the same prompts.",
-        epilog="Exit code: 0; 1 when a request or a file failed; 2 for a bad argument; 3 for a regression against"
-        " --baseline; 4 when a server died; 130 by Ctrl-C, 143 by SIGTERM. What was measured by then is reported.",
-        allow_abbrev=False,
-    )
-    _add_prompt_flags(parser)
-    _add_generation_flags(parser)
-    _add_link_flags(parser)
-    _add_server_flags(parser)
-    parser.flag(
-        "--format", default="html", metavar="LIST", help="format of the report: html, md or both (default: html)"
-    )
-    parser.flag("--render", type=Path, metavar="FILE", help="measure nothing; write the report of this comparison.json")
-    parser.flag(
-        "--from-records", type=Path, metavar="FILE", help="measure nothing; analyse and report this records.jsonl"
-    )
-    parser.flag(
-        "--baseline", type=Path, metavar="FILE", help="a comparison.json to compare with; regressions are flagged"
-    )
-    parser.flag("--output-dir", type=Path, metavar="DIR", help="folder for the files (default: results/<timestamp>)")
-    return parser
-
-
-def _add_prompt_flags(parser: Parser) -> None:
-    parser.flag("--prompt-file", type=Path, metavar="FILE", help="one prompt per non-empty line")
-    parser.flag("--prompt", action="append", metavar="TEXT", help="a prompt; may be repeated")
-    parser.flag("--chat", action="store_true", help="wrap your own prompts in the model's chat template")
-    parser.flag("--workloads", metavar="KINDS", help=f"built-in prompts to use (default: {','.join(BUILT_IN)})")
-    parser.flag(
-        "--prompts-per-workload",
-        type=int,
-        metavar="N",
-        help=f"built-in prompts of each kind (default: {PROMPTS_PER_WORKLOAD})",
-    )
-    parser.flag(
-        "--num-runs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="times each prompt is run; sampled: with seed, seed + 1, ... (default: 1)",
-    )
-
-
-def _add_generation_flags(parser: Parser) -> None:
-    parser.flag("--max-new-tokens", type=int, default=64, metavar="N", help="tokens to generate (default: 64)")
-    parser.flag(
-        "--speculation-length",
-        default="3",
-        metavar="auto|K",
-        help="draft tokens per round (default: 3); auto: the fastest length by measurement, without a prediction",
-    )
-    parser.flag("--temperature", default="0", metavar="LIST", help="0 is greedy; the first of several is the base")
-    parser.flag(
-        "--rule", default="agreement", metavar="LIST", help="how drafts are verified: agreement, rejection or both"
-    )
-    parser.flag("--top-k", type=int, default=0, help="keep the k most likely tokens, 0 keeps all (default: 0)")
-    parser.flag("--top-p", type=float, default=1.0, help="nucleus, in (0, 1] (default: 1)")
-    parser.flag("--min-p", type=float, default=0.0, help="drop tokens below this fraction of the best (default: 0)")
-    parser.flag("--seed", type=int, default=0, help="seed of the draws (default: 0)")
-    parser.flag(
-        "--timeout", type=float, default=300.0, metavar="SECONDS", help="deadline of one request (default: 300)"
-    )
-
-
-def _add_link_flags(parser: Parser) -> None:
-    parser.flag(
-        "--rtt-ms", default="", metavar="LIST", help="emulated round trips, such as 0,20,50,100; the first is the base"
-    )
-    parser.flag(
-        "--bandwidth-mbps",
-        type=float,
-        metavar="B",
-        help="bandwidth of the emulated link in each direction (default: no limit)",
-    )
-    parser.flag(
-        "--link",
-        default="emulated",
-        metavar="|".join(LINK_KINDS),
-        help="a delay proxy on loopback, or the kernel's netem between network namespaces, which needs root",
-    )
-
-
-def _add_server_flags(parser: Parser) -> None:
-    parser.flag(
-        "--architectures",
-        default=",".join(a.name for a in DEFAULT),
-        metavar="LIST",
-        help=f"architectures to compare (default: %(default)s; {PIPELINED.name} is also available)",
-    )
-    parser.flag(
-        "--connect", action="append", default=[], metavar="ARCH=HOST:PORT", help="use a running server; may be repeated"
-    )
-    for name, metavar, text in (
-        ("ca", "FILE", "connect with TLS; one of these CAs signed the servers' certificates"),
-        ("client-cert", "FILE", "our certificate, for servers that require mTLS"),
-        ("client-key", "FILE", "its private key"),
-        ("server-name", "NAME", "the name in the servers' certificates, if it is not their host"),
-    ):
-        parser.flag(f"--tls-{name}", metavar=metavar, help=text)
-    parser.flag("--token-file", metavar="FILE", help="a file with the token for the connected servers")
-    parser.flag("--token-env", metavar="NAME", help="the environment variable with that token, instead of a file")
-    parser.flag("--insecure", action="store_true", help="allow sending the token in clear text to other machines")
-    parser.flag("--model", "--target-model", dest="model", metavar="MODEL", help="target (default: the embedded one)")
-    parser.flag("--draft-model", metavar="MODEL", help="draft model")
-    parser.flag("--draft", default="auto", metavar="|".join(DRAFTERS), help="drafter (default: auto)")
-    parser.flag(
-        "--pipeline",
-        default="off",
-        metavar="|".join(PIPELINES),
-        help="distributed: send rounds before verdicts arrive (default: off)",
-    )
-    parser.flag(
-        "--backend",
-        default="torch",
-        metavar="|".join(BACKENDS),
-        help="torch, or toy: arithmetic instead of a model, for tests",
-    )
-    parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="number format of the models (default: auto)")
-    parser.flag("--threads", type=int, metavar="T", help="CPU threads of each server (default: the server's choice)")
-    parser.flag(
-        "--sequence-length",
-        type=int,
-        default=512,
-        metavar="N",
-        help="tokens per sequence, prompt included (default: 512)",
-    )
-    parser.flag("--batch", type=int, metavar="SLOTS", help="KV slots of each server (default: the server's choice)")
-    parser.flag(
-        "--startup-timeout",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="how long a server may take to start (default: 600)",
-    )
-
-
 RENDERING = {"render", "baseline", "format"}
-STARTING = ("model", "draft_model", "draft", "dtype", "threads", "batch", "backend", "startup_timeout")
+STARTING = (
+    *(
+        "model",
+        "draft_model",
+        "draft",
+        "dtype",
+        "weights",
+        "threads",
+        "batch",
+        "backend",
+        "device",
+        "tp_degree",
+        "cores",
+    ),
+    *("draft_cores", "draft_device", "compiled_dir", "neuron_config", "draft_neuron_config", "startup_timeout"),
+)
 
 
 def flags_given(argv: Sequence[str]) -> set[str]:
@@ -198,20 +58,23 @@ def refuse_unused_flags(arguments: argparse.Namespace, given: set[str]) -> None:
         for name in sorted(given - RENDERING):
             raise ValueError(f"{_flag(name)}: --render measures nothing; it takes --baseline and --format")
         return
-    started = set(split_list(arguments.architectures)) - set(parse_connect(arguments.connect))
+    started = started_here(arguments)
     for name in STARTING:
         if name in given and not started:
             raise ValueError(f"{_flag(name)}: is for servers that are started here, and all are connected")
-    for name in ("dtype", "threads"):
-        if name in given and arguments.backend == "toy":
-            raise ValueError(f"{_flag(name)}: --backend toy does not take it; torch does")
-    if "pipeline" in given and "distributed" not in started:
-        raise ValueError("pipeline: is for the architecture distributed, which is not started here")
+    refuse_flags_of_other_backends(arguments.backend, given)
+    if "pipeline" in given and not started & {"distributed", "remote_draft"}:
+        raise ValueError("pipeline: is for the architectures distributed and remote_draft, and neither is started here")
     if arguments.link in LINK_KINDS and "link" in given and not (arguments.rtt_ms or arguments.bandwidth_mbps):
         raise ValueError("link: is for --rtt-ms and --bandwidth-mbps, and neither is given")
     for name in ("draft_model", "draft"):
         if name in given and started <= {"autoregressive"}:
             raise ValueError(f"{_flag(name)}: is for architectures that draft, and none is started here")
+
+
+def started_here(arguments: argparse.Namespace) -> set[str]:
+    """Returns the architectures whose servers are started here."""
+    return set(split_list(arguments.architectures)) - set(parse_connect(arguments.connect))
 
 
 def _flag(name: str) -> str:
@@ -233,6 +96,13 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         speculation_length=auto_or_count("speculation-length", arguments.speculation_length),
         rtts_ms=numbers("rtt-ms", arguments.rtt_ms, float),
         bandwidth_mbps=arguments.bandwidth_mbps,
+        concurrency=numbers("concurrency", arguments.concurrency, int),
+        rate=numbers("rate", arguments.rate, float),
+        max_num_completed_requests=arguments.max_num_completed_requests,
+        mean_input_tokens=arguments.mean_input_tokens,
+        stddev_input_tokens=arguments.stddev_input_tokens,
+        mean_output_tokens=arguments.mean_output_tokens,
+        stddev_output_tokens=arguments.stddev_output_tokens,
         link=arguments.link,
         temperatures=temperatures,
         rules=tuple(Rule.named(name) for name in split_list(arguments.rule)),
@@ -247,7 +117,15 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         batch=arguments.batch,
         threads=arguments.threads,
         backend=arguments.backend,
+        device=arguments.device,
+        tp_degree=arguments.tp_degree,
+        placement=placement_of(arguments, started_here(arguments)),
+        draft_device=arguments.draft_device,
+        neuron_config=arguments.neuron_config,
+        draft_neuron_config=arguments.draft_neuron_config,
+        compiled_dir=arguments.compiled_dir,
         dtype=arguments.dtype,
+        weights=arguments.weights,
         model=arguments.model,
         draft_model=arguments.draft_model,
         draft=arguments.draft,

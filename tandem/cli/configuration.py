@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tandem.cli.request_flags import processing
 from tandem.cli.values import auto_or_count, numbers, split_list
 from tandem.launch import LAUNCH
 
 if TYPE_CHECKING:
+    from tandem.checkpoints.convert import ConvertConfig
     from tandem.clients.terminal import ClientConfig
     from tandem.comparison.analysis.advice import AdviceConfig
     from tandem.engine.compile_ahead import CompileConfig
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     from tandem.planning.plan import PlanConfig
     from tandem.rpc.credentials import Credentials
     from tandem.runners.nxdi.settings import NxdiSettings
+    from tandem.services.engine_port.port import EngineAddress
+    from tandem.services.gateway.config import GatewayConfig
     from tandem.services.role_config import RoleConfig
     from tandem.speculation.depth import Pipeline
     from tandem.speculation.types import SamplingParams
@@ -46,6 +52,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
             args.compiled_dir,
             args.cores,
             1 if nxdi else args.tp_degree,
+            args.weights,
         ),
         shape=Shape(
             args.batch,
@@ -57,7 +64,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
             ),
         ),
         model=model,
-        draft=DraftChoice(args.draft, args.draft_model),
+        draft=DraftChoice(args.draft, args.draft_model, _switched_on("branches", args.branches)),
         backend=args.backend,
         default_k=k,
         settings=nxdi_settings(args) if nxdi else None,
@@ -83,7 +90,9 @@ def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
         neuron_config=read_neuron_config(args.neuron_config),
         draft_neuron_config=read_neuron_config(args.draft_neuron_config, "draft_neuron_config"),
         compiled_dir=args.compiled_dir,
+        artifacts=args.artifacts,
         eagle=args.eagle,
+        pair=args.pair,
     )
 
 
@@ -109,6 +118,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
             startup,
             server_security(args),
             args.health_port,
+            engine_address(args),
             ShutdownDeadline(),
         ),
         models=model_config(args, model),
@@ -126,6 +136,39 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         step_seconds=parse_step_seconds(args.step_seconds),
         defaults=RequestDefaults(sampling(args), args.max_new_tokens),
         command=command(args),
+    )
+
+
+def engine_address(args: argparse.Namespace) -> EngineAddress | None:
+    """Returns where a server listens for gateways, or None. Raises ValueError."""
+    from tandem.services.engine_port.port import EngineAddress
+
+    if args.engine_port is None:
+        return None
+    if find_spec("smg_grpc_proto") is None:
+        raise ValueError("engine_port: smg-grpc-proto is not installed; pip install 'tandem-speculative[openai]'")
+    return EngineAddress(args.engine_port, args.engine_host)
+
+
+def gateway_config(args: argparse.Namespace) -> GatewayConfig:
+    """Builds the gateway's configuration. Raises ValueError."""
+    from tandem.services.gateway.config import GatewayConfig
+
+    return GatewayConfig(
+        workers=split_list(args.workers) if args.workers else (),
+        host=args.host,
+        port=args.http_port,
+        worker_flags=args.worker_flags,
+        flags=args.gateway_flags,
+        queue=args.queue,
+        accept_tokens=args.accept_tokens,
+        metrics_port=args.metrics_port,
+        metrics_host=args.metrics_host,
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
+        insecure=args.insecure,
+        drain_seconds=args.drain_seconds,
+        ready_file=args.ready_file,
     )
 
 
@@ -156,6 +199,12 @@ def credentials(args: argparse.Namespace) -> Credentials:
     )
 
 
+def _switched_on(name: str, value: str) -> bool:
+    if value not in ("off", "on"):
+        raise ValueError(f"{name}: {value!r} is not one of off, on")
+    return value == "on"
+
+
 def pipeline_of(args: argparse.Namespace) -> Pipeline:
     """Returns whether the rounds of a distributed loop overlap."""
     from tandem.speculation.depth import Pipeline
@@ -174,7 +223,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
     request = GenerationRequest(
         text="",
         chat=args.chat,
-        sampling=sampling(args),
+        sampling=replace(sampling(args), **processing(args)),
         unset_sampling=frozenset(name for name in SAMPLING_FIELDS if getattr(args, name) is None),
         max_new_tokens=args.max_new_tokens,
         max_total_tokens=args.sequence_length,
@@ -182,6 +231,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         stop_strings=tuple(args.stop),
         ignore_end_of_sequence=args.ignore_eos,
         rule=Rule.named(args.rule),
+        logprobs=args.logprobs,
     )
     return ClientConfig(
         with_default_ports(args.target_host, args.port),
@@ -222,6 +272,20 @@ def compile_config(args: argparse.Namespace) -> CompileConfig:
     return CompileConfig(model_config(args, args.target_model or args.model), parts, command(args))
 
 
+def convert_config(args: argparse.Namespace) -> ConvertConfig:
+    """Builds the configuration of a conversion. Raises ValueError."""
+    from tandem.checkpoints.convert import ConvertConfig
+
+    flag = "draft_model" if args.convert == "eagle" else "model"
+    source = getattr(args, flag)
+    if source is None:
+        raise ValueError(f"{flag}: give --{flag} DIR")
+    if args.output is None:
+        raise ValueError("output: give --output DIR, the folder to write to")
+    target = Path(args.target_model) if args.target_model else None
+    return ConvertConfig(Path(source), Path(args.output), args.convert or "", target, int(args.shard_gb * 10**9))
+
+
 def advice_config(args: argparse.Namespace) -> AdviceConfig:
     """Builds a request for advice: the measurements, the link and the load."""
     from tandem.comparison.analysis.advice import AdviceConfig
@@ -258,6 +322,7 @@ def plan_config(args: argparse.Namespace) -> PlanConfig:
         degree=args.tp_degree if args.tp_degree > 1 else None,
         cores=args.core_count,
         lnc=args.lnc,
+        compile_minutes=args.compile_minutes,
         row_buckets=numbers("batch_buckets", args.batch_buckets, int),
         draft_buckets=numbers("draft_buckets", args.draft_buckets, int),
         chunk=args.prefill_chunk,

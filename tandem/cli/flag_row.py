@@ -15,7 +15,8 @@ PROMPTED = (*ASKING, *ALONE)
 DRAFTING = ("fused_target", "draft_worker", "draft", "accept", "compile")
 LOADING = (*SERVERS, "draft", *ALONE, "accept", "compile")
 SHARED = ("target", "fused_target", "compile")  # their target can be sharded among ranks
-EVERY = (*LOADING, "client", "fused_client", "advise", "plan", "doctor")
+GATEWAY = "gateway"
+EVERY = (*LOADING, GATEWAY, "client", "fused_client", "advise", "plan", "doctor", "convert")
 
 TORCH, NXDI, REAL = ("torch",), ("nxdi",), ("torch", "nxdi")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.cli.flag_row import ASKING, EVERY, PROMPTED, SERVERS, Group, flag, switch
-from tandem.cli.model_flags import FIGURES, MODELS, PLANNING
+from tandem.cli.flag_row import ASKING, EVERY, GATEWAY, PROMPTED, SERVERS, Group, flag, switch
+from tandem.cli.model_flags import CONVERTING, FIGURES, MODELS, PLANNING
 
 DEFAULT_PORT = 50051
 
@@ -12,7 +12,7 @@ _NETWORK = Group(
     (
         flag(
             "host",
-            to=SERVERS,
+            to=(*SERVERS, GATEWAY),
             default="127.0.0.1",
             help="address a server listens on (default: 127.0.0.1, this machine only)",
         ),
@@ -54,9 +54,11 @@ _NETWORK = Group(
         ),
         flag(
             "pipeline",
-            to=("draft", "draft_worker"),
+            to=("draft", "draft_worker", "target"),
             default="auto",
-            help="draft, draft_worker: send rounds before verdicts arrive: on, off or auto (default: if it is faster)",
+            metavar="off|on|never-waiting|auto",
+            help="with a remote target or draft: off: each round waits for its verdict; on: rounds are sent before "
+            "verdicts arrive; never-waiting: the target steps on by itself; auto (default): what is likely fastest",
         ),
         flag(
             "health_port",
@@ -64,10 +66,22 @@ _NETWORK = Group(
             type=int,
             help="servers: also answer health checks on this port, without TLS (for probes)",
         ),
-        flag("ready_file", to=SERVERS, help="file to write the address and process id to once ready"),
+        flag(
+            "engine_port",
+            to=SERVERS,
+            type=int,
+            help="servers: port for the gateway of OpenAI clients (docs/openai.md); 0: any free port (default: none)",
+        ),
+        flag(
+            "engine_host",
+            to=SERVERS,
+            default="127.0.0.1",
+            help="servers: address for that port, which has neither TLS nor tokens (default 127.0.0.1)",
+        ),
+        flag("ready_file", to=(*SERVERS, GATEWAY), help="file to write the address and process id to once ready"),
         flag(
             "drain_seconds",
-            to=SERVERS,
+            to=(*SERVERS, GATEWAY),
             type=float,
             default=30.0,
             help="how long running requests may finish after SIGTERM",
@@ -101,12 +115,32 @@ _NETWORK = Group(
         ),
         flag(
             "queue",
-            to=SERVERS,
+            to=(*SERVERS, GATEWAY),
             type=int,
             default=256,
-            help="requests that may wait for a slot of a server (default 256)",
+            help="requests that may wait for a slot of a server, or of a gateway's workers (default 256)",
         ),
         flag("timeout", to=ASKING, type=float, help="deadline of a request in seconds (default: none)"),
+    ),
+)
+
+_OPENAI = Group(
+    "gateway of OpenAI clients (docs/openai.md)",
+    (
+        flag(
+            "workers",
+            to=(GATEWAY,),
+            metavar="HOST:PORT[,...]",
+            help="engine ports of servers (default: start a server of its own)",
+        ),
+        flag(
+            "worker_flags",
+            to=(GATEWAY,),
+            default="--role fused_target",
+            help="flags of that server, in one argument (default: a fused_target on the embedded pair)",
+        ),
+        flag("http_port", to=(GATEWAY,), type=int, default=8080, help="port for HTTP (default 8080); 0: any free port"),
+        flag("gateway_flags", to=(GATEWAY,), default="", help="further flags of smg, in one argument"),
     ),
 )
 
@@ -114,21 +148,24 @@ _TAKING = Group(
     "security of a server (docs/security.md)",
     (
         flag(
-            "tls_cert", to=SERVERS, metavar="FILE", help="the server's certificate (PEM, with its chain); turns TLS on"
+            "tls_cert",
+            to=(*SERVERS, GATEWAY),
+            metavar="FILE",
+            help="the server's certificate (PEM, with its chain); turns TLS on",
         ),
-        flag("tls_key", to=SERVERS, metavar="FILE", help="its private key"),
+        flag("tls_key", to=(*SERVERS, GATEWAY), metavar="FILE", help="its private key"),
         flag(
             "tls_client_ca", to=SERVERS, metavar="FILE", help="require client certificates that one of these CAs signed"
         ),
         flag(
             "accept_tokens",
-            to=SERVERS,
+            to=(*SERVERS, GATEWAY),
             metavar="FILE",
             help="require a token from this file of `identity token` lines",
         ),
         switch(
             "insecure",
-            to=(*SERVERS, *ASKING),
+            to=(*SERVERS, GATEWAY, *ASKING),
             help="allow other machines without TLS: listen for them, or send them a token",
         ),
         flag(
@@ -219,6 +256,36 @@ _REQUESTS = Group(
             help="drop tokens below this share of the likeliest (default: a server's, else 0)",
         ),
         flag("seed", to=_GENERATING, type=int, help="seed of the draws (default: a server's, else 0)"),
+        flag(
+            "logit_bias",
+            to=PROMPTED,
+            metavar="LIST",
+            help="add to the logits of single tokens, as in 50256:-100,11:2.5 (id:bias, -100 to 100)",
+        ),
+        flag(
+            "presence_penalty", to=PROMPTED, type=float, help="lower the logit of generated tokens (-2 to 2; default 0)"
+        ),
+        flag(
+            "frequency_penalty",
+            to=PROMPTED,
+            type=float,
+            help="lower it once for each time the token was generated (-2 to 2; default 0)",
+        ),
+        flag(
+            "repetition_penalty",
+            to=PROMPTED,
+            type=float,
+            help="divide the logits of tokens of the prompt and output (above 0 to 2; default 1)",
+        ),
+        flag("json_schema", to=PROMPTED, metavar="FILE", help="the output is JSON that this schema allows"),
+        flag("regex", to=PROMPTED, metavar="EXPRESSION", help="the output matches this regular expression"),
+        flag(
+            "logprobs",
+            to=PROMPTED,
+            type=int,
+            metavar="N",
+            help="print every token's log-probability, and the N likeliest tokens in its place (0 to 20)",
+        ),
         flag("rule", to=ASKING, default="agreement", help="how drafts are verified: agreement (default) or rejection"),
         flag("stop", to=PROMPTED, action="append", default=(), help="a string that ends the output; may be repeated"),
         switch("ignore_eos", to=PROMPTED, help="go on past the end-of-sequence token"),
@@ -235,11 +302,13 @@ _SEEING = Group(
     (
         flag(
             "metrics_port",
-            to=SERVERS,
+            to=(*SERVERS, GATEWAY),
             type=int,
             help="servers: port for Prometheus metrics; 0: any free port (default: none)",
         ),
-        flag("metrics_host", to=SERVERS, default="127.0.0.1", help="servers: address for metrics (default 127.0.0.1)"),
+        flag(
+            "metrics_host", to=(*SERVERS, GATEWAY), default="127.0.0.1", help="address for metrics (default 127.0.0.1)"
+        ),
         flag(
             "otlp_endpoint",
             to=(*SERVERS, *PROMPTED),
@@ -255,6 +324,6 @@ _SEEING = Group(
     ),
 )
 
-GROUPS = (MODELS, _NETWORK, _TAKING, _CALLING, _REQUESTS, FIGURES, PLANNING, _SEEING)
+GROUPS = (MODELS, _NETWORK, _OPENAI, _TAKING, _CALLING, _REQUESTS, FIGURES, CONVERTING, PLANNING, _SEEING)
 FLAGS = {row.name: row for group in GROUPS for row in group.flags}
 CALLING = tuple(row.name for row in _CALLING.flags)

@@ -18,6 +18,7 @@ EXTRAS = {
     "comparison": ("jinja2", "matplotlib", "rich"),
     "metrics": ("prometheus_client",),
     "mtls": ("cryptography",),
+    "openai": ("smg", "smg_grpc_proto"),
     "ray": ("ray",),
 }
 """The extra that installs a library."""
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
         if not debug:
             os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core writes its own lines to stderr
         set_up(args.log_format, debug, _rank())
+        if args.role != "doctor":
+            _require_libraries()
         return asyncio.run(ROLES[args.role].start(args)) or 0
     except KeyboardInterrupt:
         return 130
@@ -58,6 +61,14 @@ def main(argv: Sequence[str] | None = None, program: str = "main.py") -> int:
         if type(error).__name__ != "TandemError":
             raise
         return _refuse(str(error), error, 1, debug, program)
+
+
+def _require_libraries() -> None:
+    """Raises ValueError if gRPC or protobuf has a version with which the stubs cannot be imported."""
+    from tandem.planning.clashes import own_clashes, refusal
+
+    if clash := refusal(own_clashes()):
+        raise ValueError(f"{clash}; python main.py --role doctor says more")
 
 
 def with_role(argv: Sequence[str]) -> list[str]:

@@ -22,14 +22,24 @@ DRAFT_HELP = "hybrid (prompt lookup, else the draft model), model, or ngram (loo
 MODELS = Group(
     "models (default: the embedded SmolLM2-135M-Instruct)",
     (
-        flag("model", to=(*LOADING, "plan"), help="model folder, .gguf file or hub id of the role's own model"),
+        flag(
+            "model", to=(*LOADING, "plan", "convert"), help="model folder, .gguf file or hub id of the role's own model"
+        ),
         flag(
             "target_model",
-            to=("target", "verify_target", *DRAFTING, "plan"),
+            to=("target", "verify_target", *DRAFTING, "plan", "convert"),
             help="the target, for roles with two models; draft, draft_worker: the tokenizer that n-gram lookup uses",
         ),
-        flag("draft_model", to=(*DRAFTING, "verify_draft", "plan"), help="the draft model"),
+        flag("draft_model", to=(*DRAFTING, "verify_draft", "plan", "convert"), help="the draft model"),
         flag("draft", to=DRAFTING, default="auto", help=DRAFT_HELP),
+        flag(
+            "branches",
+            to=("draft", "draft_worker"),
+            default="off",
+            metavar="off|on",
+            help="drafts for a target that never waits also follow second choices, where that is expected to pay "
+            "(default: off)",
+        ),
         flag(
             "backend",
             to=(*LOADING, "plan"),
@@ -39,7 +49,22 @@ MODELS = Group(
         flag(
             "device", to=LOADING, backends=TORCH, default="auto", help="torch: auto, cpu, cuda or neuron (Trn2, Trn3)"
         ),
-        flag("dtype", to=(*LOADING, "plan"), backends=REAL, default="auto", help="auto, float32, bfloat16 or float16"),
+        flag(
+            "dtype",
+            to=(*LOADING, "plan"),
+            backends=REAL,
+            default="auto",
+            help="number format of activations, KV cache and unquantised weights: auto, float32, bfloat16 or float16",
+        ),
+        flag(
+            "weights",
+            to=LOADING,
+            backends=TORCH,
+            default="auto",
+            help="how weights lie in memory: bfloat16, float32, int8 or q4 (quantised once, native steps only),"
+            " as-stored (the blocks of a .gguf file as they are); auto: as the checkpoint has them if native steps can"
+            " run that and no --dtype is given, else in the dtype",
+        ),
         flag(
             "threads",
             to=LOADING,
@@ -104,14 +129,21 @@ MODELS = Group(
         flag(
             "cores",
             to=LOADING,
-            backends=TORCH,
-            help="cores of the device that this process uses, such as 0-3 (default: all)",
+            backends=REAL,
+            help="cores of the device that this server uses, such as 0-3; on a CPU, CPUs (default: all)",
         ),
         flag(
             "compiled_dir",
             to=LOADING,
             backends=REAL,
             help="folder for compiled models, which servers may share (default: in ~/.cache/tandem)",
+        ),
+        flag(
+            "artifacts",
+            to=LOADING,
+            backends=NXDI,
+            metavar="DIR",
+            help="nxdi: store of compiled models, such as a bucket mounted from S3; compile writes it, servers read it",
         ),
         flag(
             "compile_for",
@@ -146,16 +178,25 @@ MODELS = Group(
         ),
         flag(
             "draft_neuron_config",
-            to=("fused_target",),
+            to=("fused_target", "compile"),
             backends=NXDI,
             metavar="JSON",
             help="nxdi, fused_target: the NeuronConfig fields that differ for the draft",
         ),
         switch(
             "eagle",
-            to=("fused_target",),
+            to=("fused_target", "compile"),
             backends=NXDI,
             help="nxdi, fused_target: the draft is an EAGLE1 head of the target",
+        ),
+        flag(
+            "pair",
+            to=("fused_target", "compile"),
+            backends=NXDI,
+            default="both",
+            metavar="both|fused|apart",
+            help="nxdi, fused_target: load the pair as one graph, which is greedy, and apart for sampled requests"
+            " (default: both); or as one of them, in half the memory",
         ),
     ),
 )
@@ -163,7 +204,11 @@ MODELS = Group(
 FIGURES = Group(
     "measuring and advice (roles accept and advise)",
     (
-        flag("output", to=("accept",), help="accept: file to write the figures to, as JSON"),
+        flag(
+            "output",
+            to=("accept", "convert"),
+            help="accept: file to write the figures to, as JSON; convert: empty folder to write to",
+        ),
         flag("report", to=("advise",), help="advise: the comparison.json with the measurements to use"),
         flag(
             "rtt_ms",
@@ -174,6 +219,20 @@ FIGURES = Group(
         flag(
             "clients", to=("advise",), type=int, default=1, help="advise: concurrent clients of one target (default 1)"
         ),
+    ),
+)
+
+CONVERTING = Group(
+    "converting checkpoints (role convert, docs/trainium-nxdi.md)",
+    (
+        flag(
+            "convert",
+            to=("convert",),
+            metavar="fp8|eagle|safetensors",
+            help="convert: rescale FP8 weights for Neuron; give an EAGLE-1 head (--draft_model) its target's output"
+            " matrix (--target_model); or write safetensors",
+        ),
+        flag("shard_gb", to=("convert",), type=float, default=5.0, help="convert: most GB of a file (default 5)"),
     ),
 )
 
@@ -221,6 +280,13 @@ PLANNING = Group(
             default="lm_head",
             metavar="LIST",
             help="plan: modules to leave unquantized (default lm_head)",
+        ),
+        flag(
+            "compile_minutes",
+            to=("plan",),
+            type=float,
+            default=10.0,
+            help="plan: minutes to assume for compiling a graph (default 10)",
         ),
         switch("json", to=("plan", "doctor"), help="plan, doctor: print JSON"),
     ),

@@ -12,6 +12,8 @@ from tandem.cli.configuration import (
     advice_config,
     client_config,
     compile_config,
+    convert_config,
+    gateway_config,
     model_config,
     pipeline_of,
     plan_config,
@@ -38,6 +40,12 @@ def serve(args: argparse.Namespace, *host: Any) -> Run:
     if args.role == "draft_worker":
         args.draft_model = args.draft_model or _own_draft(args)
     return run_role(args.role, role_config(args, model), *host)
+
+
+def _gateway(args: argparse.Namespace) -> Run:
+    from tandem.services.gateway.run import run_gateway
+
+    return run_gateway(gateway_config(args))
 
 
 def _draft(args: argparse.Namespace) -> Run:
@@ -94,6 +102,12 @@ def _compile(args: argparse.Namespace) -> Run:
     return _at_once(run_compile, compile_config(args))
 
 
+def _convert(args: argparse.Namespace) -> Run:
+    from tandem.checkpoints.convert import run_convert
+
+    return _at_once(run_convert, convert_config(args))
+
+
 def _advise(args: argparse.Namespace) -> Run:
     from tandem.comparison.analysis.advice import run_advice
 
@@ -123,6 +137,7 @@ ROLES = {
     "draft_worker": Role(
         serve, "server: DraftWorker, drafts and verifies at --target_host, or drafts for targets that ask it"
     ),
+    "gateway": Role(_gateway, "HTTP for OpenAI clients, by smg, in front of servers with an --engine_port"),
     "client": Role(_client, "asks any of the three servers"),
     "fused_client": Role(_fused_client, "asks a FusedSpeculativeServer"),
     "draft": Role(_draft, "drafts for its own prompts and verifies at --target_host"),
@@ -130,6 +145,7 @@ ROLES = {
     "verify_draft": Role(_verify_draft, "runs the draft alone, without a server, token by token"),
     "accept": Role(_accept, "measures a draft against a target: acceptance, costs, best speculation length"),
     "compile": Role(_compile, "compiles the graphs of target, draft and both ahead of time, for servers to share"),
+    "convert": Role(_convert, "converts a checkpoint for NxD Inference: FP8 range, EAGLE heads, safetensors"),
     "advise": Role(_advise, "recommends an architecture and a length for a link and a load, from a comparison.json"),
     "plan": Role(_plan, "computes from config.json files what fits on a Trainium or Inferentia instance"),
     "doctor": Role(_doctor, "reports what this machine has, where models can run on it, and what to do next"),

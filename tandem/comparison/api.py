@@ -21,6 +21,7 @@ from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts, given_prompts
 from tandem.comparison.report.files import Comparison
 from tandem.comparison.report.publishing import write_files
+from tandem.planning.host_placement import HostPlacement
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.types import Rule, SamplingParams
@@ -44,11 +45,26 @@ class Settings(TypedDict, total=False):
     link: LinkKind
     temperatures: tuple[float, ...]
     rules: tuple[Rule, ...]
+    concurrency: tuple[int, ...]
+    rate: tuple[float, ...]
+    max_num_completed_requests: int | None
+    mean_input_tokens: int | None
+    stddev_input_tokens: int
+    mean_output_tokens: int | None
+    stddev_output_tokens: int
     sequence_length: int
     batch: int | None
     threads: int | None
     backend: str
+    device: str
+    tp_degree: int
+    placement: HostPlacement | None
+    draft_device: str | None
+    neuron_config: str | None
+    draft_neuron_config: str | None
+    compiled_dir: str | None
     dtype: str
+    weights: str
     model: str | None
     draft_model: str | None
     draft: str
@@ -70,6 +86,7 @@ def compare(
 
     Starts the servers it needs, or uses those named in `connect`, and stops what it started. The settings are the
     fields of `ComparisonConfig`, for instance `model`, `draft_model`, `architectures`, `rtts_ms`, `max_new_tokens`.
+    With `concurrency=(1, 4)` or `rate=(0.5, 2.0)` (requests per second), loads are measured too.
 
     Args:
         prompts: texts or `Prompt`s; the built-in workloads if empty.

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from tandem.checkpoints.locate import find
 from tandem.engine.loading import ModelConfig
 from tandem.engine.rank_processes import end_with_rank_0, rank_processes
-from tandem.runners.loading import load_runner
+from tandem.runners.backends import backend_named
+from tandem.runners.loading import load_runner, prepared_platform
 from tandem.runners.startup import Startup
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import CompileStatistics
-from tandem.runners.torch.platforms import Platform, choose_platform
+from tandem.runners.torch.platforms import Platform
 from tandem.runners.torch.tensor_parallel import RankLink
 
 PARTS = ("target", "draft", "fused")
@@ -34,8 +35,8 @@ class CompileConfig:
         for part in self.parts:
             if part not in PARTS:
                 raise ValueError(f"compile_for: {part!r} is not one of {', '.join(PARTS)}")
-        if self.models.backend != "torch":
-            raise ValueError(f"backend: {self.models.backend} has no graphs to compile; torch has")
+        if self.models.backend == "toy":
+            raise ValueError("backend: toy has no graphs to compile")
 
     def selected(self) -> tuple[str, ...]:
         """Returns the parts to compile, in the order of PARTS. Raises ValueError if a draft model is missing."""
@@ -52,7 +53,9 @@ def run_compile(config: CompileConfig) -> int:
     Returns the exit code. Raises ValueError with a one-line message.
     """
     models = config.models
-    platform, wanted = choose_platform(models.execution.device), config.selected()
+    if models.backend != "torch":
+        return _compile_by_backend(models, config.selected())
+    platform, wanted = prepared_platform(models.execution), config.selected()
     execution = models.execution
     if execution.compile == "auto":
         execution = replace(execution, compile=platform.backend)
@@ -69,6 +72,19 @@ def run_compile(config: CompileConfig) -> int:
         if link is not None:
             link.part()
         others.serve(lambda: None)
+    return 0
+
+
+def _compile_by_backend(models: ModelConfig, wanted: tuple[str, ...]) -> int:
+    """Leaves each part to the backend, which compiles what a server of that part would load."""
+    backend, startup = backend_named(models.backend), Startup()
+    backend.require()
+    target = backend.find(models.model)
+    draft = backend.find(models.draft_model) if models.draft_model else None
+    for part in wanted:
+        for line in backend.compile(target, draft, models.load_request(), part):
+            print(f"{part}: {line}", flush=True)
+    print(f"ready after {startup.total():.1f} s", flush=True)
     return 0
 
 

@@ -41,17 +41,19 @@ class Drafting:
         rule: Rule = Rule.AGREEMENT,
         slot_seconds: float | None = None,
         stats: SpeculationStats | None = None,
+        second_choices: bool = False,
     ) -> BonusDrafter:
         """Returns a drafter for one request, which proposes token ids below `vocab_size`.
 
         Its `open` raises NoFreeSlot after `slot_seconds` without a free slot (None: it waits). With `stats`, a model
-        that fails leaves rounds undrafted, and they are counted there; without, its errors are raised.
+        that fails leaves rounds undrafted, and they are counted there; without, its errors are raised. With
+        `second_choices`, a model's drafts have them.
         """
 
         def tolerate_failures(model: BonusDrafter) -> BonusDrafter:
             return model if stats is None else FallibleBonusDrafter(model, self.health, stats, (RowFailed, NoFreeSlot))
 
-        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, tolerate_failures)
+        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, tolerate_failures, second_choices)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:

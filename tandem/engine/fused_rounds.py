@@ -10,6 +10,7 @@ from tandem.engine.sequences import DraftSequence, Engine, KVSequence
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, fused
 from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.lookup_policy import PolicedLookup
+from tandem.speculation.processing import Processing
 from tandem.speculation.types import Draft, Proposer, Rule, SamplingParams, SpeculationStats, Verdict, model_part
 
 
@@ -36,16 +37,20 @@ class FusedRounds:
         lookup: PolicedLookup | None = None,
         rule: Rule = Rule.AGREEMENT,
         stats: SpeculationStats | None = None,
+        logprobs: int | None = None,
     ) -> None:
         self._pair, self._margins, self._lookup, self._rule = pair, margins, lookup, rule
+        self._logprobs = logprobs
         self._stats = stats if stats is not None else SpeculationStats()
         self._target: KVSequence | None = None
         self._draft: DraftSequence | None = None
         self._sampling = SamplingParams()
+        self._processing: Processing | None = None  # of both models: a round's steps run one after the other
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._pair.target.admit(sampling)
+        self._pair.target.admit(sampling, self._logprobs)
         self._sampling = sampling
+        self._processing = await self._pair.target.processing(sampling, len(prompt))
         slot = await self._pair.target.slots.acquire()
         self._target = KVSequence(self._pair.target, slot)
         known = self._pair.target.runner.limits.vocab_size
@@ -81,7 +86,8 @@ class FusedRounds:
         asked = await self._draft_row(self._draft, tokens, k, attempt) if attempt else None
         last = tuple(tokens[-1:])
         plain = ProposeRow(self._target.slot, len(tokens) - 1, last, k if copied else 0, self._sampling, self._rule)
-        row = FusedRow(asked or plain, self._margins, copied)
+        processor = self._processing.after(tokens) if self._processing else None
+        row = FusedRow(replace(asked or plain, processor=processor), self._margins, copied, self._logprobs)
         done = await self._pair.target.run(self._pair.step, row)
         result: FusedResult = done.value
         if attempt and asked:

@@ -57,7 +57,8 @@ class Generator:
     """Answers requests with rounds made by `make_rounds`, within the limits in `info`.
 
     `statistics`: measurements of its requests, from which draft lengths are chosen. `encoding`: the lock that
-    serializes the tokenization of long texts.
+    serializes the tokenization of long texts. `fallback`: answers the requests that these rounds cannot, with
+    statistics of its own.
     """
 
     info: ModelInfo
@@ -67,6 +68,7 @@ class Generator:
     statistics: RoundStatistics = field(default_factory=RoundStatistics)
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     encoding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    fallback: Fallback | None = None
 
     async def generate(
         self, request: GenerationRequest, stats: SpeculationStats | None = None
@@ -79,8 +81,11 @@ class Generator:
         request = self.defaults.complete(request, self._total(request) - len(prompt))
         stats = SpeculationStats() if stats is None else stats
         stopping = Stopping(self._rules(request, len(prompt)), self.tokenizer.stream())
-        lengths = self._lengths(request)
-        rounds = self.make_rounds(request, stats)
+        chosen = self
+        if self.fallback is not None and self.fallback.takes(request):
+            chosen, stats.placement = self.fallback.generator, self.fallback.name
+        lengths = chosen._lengths(request)
+        rounds = chosen.make_rounds(request, stats)
         async with contextlib.aclosing(speculate(prompt, request.sampling, lengths, rounds, stopping, stats)) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -147,6 +152,15 @@ class Generator:
         if k > most:
             raise InvalidField("speculation_length", f"{k} is above the maximum {most}")
         return FixedLength(k)
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """A generator of the same models that answers the requests which `takes` picks; `name` is that of its placement."""
+
+    generator: Generator
+    takes: Callable[[GenerationRequest], bool]
+    name: str
 
 
 def _tokens_ignore_lengths(request: GenerationRequest) -> bool:

@@ -7,15 +7,22 @@ from dataclasses import replace
 
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.generator import Generator
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
+from tandem.engine.generator import Fallback, Generator
+from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, UnfusedPair
+from tandem.engine.local_run import LocalRunVerifier
 from tandem.engine.sequences import LocalVerifier, ModelDrafter
+from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
 from tandem.speculation.loop import DraftThenVerify, Rounds
+from tandem.speculation.never_waiting import DraftsElsewhere, NeverWaitingRounds
+from tandem.speculation.reach import Reach, RunMeasurements
+from tandem.speculation.round_statistics import RoundStatistics
+from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
+from tandem.speculation.ways import ChosenRounds, WayChoice
 
 
 def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> ModelInfo:
@@ -51,7 +58,7 @@ def plain_generator(loaded: Loaded) -> Generator:
     """Builds a generator that decodes plainly with the target alone."""
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        return DraftThenVerify(LocalVerifier(loaded.engine, request.report_margins))
+        return DraftThenVerify(LocalVerifier(loaded.engine, request.report_margins, logprobs=request.logprobs))
 
     return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
 
@@ -60,21 +67,60 @@ def drafted_generator(
     target: Loaded,
     default_k: int | None,
     name: str,
-    drafter: Callable[[GenerationRequest, SpeculationStats], Drafter],
+    drafter: Callable[[GenerationRequest, SpeculationStats, MeasuredTimes], Drafter],
+    pipeline: Pipeline,
+    elsewhere: Callable[[GenerationRequest, SpeculationStats], DraftsElsewhere] | None = None,
 ) -> Generator:
     """Builds a generator from the target and a drafter called `name`, made per request by `drafter`.
 
-    A request with a draft length of 0 gets no drafter.
+    A request with a draft length of 0 gets no drafter. `pipeline`: whether the target waits for drafts; of rounds that
+    wait it has one at a time. If it does not wait, the drafter follows it by what `elsewhere` makes, or is asked for
+    each draft.
     """
-    info = target_info(target, default_k, name)
+    info, statistics = target_info(target, default_k, name), RoundStatistics()
+    measured, most = RunMeasurements(steps=statistics.verify), info.max_speculation_length
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        asked = request.speculation_length
-        k = info.default_speculation_length if asked is None else asked
-        verifier = LocalVerifier(target.engine, request.report_margins, request.rule)
-        return DraftThenVerify(verifier, drafter(request, stats) if k else None)
+        fixed = fixed_length(request, info)
+        verifier = LocalVerifier(target.engine, request.report_margins, request.rule, request.logprobs)
+        drafts = drafter(request, stats, measured.times) if fixed != 0 else None
+        waiting = DraftThenVerify(verifier, drafts)
+        if drafts is None or pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
+            return waiting
+        reach = Reach(most, measured, fixed)
+        running = NeverWaitingRounds(
+            LocalRunVerifier(verifier, stop_tokens(request, info)),
+            drafts,
+            reach,
+            stats,
+            request.max_total_tokens or info.max_sequence_length,
+            max(1, most),
+            request.max_new_tokens,
+            measures=False,
+            elsewhere=elsewhere(request, stats) if elsewhere else None,
+        )
 
-    return Generator(info, target.tokenizer, rounds)
+        choice = WayChoice(reach, most_in_flight=1)
+
+        def runs(now: bool | None) -> bool:
+            return pipeline is Pipeline.NEVER_WAITING or choice.runs(now)
+
+        return ChosenRounds(verifier.open, runs, choice.took, waiting, running, reach, measures_steps=True)
+
+    return Generator(info, target.tokenizer, rounds, statistics=statistics)
+
+
+def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:
+    """Returns the draft tokens of a round, or None if they adapt."""
+    if request.speculation_length is not None:
+        return request.speculation_length
+    return None if info.adaptive_speculation_length else info.default_speculation_length
+
+
+def stop_tokens(request: GenerationRequest, info: ModelInfo) -> set[int]:
+    """Returns the tokens that end the request's text."""
+    ends = () if request.ignore_end_of_sequence else info.end_of_sequence_ids
+    return {*ends, *request.stop_token_ids}
 
 
 def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
@@ -91,10 +137,12 @@ def fused_generator(
     default_k: int | None,
     choice: DraftChoice,
     health: DrafterHealth | None = None,
+    unfused: UnfusedPair | None = None,
 ) -> Generator:
     """Builds a generator that drafts next to the target: by a model in the same step, n-gram lookup, or both.
 
-    Raises ValueError if the tokenizers differ.
+    `unfused`: the same models apart, for requests that the fused graph cannot answer. Raises ValueError if the
+    tokenizers differ.
     """
     if draft is not None:
         same_tokens(draft.tokenizer, target.tokenizer.sha256)
@@ -106,10 +154,18 @@ def fused_generator(
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if pair is not None and draft is not None:
             lookup = choice.lookup(draft.lookup_policy)
-            return FusedRounds(pair, request.report_margins, lookup, request.rule, stats)
-        return DraftThenVerify(LocalVerifier(target.engine, request.report_margins, request.rule), NgramDrafter())
+            return FusedRounds(pair, request.report_margins, lookup, request.rule, stats, request.logprobs)
+        verifier = LocalVerifier(target.engine, request.report_margins, request.rule, request.logprobs)
+        return DraftThenVerify(verifier, NgramDrafter())
 
-    return Generator(target_info(target, default_k, draft_name(draft, choice)), target.tokenizer, rounds)
+    fallback = None
+    if unfused is not None:
+        apart = fused_generator(unfused.target, unfused.draft, default_k, replace(choice, kind="model"))
+        fallback = Fallback(
+            apart, lambda request: not target.engine.answers(request.sampling, request.logprobs), "apart"
+        )
+    info = target_info(target, default_k, draft_name(draft, choice))
+    return Generator(info, target.tokenizer, rounds, fallback=fallback)
 
 
 def drafter_health(draft: Loaded | None) -> DrafterHealth:
@@ -124,15 +180,16 @@ def make_drafter(
     rule: Rule = Rule.AGREEMENT,
     slot_seconds: float | None = None,
     tolerate_failures: Callable[[BonusDrafter], BonusDrafter] | None = None,
+    second_choices: bool = False,
 ) -> BonusDrafter:
     """Returns a drafter for one request.
 
     Its `open` raises NoFreeSlot if all slots are taken for `slot_seconds` (None: it waits). `tolerate_failures` wraps
-    the model, the only part that can fail.
+    the model, the only part that can fail. `second_choices`: its drafts have them.
     """
     if draft is None:
         return NgramDrafter()
-    model: BonusDrafter = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds)
+    model: BonusDrafter = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, second_choices)
     model = tolerate_failures(model) if tolerate_failures else model
     lookup = choice.lookup(draft.lookup_policy)
     return model if lookup is None else HybridDrafter(lookup, model)

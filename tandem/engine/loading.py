@@ -11,11 +11,11 @@ from tandem.checkpoints.locate import Checkpoint, CheckpointError, embedded_draf
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
 from tandem.engine.batcher import CLOSE_SECONDS, Batcher
 from tandem.engine.sequences import Engine
-from tandem.runners.backends import BACKENDS, Backend, BackendSettings, LoadRequest, backend_named
-from tandem.runners.loading import Execution, Shape, transformers_logging
+from tandem.engine.structures import Structures
+from tandem.runners.backends import BACKENDS, Backend, BackendSettings, LoadRequest, Unfused, backend_named
+from tandem.runners.loading import Execution, Shape, prepared_platform, transformers_logging
 from tandem.runners.protocol import Fuses, Runner
 from tandem.runners.startup import Startup
-from tandem.runners.torch.platforms import choose_platform
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 
@@ -27,10 +27,12 @@ class DraftChoice:
     """The kind of drafter: "ngram" lookup, a "model" (named by `model`), or "hybrid": lookup first, else the model.
 
     "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
+    `branches`: drafts for a target that never waits may branch at the model's second choices.
     """
 
     kind: str = "auto"
     model: str | None = None
+    branches: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTS:
@@ -109,12 +111,12 @@ async def load(config: ModelConfig, batcher: Batcher, startup: Startup | None = 
     If ranks share it, each of them calls this, and the runner is a Leader.
     """
     shared = config.backend == "torch" and config.ranks.degree > 1
-    link = (
-        await batcher.on_device(RankLink.join, choose_platform(config.execution.device), config.ranks)
-        if shared
-        else None
-    )
+    link = await batcher.on_device(_join, config) if shared else None
     return await _load(config, config.model, batcher, startup or Startup(), verifies=True, link=link)
+
+
+def _join(config: ModelConfig) -> RankLink:
+    return RankLink.join(prepared_platform(config.execution), config.ranks)
 
 
 async def load_draft(
@@ -148,8 +150,14 @@ async def load_pair(
 ) -> tuple[Loaded, Loaded | None]:
     """Loads target and draft on one device thread, and compiles their fused step if the backend compiles graphs."""
     startup = startup or Startup()
-    if config.draft_model is not None and backend_named(config.backend).loads_pairs:
-        return await _load_as_one_graph(config, config.draft_model, batcher, startup)
+    backend, request = backend_named(config.backend), config.load_request()
+    if config.draft_model is not None and backend.loads_pairs:
+        if backend.fuses(request):
+            return await _load_as_one_graph(config, config.draft_model, batcher, startup)
+        requests = backend.unfused(request)
+        assert requests is not None, "what is not fused is loaded apart"
+        apart = await _load_both_apart(config, requests, await load_target_tokenizer(config), batcher, startup)
+        return apart.target, apart.draft
     target = await load(config, batcher, startup)
     link = target.runner.link if isinstance(target.runner, Leader) else None
     draft = await load_draft(config, batcher, startup=startup, link=link)
@@ -175,7 +183,17 @@ async def _load(
     with startup.stage("tokenizer"):
         tokenizer = await _tokenizer(backend, checkpoint)
     shared = runner if link is None else Leader(runner, link, TARGET if verifies else DRAFT)
-    return Loaded(Engine(shared, batcher, vital=verifies), tokenizer)
+    return Loaded(Engine(shared, batcher, verifies, _structures(shared, tokenizer)), tokenizer)
+
+
+def _structures(runner: Runner, tokenizer: Tokenizer) -> Structures | None:
+    """Returns what makes structured output possible, or None where it is not.
+
+    Ranks would each need a matcher of their own, and logits on the device cannot be masked.
+    """
+    if isinstance(runner, Leader) or runner.identity.greedy_only:
+        return None
+    return Structures(tokenizer, runner.limits.vocab_size, runner.identity.end_of_sequence_ids)
 
 
 def _load_warm(backend: Backend, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
@@ -200,8 +218,55 @@ async def _load_as_one_graph(
         same_tokens(await _tokenizer(backend, draft), tokenizer.sha256)
     runners = await batcher.on_device(backend.load_pair, target, draft, request, startup)
     await batcher.on_device(runners[0].warm_up, startup)
-    target_engine, draft_engine = Engine(runners[0], batcher), Engine(runners[1], batcher, vital=False)
+    target_engine = Engine(runners[0], batcher, structures=_structures(runners[0], tokenizer))
+    draft_engine = Engine(runners[1], batcher, vital=False)
     return Loaded(target_engine, tokenizer), Loaded(draft_engine, tokenizer)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfusedPair:
+    """The models of a fused pair, loaded apart as well. `draft`: None if the draft model works in its graph alone."""
+
+    target: Loaded
+    draft: Loaded | None
+
+
+async def load_unfused(
+    config: ModelConfig, fused: Loaded, batcher: Batcher, startup: Startup | None = None
+) -> UnfusedPair | None:
+    """Loads the models of `fused` apart as well, for requests that its graph cannot answer; None if there are none.
+
+    If the device of one is lost, the other is lost too.
+    """
+    if config.draft_model is None or not fused.runner.identity.greedy_only:
+        return None
+    requests = backend_named(config.backend).unfused(config.load_request())
+    if requests is None:
+        return None
+    apart = await _load_both_apart(config, requests, fused.tokenizer, batcher, startup or Startup())
+    fused.engine.bind(apart.target.engine)
+    return apart
+
+
+async def _load_both_apart(
+    config: ModelConfig, requests: Unfused, tokenizer: Tokenizer, batcher: Batcher, startup: Startup
+) -> UnfusedPair:
+    backend = backend_named(config.backend)
+    backend.require()
+    target = await _load_apart(backend, config.model, requests.target, batcher, startup, tokenizer)
+    if requests.draft is None:
+        return UnfusedPair(target, None)
+    same_tokens(await _tokenizer(backend, backend.find(config.draft_model)), tokenizer.sha256)
+    draft = await _load_apart(backend, config.draft_model, requests.draft, batcher, startup, tokenizer)
+    return UnfusedPair(target, draft)
+
+
+async def _load_apart(
+    backend: Backend, model: str | None, request: LoadRequest, batcher: Batcher, startup: Startup, tokenizer: Tokenizer
+) -> Loaded:
+    runner = await batcher.on_device(_load_warm, backend, backend.find(model), request, startup)
+    vital = request.verifies
+    return Loaded(Engine(runner, batcher, vital, _structures(runner, tokenizer)), tokenizer)
 
 
 async def _tokenizer(backend: Backend, checkpoint: Checkpoint) -> Tokenizer:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
 from tandem.engine.slots import SlotPool
+from tandem.engine.structures import Structures
 from tandem.runners.protocol import (
     TAIL,
     PrefillRow,
@@ -19,6 +21,7 @@ from tandem.runners.protocol import (
     VerifyRow,
     verify_sized,
 )
+from tandem.speculation.processing import Processing
 from tandem.speculation.types import (
     Draft,
     InvalidField,
@@ -30,22 +33,28 @@ from tandem.speculation.types import (
     model_part,
 )
 
+log = logging.getLogger("tandem.engine")
+
 
 class Engine:
     """A runner, its slots and the batcher of its device thread.
 
     If a whole step of a `vital` engine fails, the engine is lost with all its sequences and raises DeviceLost from then
     on, because the state of its device cannot be trusted. An engine that only drafts may be tried again. A step that
-    hangs may still return: the engine is lost only when StepWatch gives up on it.
+    hangs may still return: the engine is lost only when StepWatch gives up on it. `structures`: those of the model's
+    tokenizer; None if structured output is not possible.
     """
 
-    def __init__(self, runner: Runner, batcher: Batcher, vital: bool = True) -> None:
-        self.runner, self.batcher, self.vital = runner, batcher, vital
+    def __init__(
+        self, runner: Runner, batcher: Batcher, vital: bool = True, structures: Structures | None = None
+    ) -> None:
+        self.runner, self.batcher, self.vital, self._structures = runner, batcher, vital, structures
         self.slots = SlotPool(runner.limits.slots)
         batcher.serves(self.slots)
         self.verify = functools.partial(verify_sized, runner)
         self.lost = asyncio.Event()
         self._cause = ""
+        self._bound: list[Engine] = []
 
     async def run(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
         """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
@@ -57,6 +66,8 @@ class Engine:
             raise
         except DeviceLost as error:
             if self.vital:
+                if not self.lost.is_set():
+                    log.error("a step failed: %s", str(error).partition("\n")[0])
                 self.lose(error)
             raise
 
@@ -66,16 +77,64 @@ class Engine:
             self._cause = str(error)
             self.lost.set()
             self.slots.close(error)
+            for other in self._bound:
+                other.lose(error)
 
-    def admit(self, sampling: SamplingParams) -> None:
-        """Raises InvalidField if this runner does not support the sampling parameters."""
-        identity = self.runner.identity
+    def bind(self, other: Engine) -> None:
+        """Makes the loss of either engine the loss of both: their models are on one device."""
+        self._bound.append(other)
+        other._bound.append(self)
+
+    def answers(self, sampling: SamplingParams, logprobs: int | None = None) -> bool:
+        """Whether a request asks for nothing that needs logits which stay on the device."""
+        return not self.runner.identity.greedy_only or (sampling.greedy and not sampling.processed and logprobs is None)
+
+    def admit(self, sampling: SamplingParams, logprobs: int | None = None) -> None:
+        """Raises InvalidField if this runner does not support the sampling parameters or log-probabilities."""
+        identity, size = self.runner.identity, self.runner.limits.vocab_size
+        for token, _ in sampling.logit_bias[-1:]:
+            if token >= size:
+                raise InvalidField("logit_bias", f"token id {token} is outside the vocabulary of {size}")
+        for name in (*sampling.processed, *(("logprobs",) if logprobs is not None else ())):
+            if identity.greedy_only:
+                raise InvalidField(
+                    name, f"not available: this server's {identity.backend} model keeps its logits on the device"
+                )
+        if sampling.structure and self._structures is None:
+            raise InvalidField("structure", f"not available with this server's {identity.backend} model")
         if identity.greedy_only and not sampling.greedy:
             raise InvalidField(
                 "temperature",
                 f"{sampling.temperature}: this server's {identity.backend} model keeps its logits on the device, so it "
                 "decodes greedily only: temperature 0",
             )
+
+    async def processing(
+        self, sampling: SamplingParams, prompt_length: int, tokens: Sequence[int] = ()
+    ) -> Processing | None:
+        """Returns the logits processing of an admitted request, or None if it asks for none.
+
+        `tokens`: those known so far, prompt included. Raises InvalidField if the output in them does not match the
+        structure, or if that cannot be enforced.
+        """
+        if not sampling.processed:
+            return None
+        matcher = None
+        if sampling.structure and self._structures:
+            matcher = await self._structures.matcher(sampling.structure)
+        processing = Processing(sampling, prompt_length, matcher)
+        if not processing.matches(tokens):
+            raise InvalidField("prefix", "the output in it does not match the structure")
+        return processing
+
+    async def draft_processing(self, sampling: SamplingParams, prompt_length: int) -> Processing | None:
+        """Like `processing`, for drafts: what cannot be done is left out, because the target does it in any case."""
+        if self.runner.identity.greedy_only:
+            return None
+        try:
+            return await self.processing(sampling, prompt_length)
+        except InvalidField:
+            return await self.processing(replace(sampling, structure=None), prompt_length)
 
 
 class KVSequence:
@@ -118,7 +177,9 @@ class KVSequence:
 
 
 class TargetSequence(KVSequence):
-    """A sequence of the target: prefilled, then used to verify round by round."""
+    """A sequence of the target: prefilled, then used to verify round by round, with its logits `processing`."""
+
+    processing: Processing | None = None
 
     async def verify(
         self,
@@ -128,13 +189,25 @@ class TargetSequence(KVSequence):
         margins: bool = False,
         rule: Rule = Rule.AGREEMENT,
         distributions: Sequence[SparseDistribution] = (),
+        logprobs: int | None = None,
     ) -> Verdict:
         """Runs one pass over [last of tokens, draft...]; the accepted tokens stay held.
 
         A row that fails is retried once on a refilled slot, since leftovers of an earlier sequence may be the cause.
         """
         position = len(tokens) - 1
-        row = VerifyRow(self.slot, position, tokens[-1], tuple(draft), sampling, margins, rule, tuple(distributions))
+        row = VerifyRow(
+            self.slot,
+            position,
+            tokens[-1],
+            tuple(draft),
+            sampling,
+            margins,
+            rule,
+            tuple(distributions),
+            self.processing.after(tokens) if self.processing else None,
+            logprobs,
+        )
         self.keep(tokens[:position], start=max(0, position - 1))
         try:
             done = await self._filled_run(tokens[:position], row)
@@ -157,22 +230,31 @@ class TargetSequence(KVSequence):
 class LocalVerifier:
     """A local target for one request; `open` waits for a slot if all are taken."""
 
-    def __init__(self, engine: Engine, margins: bool = False, rule: Rule = Rule.AGREEMENT) -> None:
-        self._engine, self._margins, self._rule = engine, margins, rule
+    def __init__(
+        self, engine: Engine, margins: bool = False, rule: Rule = Rule.AGREEMENT, logprobs: int | None = None
+    ) -> None:
+        self._engine, self._margins, self._rule, self._logprobs = engine, margins, rule, logprobs
         self._sequence: TargetSequence | None = None
         self._sampling = SamplingParams()
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._engine.admit(sampling)
+        """Takes a slot and processes the prompt, unless that was done."""
+        if self._sequence:
+            return
+        self._engine.admit(sampling, self._logprobs)
         self._sampling = sampling
+        processing = await self._engine.processing(sampling, len(prompt))
         self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire())
+        self._sequence.processing = processing
         await self._sequence.fill(prompt[:-1])
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
         assert self._sequence is not None, "open comes first"
-        return await self._sequence.verify(tokens, draft, self._sampling, self._margins, self._rule, distributions)
+        return await self._sequence.verify(
+            tokens, draft, self._sampling, self._margins, self._rule, distributions, self._logprobs
+        )
 
     async def close(self) -> None:
         if self._sequence:
@@ -181,11 +263,15 @@ class LocalVerifier:
 
 
 class DraftSequence(KVSequence):
-    """A sequence of the draft model, which proposes under `rule` only token ids below `target_vocab_size`."""
+    """A sequence of the draft model, which proposes under `rule` only token ids below `target_vocab_size`.
+
+    `processing` changes its logits as the target's, so that more drafts are accepted.
+    """
 
     def __init__(self, engine: Engine, slot: int, rule: Rule, target_vocab_size: int) -> None:
         super().__init__(engine, slot)
         self._rule, self._target_vocab_size = rule, target_vocab_size
+        self.processing: Processing | None = None
 
     async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow:
         """Fills the cache with all of `tokens` but a short tail, and returns the row for the next step."""
@@ -194,7 +280,8 @@ class DraftSequence(KVSequence):
             await self.fill(tokens[:-2])
             behind = 2
         tail = tuple(tokens[-max(2, behind) :])
-        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._target_vocab_size)
+        processor = self.processing.after(tokens) if self.processing else None
+        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._target_vocab_size, processor)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         """Records the tokens that a step processed: all but the last draft token, which was only drawn."""
@@ -205,7 +292,8 @@ class ModelDrafter:
     """A local draft model for one request.
 
     Tokens that the target does not have end the draft, or under the rejection rule are not drawn. `open` waits for a
-    slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit).
+    slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit). `second_choices`: drafts have
+    them, where the runner reports them.
     """
 
     def __init__(
@@ -214,7 +302,9 @@ class ModelDrafter:
         target_vocab_size: int,
         rule: Rule = Rule.AGREEMENT,
         slot_seconds: float | None = None,
+        second_choices: bool = False,
     ) -> None:
+        self._second_choices = second_choices
         self._engine, self._target_vocab_size = engine, target_vocab_size
         self._rule, self._slot_seconds = rule, slot_seconds
         self._sequence: DraftSequence | None = None
@@ -222,8 +312,10 @@ class ModelDrafter:
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
+        processing = await self._engine.draft_processing(sampling, len(prompt))
         slot = await self._engine.slots.acquire(self._slot_seconds)
         self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size)
+        self._sequence.processing = processing
         await self._sequence.fill(prompt[:-2])
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -241,7 +333,7 @@ class ModelDrafter:
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        row = replace(await sequence.row(tokens, k, self._sampling), rule=rule)
+        row = replace(await sequence.row(tokens, k, self._sampling), rule=rule, second_choices=self._second_choices)
         done = await sequence.step(self._engine.runner.propose, row)
         sequence.proposed(tokens, done.value.token_ids)
         proposal = done.value.within(self._target_vocab_size)
@@ -252,6 +344,7 @@ class ModelDrafter:
             (Proposer.MODEL,) * len(proposal.token_ids),
             proposal.distributions,
             done.rows,
+            second_choices=proposal.second_choices,
         )
 
     async def close(self) -> None:

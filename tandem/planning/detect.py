@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from tandem.planning.clashes import Clash, clashes, refusal
 from tandem.planning.devices import Devices, find_devices
 from tandem.planning.instances import FAMILIES
 from tandem.planning.packages import Package, installed_packages, release, version_of
@@ -41,6 +42,7 @@ class Neuron:
     stack: Stack
     packages: tuple[Package, ...]
     devices: Devices
+    clashes: tuple[Clash, ...] = ()
 
     @property
     def placeholders(self) -> tuple[Package, ...]:
@@ -57,7 +59,8 @@ def detect(
 ) -> Neuron:
     """Detects software and devices. The arguments are for tests: file system, package path and environment."""
     packages = installed_packages(path)
-    return Neuron(_stack(packages), packages, find_devices(root, os.environ if environment is None else environment))
+    devices = find_devices(root, os.environ if environment is None else environment)
+    return Neuron(_stack(packages), packages, devices, clashes(packages, path))
 
 
 def _stack(packages: Sequence[Package]) -> Stack:
@@ -77,7 +80,7 @@ def missing(backend: str, compile_only: bool = False, found: Neuron | None = Non
     if backend not in ("neuron", "nxdi"):
         raise ValueError(f"backend: {backend!r} is neither neuron nor nxdi")
     found = found or detect()
-    why = _no_torchneuron(found) if backend == "neuron" else _no_nxdi(found)
+    why = (_no_torchneuron(found) if backend == "neuron" else _no_nxdi(found)) or refusal(found.clashes)
     if why is None and not compile_only and not found.devices.count:
         why = _no_device(found)
     if why is None:

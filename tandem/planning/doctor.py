@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tandem.planning.clashes import refusal
 from tandem.planning.detect import TORCHNEURON_PIP, Neuron, Stack, detect, missing
 from tandem.planning.host import Host, find_host
 from tandem.planning.packages import release, version_of
@@ -29,7 +30,7 @@ def examine(host: Host | None = None, neuron: Neuron | None = None) -> Findings:
     """Examines the machine. The arguments are for tests."""
     host, neuron = host or find_host(), neuron or detect()
     devices = {
-        "cpu": _no_cpu(host),
+        "cpu": refusal(one for one in neuron.clashes if one.by == "Tandem") or _no_cpu(host),
         "cuda": _no_cuda(host),
         "neuron": missing("neuron", found=neuron),
         "nxdi": missing("nxdi", found=neuron),
@@ -56,6 +57,9 @@ def _steps(host: Host, neuron: Neuron, devices: dict[str, str | None]) -> Iterat
     if neuron.placeholders:
         names = " ".join(package.name for package in neuron.placeholders)
         yield f"Remove PyPI's placeholders, which raise at import: python -m pip uninstall -y {names}"
+    wrong = {f"'{clash.name}{clash.wanted}'": None for clash in neuron.clashes if clash.refused}
+    if wrong:
+        yield f"Install the versions that are asked for: python -m pip install {' '.join(wrong)}"
     if devices["neuron"] is None:
         yield "Plan, compile, serve on TorchNeuron: python main.py --role plan --help; docs/trainium-torchneuron.md"
     if devices["nxdi"] is None:
@@ -83,7 +87,7 @@ def _neuron_steps(host: Host, neuron: Neuron, devices: dict[str, str | None]) ->
     elif neuron.stack is Stack.NONE:
         yield f"Install TorchNeuron: {TORCHNEURON_PIP}"
         if release(host.python) < TORCHNEURON_PYTHONS:
-            yield f"Use Python 3.12 or 3.13 for it: this is {host.python}, and SDK 2.33 has no wheel for that"
+            yield f"Use Python 3.12 to 3.14 for it: this is {host.python}, and SDK 2.33 has no wheel for that"
     elif devices["neuron"] is not None and devices["nxdi"] is not None:
         yield f"Neuron software is here but cannot serve: {devices['nxdi' if neuron.trn1_or_inf2 else 'neuron']}"
     if found.busy:
@@ -105,6 +109,7 @@ def finding_lines(findings: Findings) -> Iterator[str]:
     yield f"  instructions   {' '.join(host.features) or 'none that is relevant'}{_bf16_words(host)}"
     yield f"  C++ compiler   {host.compiler or 'none'}"
     yield f"  libraries      {', '.join(f'{name} {version}' for name, version in host.libraries.items())}"
+    yield from (f"  {'clash' if one.refused else 'differs':14} {one}" for one in findings.neuron.clashes)
     yield from (f"  GPU            {gpu}" for gpu in host.gpus)
     yield "Neuron"
     yield from _neuron_lines(findings.neuron)

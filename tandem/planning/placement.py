@@ -174,6 +174,30 @@ def _alone(pair: Pair, cores: int, degree: int | None, smallest: bool) -> Placem
     return Placement("autoregressive", cores, (), f"no allowed degree for {pair.target.name} on {cores} cores")
 
 
+def pair_remark(pair: Pair, placements: tuple[Placement, ...]) -> Iterator[str]:
+    """What a fused server on NxD Inference needs for sampled requests: its graph is greedy, so it loads both twice."""
+    whole = placements[0]
+    if pair.route is not Route.NXDI or whole.architecture != "fused" or not whole.fits:
+        return
+    core = whole.processes[0].core
+    both = 2 * core.total
+    said = f"With its models apart as well, for sampled requests, fused needs {both / 1e9:.2f} GB a core"
+    if both <= core.usable:
+        yield f"{said}, which fits (--pair both, the default)."
+    else:
+        yield f"{said}: too much. Use --pair fused (greedy requests alone) or --pair apart (no fused graph)."
+
+
+def compile_budget(placements: tuple[Placement, ...], minutes: float) -> Iterator[str]:
+    """The graphs to compile for each placement, and how long that takes at so many minutes a graph, one by one."""
+    for placement in placements:
+        if placement.fits:
+            graphs = sum(process.graphs for process in placement.processes)
+            hours = graphs * minutes / 60
+            said = f"{graphs} graphs, {hours:.1f} hours at {minutes:g} minutes each (assumed: --compile_minutes)"
+            yield f"To compile for {placement.architecture}: {said}. --role compile does it ahead."
+
+
 def advice(pair: Pair, placements: tuple[Placement, ...]) -> Iterator[str]:
     """For each placement that does not fit: the reason, and how many cores or what else would be needed."""
     every = pair.instance.cores(pair.lnc)

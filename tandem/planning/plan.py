@@ -10,7 +10,16 @@ from typing import Any
 from tandem.planning.graphs import bucket_list
 from tandem.planning.instances import Instance, instance_named
 from tandem.planning.memory import Load
-from tandem.planning.placement import Pair, Placement, Process, advice, compared, process_of
+from tandem.planning.placement import (
+    Pair,
+    Placement,
+    Process,
+    advice,
+    compared,
+    compile_budget,
+    pair_remark,
+    process_of,
+)
 from tandem.planning.shapes import Converted, DecoderShape, read_shape
 from tandem.planning.sharding import Degree, Route, Weights, degrees
 
@@ -23,8 +32,9 @@ QUANTIZATIONS = ("auto", "none", "int8", "f8e4m3", "f8e5m2")
 class PlanConfig:
     """What to plan. `drafts`: Tandem's speculation length, draft tokens a round.
 
-    `degree`, `cores`: None lets the plan choose. `quantization`: the target's; auto is that of its checkpoint. `keep`:
-    parts of names of modules that are not quantized.
+    `degree`, `cores`: None lets the plan choose. `compile_minutes`: what compiling a graph is assumed to take.
+    `quantization`: the target's; auto is that of its checkpoint. `keep`: parts of names of modules that are not
+    quantized.
     """
 
     instance: str
@@ -45,6 +55,7 @@ class PlanConfig:
     degree: int | None = None
     cores: int | None = None
     lnc: int | None = None
+    compile_minutes: float = 10.0
 
     def __post_init__(self) -> None:
         if self.backend not in ("torch", "nxdi"):
@@ -60,6 +71,8 @@ class PlanConfig:
         ):
             if value < 1:
                 raise ValueError(f"{name}: {value} is below 1")
+        if not self.compile_minutes > 0:
+            raise ValueError(f"compile_minutes: {self.compile_minutes} is not above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +86,12 @@ class Plan:
     remarks: tuple[str, ...]
 
 
-def make_plan(config: PlanConfig) -> Plan:
-    """Makes a plan. Raises ValueError for an unknown instance, a missing key, or an impossible degree or length."""
-    instance = instance_named(config.instance)
+def make_plan(config: PlanConfig, instance: Instance | None = None) -> Plan:
+    """Makes a plan. Raises ValueError for an unknown instance, a missing key, or an impossible degree or length.
+
+    `instance`: one that was found, instead of the one that `config` names.
+    """
+    instance = instance or instance_named(config.instance)
     lnc = instance.lnc(config.lnc)
     target = read_shape(config.target_model, "target_model")
     draft = read_shape(config.draft_model, "draft_model") if config.draft_model else None
@@ -96,7 +112,8 @@ def make_plan(config: PlanConfig) -> Plan:
     found = degrees(target, instance.chip, instance.cores(lnc), route)
     rows = tuple((d, None if d.refused else process_of(pair, "target", d.degree)) for d in found)
     placements = compared(pair, config.cores, config.degree)
-    remarks = (*_remarks(config, pair), *advice(pair, placements))
+    budget = compile_budget(placements, config.compile_minutes)
+    remarks = (*_remarks(config, pair), *pair_remark(pair, placements), *budget, *advice(pair, placements))
     draft_degrees = degrees(draft, instance.chip, instance.cores(lnc), route) if draft else ()
     return Plan(pair, rows, draft_degrees, placements, remarks)
 

@@ -16,6 +16,8 @@ from google.protobuf import empty_pb2
 from tandem.cli import main, roles
 from tandem.ray_serve.ingress import SECONDS_LEFT
 from tandem.rpc.logs import set_up
+from tandem.services.engine_port.port import EnginePort
+from tandem.services.health import SERVING, HealthService
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.server import HostedService, ServeConfig
 
@@ -71,13 +73,19 @@ class Replica:
         build: Callable[[], Awaitable[HostedService]],
         outermost: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> int:
-        """Replaces tandem.services.server.serve, without a port and without signals."""
+        """Replaces tandem.services.server.serve, without a port, but for that of gateways, and without signals."""
+        engine = EnginePort(config.engine, config.security, outermost) if config.engine else None
         hosted = await build()
         tasks = hosted.start()
         hosted.register(_Methods(self._handlers))
         self._interceptors += [*outermost, *config.security.interceptors()]
         log.info("%s is ready after %.1f s", hosted.service, config.startup.total())
         hosted.ready()
+        if engine and hosted.engine_port:
+            health = HealthService()
+            health.set(SERVING, "")
+            await engine.start(hosted.engine_port, health)
+            log.info("VllmEngine is ready on port %d, for gateways", engine.port)
         ready.set()
         ends = [asyncio.create_task(event.wait()) for event in (self._stopping, hosted.lost)]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -85,6 +93,8 @@ class Replica:
         for task in (*tasks, *ends):
             task.cancel()
         await asyncio.gather(*tasks, *ends, return_exceptions=True)
+        if engine:
+            await engine.stop()
         if hosted.close:
             await hosted.close()
         return int(hosted.lost.is_set())
@@ -192,6 +202,7 @@ class DraftWorker(Replica):
     Propose = _unary("Propose")
     EndProposals = _unary("EndProposals")
     Generate = _stream("Generate")
+    ProposeStream = _stream("ProposeStream")
 
 
 REPLICAS: dict[str, type[Replica]] = {

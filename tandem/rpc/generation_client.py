@@ -44,6 +44,10 @@ class GenerationClient:
     ) -> None:
         await self.close()
 
+    def sharing(self) -> GenerationClient:
+        """Returns a client of the same connection with byte counts of its own; closing either one closes both."""
+        return GenerationClient(self._channel, self._service)
+
     async def close(self) -> None:
         """Closes the connection; calls under way are cancelled."""
         await self._channel.close()
@@ -77,7 +81,9 @@ class GenerationClient:
             try:
                 async with contextlib.aclosing(self._stream(message, left, request_id)) as events:
                     async for event in events:
-                        produced += event.token_ids if isinstance(event, Chunk) else ()
+                        if isinstance(event, Chunk):
+                            _check_logprobs(request, event)
+                            produced += event.token_ids
                         yield event
                 return
             except TandemError as error:
@@ -125,6 +131,12 @@ async def which_service(
                 raise TandemError(error.code, f"no server at {address}: {error.message}") from None
             return service
     raise TandemError("UNIMPLEMENTED", f"the server at {address} has none of Tandem's services")
+
+
+def _check_logprobs(request: GenerationRequest, chunk: Chunk) -> None:
+    """Raises TandemError if a server leaves out the log-probabilities, as an older version does."""
+    if request.logprobs is not None and len(chunk.logprobs) != len(chunk.token_ids):
+        raise TandemError("FAILED_PRECONDITION", "logprobs: this server does not report them; it is an older version")
 
 
 def _request(service: str, given: str | None) -> Request:

@@ -15,6 +15,7 @@ from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.request_context import outgoing
 from tandem.speculation.fallible import DrafterHealth, DrafterLate, DrafterRefused
+from tandem.speculation.step_times import MeasuredTimes
 from tandem.speculation.types import (
     Draft,
     InvalidField,
@@ -31,7 +32,7 @@ _END_SECONDS = 2.0
 _SHARE = 0.3  # share of the time until a request's deadline that a hung worker may cost
 _FAIR_SECONDS = 1.0  # a worker silent for this long has failed; a shorter timeout does not prove that
 # Codes that concern one request, not the worker.
-_REFUSALS = ("ABORTED", "ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED")
+REFUSALS = ("ABORTED", "ALREADY_EXISTS", "INVALID_ARGUMENT", "NOT_FOUND", "OUT_OF_RANGE", "RESOURCE_EXHAUSTED")
 
 
 class TokenizerMismatch(ValueError):
@@ -53,6 +54,8 @@ class DraftClient:
         self.stub: Any = stub(self.channel, DRAFT)
         self.health = DrafterHealth(f"at {address}")
         self._info: ModelInfo | None = None
+        self.streams: bool | None = None
+        """Whether the worker has ProposeStream; None: not tried yet."""
         self.closes = SessionCloses()
 
     async def info(self, timeout: float) -> ModelInfo:
@@ -69,7 +72,7 @@ class DraftClient:
 
     def forget(self) -> None:
         """Clears the cached info: the next worker to answer may be another one, with other limits."""
-        self._info = None
+        self._info = self.streams = None
 
     def end(self, session_id: str) -> int:
         """Ends a session in the background and returns the bytes sent. If that fails, the session's lease ends it."""
@@ -90,7 +93,8 @@ class RemoteDrafter:
 
     A call takes at most the client's `seconds`, and a share of the time until the request's `deadline` (monotonic
     seconds). Raises DrafterLate if that was too short to blame the worker, DrafterRefused if the worker refused the
-    request, and TandemError if the worker failed. Counts bytes and the network time of answered calls into `stats`.
+    request, and TandemError if the worker failed. Counts bytes and the network time of answered calls into `stats`, and
+    records the times of drafts and round trips in `times`.
     """
 
     def __init__(
@@ -100,16 +104,19 @@ class RemoteDrafter:
         stats: SpeculationStats,
         rule: Rule = Rule.AGREEMENT,
         deadline: float | None = None,
+        times: MeasuredTimes | None = None,
     ) -> None:
+        self._times = times
         self._client, self._vocab_size, self._stats, self._rule = client, vocab_size, stats, rule
         self._deadline = deadline
         self._sampling = SamplingParams()
         self._session_id = ""
-        self._known = 0
+        self._known = self._prompt_length = 0
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         """Sends the prompt to the worker. The time counts as prompt processing, not as network time."""
         self._session_id, self._known, self._sampling = uuid.uuid4().hex, 0, sampling
+        self._prompt_length = len(prompt)
         await self._propose(prompt, 0, None)
 
     async def propose(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> Draft:
@@ -117,9 +124,14 @@ class RemoteDrafter:
         reply = await self._propose(tokens, k, model_k)
         if reply is None:
             return Draft()
-        self._stats.network_seconds += max(0.0, time.perf_counter() - sent - reply.server_seconds)
+        network_seconds = max(0.0, time.perf_counter() - sent - reply.server_seconds)
+        self._stats.network_seconds += network_seconds
         try:
-            return wire.draft_from_wire(reply, self._vocab_size, k)
+            draft = wire.draft_from_wire(reply, self._vocab_size, k)
+            if self._times:
+                self._times.drafted(len(draft.token_ids), draft.compute_seconds)
+                self._times.travelled(network_seconds)
+            return draft
         except InvalidField as error:  # its text may quote tokens
             raise DrafterRefused(f"the worker's reply has invalid {error.field}") from None
 
@@ -147,7 +159,7 @@ class RemoteDrafter:
             if reply.unknown:
                 raise TandemError("ABORTED", "the worker does not know a session that has just begun")
         except TandemError as error:
-            if error.code in _REFUSALS:
+            if error.code in REFUSALS:
                 # A message about an invalid field may quote tokens, and refusals are logged.
                 raise DrafterRefused(error.code if error.code == "INVALID_ARGUMENT" else str(error)) from None
             if error.code == "DEADLINE_EXCEEDED" and seconds < min(self._client.seconds, _FAIR_SECONDS):
@@ -168,6 +180,7 @@ class RemoteDrafter:
             sampling=wire.sampling_to_wire(self._sampling) if first else None,
             tokenizer_sha256=self._client.tokenizer_sha256 if first else "",
             rule=wire.rule_to_wire(self._rule) if first else None,
+            prompt_length=self._prompt_length if first else 0,
         )
         timeout = max(give_up - time.monotonic(), 0.001)
         reply: pb.ProposeResponse = await calls.unary(

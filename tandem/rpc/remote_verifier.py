@@ -44,8 +44,10 @@ class RemoteVerifier:
         margins: bool = False,
         rule: Rule = Rule.AGREEMENT,
         deadline: float | None = None,
+        logprobs: int | None = None,
     ) -> None:
         self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
+        self._logprobs = logprobs
         self.endpoint = client.endpoint
         self.retry_budget = RetryBudget(client.persistence, deadline, admission=client.deadlines.admission)
         self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.retry_budget, client.times)
@@ -53,10 +55,17 @@ class RemoteVerifier:
         self._session_ids: dict[VerifierEndpoint, str] = {}  # of every endpoint where the session may be open
         self._prompt_length = 0
         self._sampling = SamplingParams()
+        self._steps_read: dict[str, int] = {}  # of sessions that ran without waiting
+        self.opening_rtt = 0.0
+        """Seconds of the last opening that were not spent on the prompt: about a round trip."""
+        self.max_unread = 0
+        """Tokens that a run of the open session may be ahead of those acknowledged; 0: the server does not run it."""
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
-        self._prompt_length, self._sampling = len(prompt), sampling
-        await self._open(prompt)
+        """Opens the session, unless it is open already."""
+        if not self._session_ids:
+            self._prompt_length, self._sampling = len(prompt), sampling
+            await self._open(prompt)
 
     async def _open(self, prefix: Sequence[int]) -> None:
         """Opens the session with all committed tokens, at the verifier that answers first. Raises TandemError."""
@@ -72,7 +81,9 @@ class RemoteVerifier:
         self.client.pool.answered(self.endpoint.address)
         for other in [endpoint for endpoint in self._session_ids if endpoint is not self.endpoint]:
             self._end_at(other, self._session_ids.pop(other))
+        self.max_unread = reply.max_unread_tokens
         self._check_rule(reply.rule)
+        self._check_processing(reply.processed_fields)
 
     def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
         address = self.client.pool.following(self._next, [endpoint.address for endpoint in exclude])
@@ -91,7 +102,9 @@ class RemoteVerifier:
         sent = time.monotonic()
         call = self._call(endpoint, "OpenSession", request, self.retry_budget.limited(self.client.deadlines.open))
         reply: pb.OpenSessionResponse = await self._watched(endpoint, "OpenSession", call)
-        self.client.times.opened(reply.committed_length - reply.reused_length, time.monotonic() - sent)
+        seconds = time.monotonic() - sent
+        self.client.times.opened(reply.committed_length - reply.reused_length, seconds)
+        self.opening_rtt = max(0.0, seconds - reply.queue_seconds - reply.prefill_seconds)
         return reply
 
     async def _watched(
@@ -164,6 +177,31 @@ class RemoteVerifier:
                 f"requested; it reports {wire.rule_name(replied)}",
             )
 
+    def _check_processing(self, replied: Collection[str]) -> None:
+        """Checks that the server applies what the request asks for: an older one would silently leave it out."""
+        for name in self._sampling.processed:
+            if name not in replied:
+                raise self._does_not(name, "apply it")
+
+    def _does_not(self, field: str, what: str) -> TandemError:
+        message = f"{field}: the TargetVerifier at {self.endpoint.address} does not {what}; it is an older version"
+        return TandemError("FAILED_PRECONDITION", message)
+
+    def answer(self, reply: pb.VerifyResponse, seconds: float) -> Answer:
+        """Converts the reply to a round that took `seconds`. Raises TandemError if it lacks what was asked for."""
+        self.check_reported(reply)
+        return wire.answer_from_wire(reply, seconds)
+
+    def check_reported(self, reply: pb.VerifyResponse) -> None:
+        """Raises TandemError if the reply lacks log-probabilities that were asked for."""
+        if self._logprobs is not None and not reply.stale and len(reply.logprobs) != len(reply.token_ids):
+            raise self._does_not("logprobs", "report them")
+
+    def count_step(self) -> None:
+        """Counts a step of a run that was read."""
+        name = self._session_ids.get(self.endpoint, "")
+        self._steps_read[name] = self._steps_read.get(name, 0) + 1
+
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
     ) -> Verdict:
@@ -198,6 +236,7 @@ class RemoteVerifier:
             last_token=last_token,
             draft_tokens=draft,
             report_margins=self._margins,
+            logprobs=self._logprobs,
             distributions=wire.distributions_to_wire(distributions),
         )
 
@@ -208,7 +247,7 @@ class RemoteVerifier:
         reply = await self._watched(self.endpoint, "a round", call, self.waits.round)
         seconds = time.perf_counter() - sent
         self.client.times.answered(seconds)
-        return wire.answer_from_wire(reply, seconds)
+        return self.answer(reply, seconds)
 
     async def reopen(self, tokens: Sequence[int], cause: TandemError) -> None:
         """Reopens the session with all committed tokens after `cause`. Raises TandemError, possibly `cause` itself."""
@@ -219,16 +258,26 @@ class RemoteVerifier:
         """Reopens a live session that holds other tokens than `tokens`."""
         await self._open(tokens)
 
-    async def close(self) -> None:
-        """Closes the session. If cancelled or failed, the client retries in the background; at last the lease ends."""
+    async def close(self, wait: bool = True) -> None:
+        """Closes the session. If cancelled or failed, the client retries in the background; at last the lease ends.
+
+        Without `wait`, the answer is not waited for.
+        """
         session_ids, self._session_ids = self._session_ids, {}
-        if session_ids:
-            await asyncio.wait([self._end_at(*each) for each in session_ids.items()])
+        closing = [self._end_at(*each) for each in session_ids.items()]
+        if closing and wait:
+            await asyncio.wait(closing)
 
     def _end_at(self, endpoint: VerifierEndpoint, session_id: str) -> asyncio.Future[None]:
         """Starts closing the session at `endpoint`, where it may be open; its id is never used again."""
         request, seconds = pb.CloseSessionRequest(session_id=session_id), self.client.deadlines.close
-        return self.client.closes.begin(lambda: self._call(endpoint, "CloseSession", request, seconds))
+
+        async def close() -> None:
+            reply = await self._call(endpoint, "CloseSession", request, seconds)
+            if session_id in self._steps_read:
+                self._stats.wasted_steps += max(0, reply.steps - self._steps_read.pop(session_id))
+
+        return self.client.closes.begin(close)
 
     async def _call(self, endpoint: VerifierEndpoint, method: str, request: Any, timeout: float) -> Any:
         call = getattr(endpoint.stub, method)

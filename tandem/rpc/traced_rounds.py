@@ -24,9 +24,10 @@ def traced_verifier(verifier: Verifier) -> Verifier:
     return TracedVerifier(verifier, span) if span else verifier
 
 
-def traced_flights(verifier: FlightVerifier) -> FlightVerifier:
+def traced_flights(verifier: FlightVerifier, opened: bool = False) -> FlightVerifier:
+    """Traces rounds in flight. `opened`: somebody else opens their session."""
     span = current_span()
-    return TracedFlights(verifier, span) if span else verifier
+    return TracedFlights(verifier, span, opened) if span else verifier
 
 
 def traced_bonus_drafter(drafter: BonusDrafter) -> BonusDrafter:
@@ -50,18 +51,20 @@ Drafts = TypeVar("Drafts", bound=Drafter)
 
 
 class _Traced(Generic[Opens]):
-    """Base of the wrappers. `span` is the request's."""
+    """Base of the wrappers. `span` is the request's. `opened`: somebody else opens it, and traces that."""
 
     _opening = "open"
 
-    def __init__(self, inner: Opens, span: Span) -> None:
-        self._inner, self._span = inner, span
+    def __init__(self, inner: Opens, span: Span, opened: bool = False) -> None:
+        self._inner, self._span, self._opened = inner, span, opened
 
     def _current(self) -> Span:
         """Returns the innermost active span."""
         return current_span() or self._span
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        if self._opened:
+            return await self._inner.open(prompt, sampling)
         with within(self._current().child(self._opening, {"prompt_tokens": len(prompt)})):
             await self._inner.open(prompt, sampling)
 

@@ -18,37 +18,28 @@ from typing import Any
 
 import grpc
 
-from tandem.rpc import calls, wire
+from tandem.rpc import calls
 from tandem.rpc.endpoint_pool import LOST
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.liveness import watch
 from tandem.rpc.remote_verifier import RemoteVerifier
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.stream_status import ENDED_MEANWHILE, StreamStatus
-from tandem.rpc.verifier_client import VerifierClient
 from tandem.speculation.pipeline import MAX_IN_FLIGHT, Answer, RoundsLost
-from tandem.speculation.types import Draft, Rule, SamplingParams, SpeculationStats
+from tandem.speculation.types import Draft, SamplingParams, SpeculationStats
 from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
 
-_ENDS_SECONDS = 0.1
+ENDS_SECONDS = 0.1
 """How long a stream's tasks may take to end with their call before they are cancelled."""
 
 
 class StreamedVerifier:
     """One session of a TargetVerifier, for one request, and the stream of its rounds. Counts bytes into `stats`."""
 
-    def __init__(
-        self,
-        client: VerifierClient,
-        stats: SpeculationStats,
-        margins: bool = False,
-        rule: Rule = Rule.AGREEMENT,
-        deadline: float | None = None,
-    ) -> None:
-        self._stats = stats
-        self._session = RemoteVerifier(client, stats, margins, rule, deadline)
+    def __init__(self, session: RemoteVerifier, stats: SpeculationStats) -> None:
+        self._stats, self._session = stats, session
         self._stream: _Stream | None = None
         self._calls: set[asyncio.Task[Any]] = set()
 
@@ -125,7 +116,7 @@ class _Stream:
     """
 
     def __init__(self, session: RemoteVerifier, stats: SpeculationStats) -> None:
-        self._waits, self._times = session.waits, session.client.times
+        self._waits, self._times, self._as_answer = session.waits, session.client.times, session.answer
         self._endpoint, self._retry_budget, self._stats = session.endpoint, session.retry_budget, stats
         self._seconds = session.client.deadlines.verify
         self._call: Any = self._endpoint.stub.VerifyStream(metadata=outgoing())
@@ -199,8 +190,12 @@ class _Stream:
         asked.too_late.cancel()
         self._heard = time.perf_counter()
         self._times.answered(self._heard - asked.sent)
-        if not asked.answer.done():
-            asked.answer.set_result(wire.answer_from_wire(reply, self._heard - asked.sent))
+        if asked.answer.done():
+            return
+        try:
+            asked.answer.set_result(self._as_answer(reply, self._heard - asked.sent))
+        except TandemError as error:
+            asked.answer.set_exception(error)
 
     def _end(self, error: Exception) -> None:
         self._ended = self._ended or error
@@ -212,7 +207,7 @@ class _Stream:
     async def close(self) -> None:
         """Cancels the call and fails its unanswered rounds.
 
-        The tasks that write and read first get `_ENDS_SECONDS` to end with the call, because grpc.aio leaks 96 bytes
+        The tasks that write and read first get `ENDS_SECONDS` to end with the call, because grpc.aio leaks 96 bytes
         for each operation whose task is cancelled. A write that still waits for the call's metadata to be sent does
         not end with the call, and is cancelled then.
         """
@@ -221,7 +216,7 @@ class _Stream:
         self._call.cancel()
         self._outgoing.put_nowait(None)
         self._end(RoundsLost(TandemError("CANCELLED", "the stream of rounds was closed")))
-        await asyncio.wait({self._reading, self._writing}, timeout=_ENDS_SECONDS)
+        await asyncio.wait({self._reading, self._writing}, timeout=ENDS_SECONDS)
         for task in (self._reading, self._writing):
             task.cancel()
         await asyncio.wait({self._reading, self._writing})

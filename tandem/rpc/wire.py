@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 from tandem.rpc.printable import printable
+from tandem.rpc.wire_sampling import logprobs_from_wire, logprobs_to_wire
+from tandem.rpc.wire_sampling import sampling_from_wire as sampling_from_wire
+from tandem.rpc.wire_sampling import sampling_to_wire as sampling_to_wire
 from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.pipeline import Answer
 from tandem.speculation.types import (
@@ -19,7 +22,6 @@ from tandem.speculation.types import (
     ModelInfo,
     Proposer,
     Rule,
-    SamplingParams,
     SparseDistribution,
     SpeculationStats,
     Verdict,
@@ -32,15 +34,6 @@ _RULES = {
     Rule.AGREEMENT: pb.VERIFICATION_RULE_AGREEMENT,
     Rule.REJECTION: pb.VERIFICATION_RULE_REJECTION,
 }
-
-
-def sampling_to_wire(sampling: SamplingParams, unset_sampling: Set[str] = frozenset()) -> pb.Sampling:
-    return pb.Sampling(**{name: getattr(sampling, name) for name in SAMPLING_FIELDS if name not in unset_sampling})
-
-
-def sampling_from_wire(message: pb.Sampling) -> SamplingParams:
-    """Absent fields take the defaults. Raises InvalidField."""
-    return SamplingParams(**{name: getattr(message, name) for name in SAMPLING_FIELDS if message.HasField(name)})
 
 
 def rule_to_wire(rule: Rule) -> pb.VerificationRule:
@@ -110,7 +103,6 @@ def draft_from_wire(reply: worker_pb.ProposeResponse, vocab_size: int, k: int) -
     A distribution with tokens outside the vocabulary is invalid: truncating it would bias the output.
     """
     drafted = known_prefix(reply.draft_tokens, vocab_size)[:k]
-    proposed_by = tuple(_proposer(name) for name in reply.proposed_by[: len(drafted)])
     distributions = distributions_from_wire(reply.distributions, reply.draft_tokens)
     if any(token >= vocab_size for each in distributions for token in each.token_ids):
         raise InvalidField("distributions", f"a token is outside the vocabulary of {vocab_size}")
@@ -118,15 +110,17 @@ def draft_from_wire(reply: worker_pb.ProposeResponse, vocab_size: int, k: int) -
         drafted,
         reply.queue_seconds,
         reply.compute_seconds,
-        proposed_by if len(proposed_by) == len(drafted) else (Proposer.MODEL,) * len(drafted),
+        proposers_from_wire(reply.proposed_by, len(drafted)),
         distributions[: len(drafted)],
         max(1, reply.step_rows),
     )
 
 
-def _proposer(name: str) -> Proposer:
-    """Unknown drafters of newer workers count as models."""
-    return Proposer.NGRAM if name == Proposer.NGRAM.value else Proposer.MODEL
+def proposers_from_wire(names: Sequence[str], count: int) -> tuple[Proposer, ...]:
+    """Returns the proposers of `count` draft tokens. Unknown drafters of newer workers count as models."""
+    known = {Proposer.NGRAM.value: Proposer.NGRAM}
+    found = tuple(known.get(name, Proposer.MODEL) for name in names[:count])
+    return found if len(found) == count else (Proposer.MODEL,) * count
 
 
 def verdict_to_wire(verdict: Verdict, committed_length: int) -> verifier_pb.VerifyResponse:
@@ -141,7 +135,13 @@ def verdict_to_wire(verdict: Verdict, committed_length: int) -> verifier_pb.Veri
         step_rows=verdict.rows,
         step_width=verdict.width,
         step_tokens=verdict.step_tokens,
+        logprobs=logprobs_to_wire(verdict.logprobs),
     )
+
+
+def logprobs_asked(request: verifier_pb.VerifyRequest) -> int | None:
+    """Returns how many likeliest tokens a round reports, or None if it reports no log-probabilities."""
+    return request.logprobs if request.HasField("logprobs") else None
 
 
 def answer_from_wire(reply: verifier_pb.VerifyResponse, seconds: float) -> Answer:
@@ -155,6 +155,7 @@ def answer_from_wire(reply: verifier_pb.VerifyResponse, seconds: float) -> Answe
         max(1, reply.step_rows),
         reply.step_width,
         reply.step_tokens,
+        logprobs_from_wire(reply.logprobs),
     )
     network_seconds = max(0.0, seconds - reply.server_seconds)
     return Answer(None if reply.stale else verdict, reply.committed_length, network_seconds)
@@ -172,6 +173,7 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
         report_margins=request.report_margins,
         max_total_tokens=request.max_total_tokens,
         rule=rule_to_wire(request.rule),
+        logprobs=request.logprobs,
     )
     if request.token_ids is not None:
         message.token_ids.ids.extend(request.token_ids)
@@ -186,7 +188,7 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
     kind = message.WhichOneof("prompt")
     if kind is None:
         raise InvalidField("prompt", "missing: give text or token_ids")
-    optional = ("max_new_tokens", "speculation_length", "max_total_tokens")
+    optional = ("max_new_tokens", "speculation_length", "max_total_tokens", "logprobs")
     return GenerationRequest(
         text=message.text if kind == "text" else None,
         token_ids=tuple(message.token_ids.ids) if kind == "token_ids" else None,
@@ -203,11 +205,14 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
 
 
 def chunk_to_wire(chunk: Chunk) -> pb.GenerateChunk:
-    return pb.GenerateChunk(token_ids=chunk.token_ids, text=chunk.text, margins=chunk.margins)
+    return pb.GenerateChunk(
+        token_ids=chunk.token_ids, text=chunk.text, margins=chunk.margins, logprobs=logprobs_to_wire(chunk.logprobs)
+    )
 
 
 def chunk_from_wire(message: pb.GenerateChunk) -> Chunk:
-    return Chunk(tuple(message.token_ids), message.text, tuple(message.margins))
+    logprobs = logprobs_from_wire(message.logprobs)
+    return Chunk(tuple(message.token_ids), message.text, tuple(message.margins), logprobs)
 
 
 def completion_to_wire(completion: GenerationEnd) -> pb.GenerateCompletion:
@@ -238,6 +243,8 @@ _COUNTS = (
     "stale_drafts",
     "guessed_rounds",
     "undrafted_rounds",
+    "run_steps",
+    "wasted_steps",
 )
 _SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
 _LISTS = ("accepted_per_position", "drafted_per_position", "sent_by_depth")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
@@ -50,6 +50,14 @@ class LoadRequest:
     sole_model: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Unfused:
+    """How target and draft are loaded apart. `draft`: None for one that drafts only inside its target's graph."""
+
+    target: LoadRequest
+    draft: LoadRequest | None
+
+
 class Backend(Protocol):
     """Loads models and their runners."""
 
@@ -76,6 +84,15 @@ class Backend(Protocol):
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
     ) -> tuple[Runner, Runner]:
         """Loads target and draft as one graph; like `load`. Call it only if `loads_pairs`."""
+
+    def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
+        """Compiles "target", "draft" or "fused", all that a server of it loads; yields a line about each result."""
+
+    def fuses(self, request: LoadRequest) -> bool:
+        """Whether `load_pair` is to be called; else a pair is loaded apart alone."""
+
+    def unfused(self, request: LoadRequest) -> Unfused | None:
+        """How the models of a pair are loaded apart as well; None if its graph answers every request or is to alone."""
 
 
 def backend_named(name: str) -> Backend:

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,
     check_sizes,
-    first_line,
     frequent_tokens,
     weights_revision,
 )
+from tandem.runners.models import WHEN_LOADED, in_own_format, load_model, stored_weights
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.protocol import TAIL, Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.buckets import RequestedBuckets
 from tandem.runners.torch.platforms import DEVICES, Platform, choose_platform, compile_order, platform_of
-from tandem.runners.torch.tensor_parallel import sharding
+from tandem.runners.torch.tensor_parallel import Ranks
+
+if TYPE_CHECKING:
+    from tandem.runners.native.weights import Packing
 
 Only = Sequence[int] | None  # the token ids that a draft model's head is cut down to
 log = logging.getLogger("tandem.engine")
 COMPILE = ("auto", "native", "inductor", "neuron", "off")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTISED = (*WHEN_LOADED, "as-stored")
+WEIGHTS = ("auto", "bfloat16", "float32", *QUANTISED)
 CHUNK = 64
 SMALL = 50_000_000  # parameters
 
@@ -35,11 +41,15 @@ SMALL = 50_000_000  # parameters
 class Execution:
     """How models run. `threads`: None leaves the choice to torch.
 
+    `dtype` is the number format of activations, KV cache and, unless `weights` says otherwise, weights. `weights`:
+    "int8" and "q4" quantise matrices, once for each model, "as-stored" runs the blocks of a GGUF file as they are;
+    "auto" is as-stored for a GGUF file in blocks and int8 for a checkpoint in int8, else the dtype.
+
     `compile`: what runs a step. "native" is our C++ (CPU), "inductor" and "neuron" compile torch modules into graphs,
     "off" runs the modules as they are; "auto" is native where available (the fastest, benchmarks/README.md), graphs on
     CUDA and Trainium, else off. `exact`: if kernels differ in their last bits, use a single shape; otherwise use all,
     and report bit_exact false in GetModelInfo. `compiled`: the folder of compiled code. `cores`: the device's cores
-    that this process uses, such as "0-3". `tp_degree`: number of processes that share the target.
+    that the processes use which share the target, such as "0-3". `tp_degree`: number of those processes.
     """
 
     device: str = "auto"
@@ -50,8 +60,15 @@ class Execution:
     compiled: str | None = None
     cores: str | None = None
     tp_degree: int = 1
+    weights: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights: {self.weights!r} is not one of {', '.join(WEIGHTS)}")
+        if self.weights in DTYPES and "auto" not in (self.weights, self.dtype) and self.weights != self.dtype:
+            raise ValueError(f"weights: {self.weights} contradicts dtype {self.dtype}")
+        if self.weights in QUANTISED:
+            self._check_quantised()
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.device not in DEVICES:
@@ -62,6 +79,20 @@ class Execution:
             raise ValueError(f"threads: {self.threads} is below 1")
         if self.tp_degree < 1:
             raise ValueError(f"tp_degree: {self.tp_degree} is below 1")
+
+    def _check_quantised(self) -> None:
+        """Quantised weights run in native steps alone."""
+        if self.compile not in ("auto", "native"):
+            raise ValueError(f"weights: {self.weights} runs in native steps, not with compile {self.compile}")
+        if self.device not in ("auto", "cpu") or self.tp_degree > 1:
+            raise ValueError(f"weights: {self.weights} runs on the CPU, in one process")
+        if self.dtype == "float16":
+            raise ValueError(f"weights: {self.weights} goes with dtype float32 or bfloat16")
+
+    @property
+    def number_format(self) -> str:
+        """The dtype, which dense weights and all activations have."""
+        return self.weights if self.weights not in ("auto", *QUANTISED) else self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,39 +128,63 @@ def load_runner(
 
         import tandem.runners.torch.model  # noqa: F401  (else its import counts as "loading")
 
-    if execution.threads:
-        torch.set_num_threads(execution.threads)
+    platform, ranks = prepared_platform(execution), execution.tp_degree if verifies else 1
+    if threads := execution.threads or (execution.cores and platform.packs and len(os.sched_getaffinity(0))):
+        torch.set_num_threads(threads)
     transformers_logging()
-    platform, ranks = choose_platform(execution.device), execution.tp_degree if verifies else 1
     order = compile_order(execution.compile, platform, ranks)
+    if execution.weights in QUANTISED and "native" not in order:
+        raise ValueError(f"weights: {execution.weights} runs on the CPU, and the device is {platform.name}")
     _check_graphs(order, execution, shape)
-    platform.prepare(execution.compiled, execution.cores)
     log.info("%s is loaded on %s", checkpoint.name, platform.describe())
-    dtype = choose_dtype(execution.dtype, platform.name)
-    checkpoint = unpacked(checkpoint)
+    checkpoint, requested = unpacked(checkpoint), execution
+    execution = in_own_format(requested, checkpoint, order)
+    dtype = choose_dtype(_number_format(execution, checkpoint), platform.name)
     check_sizes(checkpoint)
-    with startup.stage("loading"):
-        module = _module(checkpoint, dtype, platform, ranks)
+    module, packing = load_model(checkpoint, execution.weights, dtype, platform, ranks, startup)
     small = sum(p.numel() for p in module.parameters()) < SMALL
     if sole_model and small and platform.packs and execution.threads is None:
         torch.set_num_threads(1)
     chunk, vocab_size = min(shape.chunk, shape.max_length), int(module.config.vocab_size)
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, vocab_size)
-    inputs = RunnerInputs(module, checkpoint, platform, limits, shape.requested_buckets, execution, verifies, ranks)
+    buckets = shape.requested_buckets
+    inputs = RunnerInputs(module, packing, checkpoint, platform, limits, buckets, execution, verifies, ranks)
     with startup.stage("packing"):
         try:
             for how in order:
                 try:
                     return _RUNNERS[how](inputs)
                 except NativeUnavailable as error:
+                    if execution != requested and execution.compile == "auto":
+                        log.info("%s runs without native steps, and not as stored: %s", checkpoint.name, error)
+                        break
+                    if execution.weights in QUANTISED:
+                        raise NativeRefused(f"weights: {execution.weights} needs native steps: {error}") from None
                     if execution.compile != "auto":
                         raise NativeRefused(f"compile: native steps are not available: {error}") from None
                     log.info("%s runs without native steps: %s", checkpoint.name, error)
-        except NativeRefused:
+        except (NativeRefused, CheckpointError):
             raise
         except ValueError as error:
             raise CheckpointError(f"{checkpoint.folder}: {error}") from None
-    raise AssertionError("the last way always works")
+    return load_runner(checkpoint, replace(requested, compile="off"), shape, verifies, sole_model, startup)
+
+
+def prepared_platform(execution: Execution) -> Platform:
+    """The platform of a process. Its cores are set first, because a query of the device may reserve them.
+
+    Raises ValueError if it is unavailable, or its cores do not suffice.
+    """
+    if execution.device != "auto":
+        platform = platform_of(execution.device)
+    elif execution.cores is None:
+        platform = choose_platform("auto")
+    else:
+        raise ValueError("cores: name the --device whose cores these are")
+    ranks = Ranks.from_environment(execution.tp_degree)
+    platform.prepare(execution.compiled, execution.cores, ranks.rank, ranks.degree)
+    platform.require()
+    return platform
 
 
 def _check_graphs(order: Sequence[str], execution: Execution, shape: Shape) -> None:
@@ -149,6 +204,7 @@ class RunnerInputs:
     """Everything that a runner is made from."""
 
     module: Any
+    packing: Packing
     checkpoint: Checkpoint
     platform: Platform
     limits: Limits
@@ -166,26 +222,27 @@ class RunnerInputs:
         """Tokens per row of the widest step."""
         return max(self.limits.max_draft + 1, self.limits.chunk, TAIL)
 
-    def identity(self, backend: str) -> RunnerIdentity:
+    @property
+    def dtype(self) -> str:
+        return str(self.module.dtype).removeprefix("torch.")
+
+    def identity(self, backend: str, dtype: str | None = None) -> RunnerIdentity:
         return RunnerIdentity(
             model_name=self.checkpoint.name,
             weights_revision=weights_revision(self.checkpoint),
-            dtype=str(self.module.dtype).removeprefix("torch."),
+            dtype=dtype or self.dtype,
             device=self.platform.name,
             backend=backend,
             end_of_sequence_ids=end_ids(self.module),
         )
 
 
-def _module(checkpoint: Checkpoint, dtype: Any, platform: Platform, ranks: int) -> Any:
-    from tandem.runners.torch.model import load_module
-
-    try:
-        return load_module(checkpoint.source, dtype, platform.device, sharding(checkpoint.source, ranks))
-    except CheckpointError:
-        raise
-    except Exception as error:  # loaders of four formats raise whatever their parsers do
-        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
+def _number_format(execution: Execution, checkpoint: Checkpoint) -> str:
+    """The dtype to choose. Beside quantised weights auto is float32: activations are few, and lose enough in 8 bits."""
+    stored = stored_weights(checkpoint, execution.weights)
+    if execution.number_format != "auto" or not (execution.weights in WHEN_LOADED or (stored and stored.formats())):
+        return execution.number_format
+    return "float32"
 
 
 class NativeRefused(ValueError):
@@ -199,7 +256,8 @@ def _native(inputs: RunnerInputs) -> Runner:
 
     small = sum(p.numel() for p in inputs.module.parameters()) < SMALL
     threads = 1 if small else inputs.execution.threads or torch.get_num_threads()
-    return load_native(inputs.module, threads, inputs.limits, inputs.identity("native"), inputs.verifies, inputs.only)
+    identity = inputs.identity("native", inputs.packing.describe(inputs.dtype))
+    return load_native(inputs.module, threads, inputs.limits, identity, inputs.verifies, inputs.only, inputs.packing)
 
 
 def _off(inputs: RunnerInputs) -> Runner:

@@ -16,7 +16,10 @@ from typing import Protocol, runtime_checkable
 from tandem.runners.startup import Startup
 from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.draws import BadLogits
-from tandem.speculation.types import Rule, SamplingParams, SparseDistribution, Verdict
+from tandem.speculation.logprobs import Logits, LogprobsOf, all_logprobs
+from tandem.speculation.processing import Processor
+from tandem.speculation.rules import draft_choices, draft_token, verify_draft
+from tandem.speculation.types import Rule, SamplingParams, SecondChoice, SparseDistribution, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,8 @@ class VerifyRow:
     """Feeds the last committed token at `position` and `draft` after it; `rule` decides what is committed.
 
     `distributions`: what each draft token was drawn from, for the rejection rule; empty if each had probability 1.
-    `margins`: the verdict reports the margin between the two best logits of each token.
+    `margins`: the verdict reports the margin between the two best logits of each token. `processor` changes the logits
+    that tokens are drawn from. `logprobs`: the verdict reports log-probabilities, and so many likeliest tokens.
     """
 
     slot: int
@@ -73,6 +77,13 @@ class VerifyRow:
     margins: bool = False
     rule: Rule = Rule.AGREEMENT
     distributions: tuple[SparseDistribution, ...] = ()
+    processor: Processor | None = None
+    logprobs: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the verdict follows from the ids of the largest logits."""
+        return self.sampling.greedy and not self.margins and self.processor is None and self.logprobs is None
 
 
 TAIL = 8  # committed tokens that a draft model can catch up on in its first step; if behind by more, it prefills
@@ -85,6 +96,8 @@ class ProposeRow:
     `position` is the position of the last token of `tail`. A tail of several tokens feeds those that the draft model's
     cache lacks: two after a fully accepted draft, more after a draft copied by lookup. `target_vocab_size` is set if it
     is smaller than the draft's; the rejection rule then draws only ids below it.
+    `processor` changes the logits that tokens are drawn from. `second_choices`: report them, under agreement, if the
+    runner can.
     """
 
     slot: int
@@ -94,32 +107,55 @@ class ProposeRow:
     sampling: SamplingParams
     rule: Rule = Rule.AGREEMENT
     target_vocab_size: int | None = None
+    processor: Processor | None = None
+    second_choices: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether the draft consists of the ids of the largest logits."""
+        return self.sampling.greedy and self.processor is None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether second choices are asked for: only under agreement do they say anything about the target's draw."""
+        return self.second_choices and self.rule is Rule.AGREEMENT
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Draft tokens, the seconds they took, and the distributions they were drawn from if the verifier needs them."""
+    """Draft tokens, the seconds they took, and the distributions they were drawn from if the verifier needs them.
+
+    `second_choices`: the second choice for each token, if the row asked for them and the runner reports them.
+    """
 
     token_ids: tuple[int, ...]
     seconds: float = 0.0
     distributions: tuple[SparseDistribution, ...] = ()
+    second_choices: tuple[SecondChoice | None, ...] = ()
 
     def within(self, vocab_size: int) -> Proposal:
         """The proposal cut before the first token id that is not below `vocab_size`."""
         ids = known_prefix(self.token_ids, vocab_size)
-        return Proposal(ids, self.seconds, self.distributions[: len(ids)])
+        return Proposal(ids, self.seconds, self.distributions[: len(ids)], self.second_choices[: len(ids)])
 
 
 @dataclass(frozen=True, slots=True)
 class FusedRow:
     """Proposes and verifies in one step; draft and target use the same slot number.
 
-    `copied`: a draft copied by lookup; the draft model then proposes nothing for this row.
+    `copied`: a draft copied by lookup; the draft model then proposes nothing for this row. The processor of
+    `propose` is that of the verification too. `logprobs`: as for VerifyRow.
     """
 
     propose: ProposeRow
     margins: bool = False
     copied: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether the round follows from the ids of the largest logits of both models."""
+        return self.propose.plain and not self.margins and self.logprobs is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +321,42 @@ def _together_or_apart(
         return apart(rows)
 
 
+def verify_row(
+    row: VerifyRow,
+    logits: Callable[[int], Logits],
+    logprobs_of: LogprobsOf = all_logprobs,
+    best: Callable[[int], int] | None = None,
+) -> Verdict:
+    """Applies the row's rule. `logits(i)`: the target's logits, float32 [vocabulary], after row.draft[:i].
+
+    `best`: as for verify_draft. Raises BadLogits.
+    """
+    return verify_draft(
+        row.draft,
+        row.distributions,
+        logits,
+        row.sampling,
+        row.rule,
+        row.position + 1,
+        row.margins,
+        row.processor,
+        row.logprobs,
+        logprobs_of,
+        best,
+    )
+
+
+def draft_next(row: ProposeRow, logits: Logits, drafted: Sequence[int]) -> tuple[int, SparseDistribution | None]:
+    """Draws the row's next draft token after `drafted` from the draft's logits, float32 [vocabulary]."""
+    position = row.position + 1 + len(drafted)
+    return draft_token(logits, row.sampling, row.rule, position, row.target_vocab_size, row.processor, drafted)
+
+
+def draft_two(row: ProposeRow, logits: Logits, drafted: Sequence[int]) -> tuple[int, SecondChoice | None]:
+    """Like `draft_next` for a row that `chooses`: also returns the second choice."""
+    return draft_choices(logits, row.sampling, row.position + 1 + len(drafted), row.processor, drafted)
+
+
 def verdict_or_failure(verdict: Callable[[], Verdict]) -> Verdict | RowFailed:
     """The verdict, or RowFailed if the row's logits are not finite."""
     try:
@@ -305,7 +377,7 @@ def fused_step(target: Runner, draft: Runner, rows: Sequence[FusedRow]) -> list[
     """Runs the draft's `propose`, then the target's `verify`; a draft that fails leaves its rows without a draft."""
     proposals = _proposals(draft, rows)
     known = target.limits.vocab_size
-    verdicts = verify_sized(target, [_to_verify(row, p, known) for row, p in zip(rows, proposals, strict=True)])
+    verdicts = verify_sized(target, [to_verify(row, _sound(p, known)) for row, p in zip(rows, proposals, strict=True)])
     seconds = max((p.seconds for p in proposals if isinstance(p, Proposal)), default=0.0)
     return [_fused_result(p, v, known, seconds) for p, v in zip(proposals, verdicts, strict=True)]
 
@@ -353,10 +425,22 @@ def _fused_result(
     return FusedResult(proposal.within(vocab_size), verdict, draft_seconds)
 
 
-def _to_verify(row: FusedRow, proposal: Proposal | RowFailed, vocab_size: int) -> VerifyRow:
-    """The row to verify; without a draft if its proposal failed."""
+def _sound(proposal: Proposal | RowFailed, vocab_size: int) -> Proposal:
+    return proposal.within(vocab_size) if isinstance(proposal, Proposal) else Proposal(())
+
+
+def to_verify(row: FusedRow, proposal: Proposal) -> VerifyRow:
+    """The row's verification, of a proposal that the target's vocabulary knows."""
     p = row.propose
-    known = proposal.within(vocab_size) if isinstance(proposal, Proposal) else Proposal(())
     return VerifyRow(
-        p.slot, p.position, p.tail[-1], known.token_ids, p.sampling, row.margins, p.rule, known.distributions
+        p.slot,
+        p.position,
+        p.tail[-1],
+        proposal.token_ids,
+        p.sampling,
+        row.margins,
+        p.rule,
+        proposal.distributions,
+        p.processor,
+        row.logprobs,
     )

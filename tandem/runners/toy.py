@@ -7,9 +7,10 @@ entry shows as wrong tokens. Token ids are the 256 bytes, then begin and end of 
 from __future__ import annotations
 
 import functools
+import json
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,11 +29,13 @@ from tandem.runners.protocol import (
     RunnerIdentity,
     StepShapes,
     VerifyRow,
+    draft_next,
+    draft_two,
     verdict_or_failure,
+    verify_row,
 )
 from tandem.runners.startup import Startup
-from tandem.speculation.rules import draft_token, verify_draft
-from tandem.speculation.types import SparseDistribution, Verdict
+from tandem.speculation.types import SecondChoice, SparseDistribution, Verdict
 
 VOCAB_SIZE = 258
 END = 257
@@ -104,11 +107,7 @@ class ToyRunner:
         self._write(row.slot, row.position, (row.last_token, *row.draft))
         if any(token < 0 for token in self._cache[row.slot, : row.position]):
             return RowFailed("a position before the row's was never written")
-        logits = functools.partial(self._after, row)
-        start = row.position + 1
-        return verdict_or_failure(
-            lambda: verify_draft(row.draft, row.distributions, logits, row.sampling, row.rule, start, row.margins)
-        )
+        return verdict_or_failure(lambda: verify_row(row, functools.partial(self._after, row)))
 
     def _after(self, row: VerifyRow, i: int) -> NDArray[np.float32]:
         return self._logits(row.slot, row.position + i)
@@ -117,16 +116,19 @@ class ToyRunner:
         self._write(row.slot, row.position + 1 - len(row.tail), row.tail)
         proposed: list[int] = []
         distributions: list[SparseDistribution] = []
+        choices: list[SecondChoice | None] = []
         for i in range(row.k):
             if i:
                 self._write(row.slot, row.position + i, proposed[-1:])
             logits = self._logits(row.slot, row.position + i)
-            token, distribution = draft_token(
-                logits, row.sampling, row.rule, row.position + 1 + i, row.target_vocab_size
-            )
+            if row.chooses:
+                token, choice = draft_two(row, logits, proposed)
+                choices.append(choice)
+            else:
+                token, distribution = draft_next(row, logits, proposed)
+                distributions += [distribution] if distribution is not None else []
             proposed.append(token)
-            distributions += [distribution] if distribution is not None else []
-        return Proposal(tuple(proposed), distributions=tuple(distributions))
+        return Proposal(tuple(proposed), distributions=tuple(distributions), second_choices=tuple(choices))
 
     def _logits(self, slot: int, position: int) -> NDArray[np.float32]:
         return toy_logits(self._cache[slot, : position + 1].tolist(), self.config)
@@ -154,6 +156,39 @@ class ToyTokenizer:
 
     def stream(self) -> ToyText:
         return ToyText()
+
+    def files(self) -> dict[str, bytes]:
+        """A byte-level vocabulary without merges. It reads UTF-8 where `stream` shows each byte by itself."""
+        special = [{"id": i, "content": text, "special": True, **_PLAIN} for i, text in ((256, "<s>"), (END, "</s>"))]
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+        tokenizer = {
+            "version": "1.0",
+            "added_tokens": special,
+            "pre_tokenizer": byte_level,
+            "decoder": byte_level,
+            "model": {"type": "BPE", "vocab": vocabulary | {"<s>": 256, "</s>": END}, "merges": []},
+        }
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "chat_template": _CHAT}
+        return {
+            "tokenizer.json": json.dumps(tokenizer).encode(),
+            "tokenizer_config.json": json.dumps(settings).encode(),
+        }
+
+    def spelling(self) -> list[bytes]:
+        """The bytes of each token; none for begin and end of sequence."""
+        return [*(bytes([byte]) for byte in range(256)), b"", b""]
+
+
+_PLAIN = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+_CHAT = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def _byte_characters() -> list[str]:
+    """Returns the printable character that stands for each byte in a byte-level vocabulary (GPT-2's table)."""
+    shown = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in shown else chr(next(others)) for byte in range(256)]
 
 
 class ToyText:
@@ -192,6 +227,15 @@ class ToyBackend:
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
     ) -> tuple[Runner, Runner]:
         raise NotImplementedError("this backend loads target and draft one by one")
+
+    def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
+        raise NotImplementedError("a toy model has no graphs")
+
+    def fuses(self, request: LoadRequest) -> bool:
+        return False
+
+    def unfused(self, request: LoadRequest) -> None:
+        return None
 
 
 def toy_runner(limits: Limits, config: ToyConfig) -> ToyRunner:

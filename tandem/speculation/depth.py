@@ -31,10 +31,11 @@ MAX_ROUNDS = 64
 
 
 class Pipeline(enum.Enum):
-    """Whether rounds overlap. The values are used on the command line."""
+    """Whether rounds overlap, or the target does not wait for them. The values are used on the command line."""
 
     OFF = "off"
     ON = "on"
+    NEVER_WAITING = "never-waiting"
     AUTO = "auto"
 
     @classmethod

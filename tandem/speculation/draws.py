@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tandem.speculation.types import SamplingParams
 
 Floats = NDArray[np.float64]
+Scores = NDArray[np.float64] | NDArray[np.float32]
 Ids = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
@@ -31,10 +32,14 @@ class BadLogits(ArithmeticError):
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A token and its margin: the distance to the runner-up in logits, before temperature; 0 is a tie."""
+    """A token and its margin: the distance to the runner-up in logits, before temperature; 0 is a tie.
+
+    `second`: the runner-up, -1 if there is none or it was not looked for.
+    """
 
     token: int
     margin: float
+    second: int = field(default=-1, compare=False)
 
 
 class Purpose(enum.IntEnum):
@@ -113,9 +118,9 @@ def likeliest(logits: NDArray[np.float32], params: SamplingParams, most: int) ->
     scores = _scores(logits, params)
     ids = surviving(scores, params)
     if ids is None:
-        ids = _largest(scores, min(most, len(scores)))
+        ids = largest(scores, min(most, len(scores)))
     elif len(ids) > most:
-        ids = ids[_largest(scores[ids], most)]
+        ids = ids[largest(scores[ids], most)]
     ids = np.sort(ids)
     return ids, np.exp(scores[ids])
 
@@ -129,23 +134,39 @@ def _scores(logits: NDArray[np.float32], params: SamplingParams) -> Floats:
         return (logits.astype(np.float64) - top) / params.temperature
 
 
-def _greedy(logits: NDArray[np.float32]) -> Drawn:
+def best_token(logits: NDArray[np.float32]) -> int:
+    """Returns the id of the largest of `logits`, float32 [vocabulary], the lowest among equals; -1 if it is unsound."""
     token = int(np.argmax(logits))
-    best = float(logits[token])
-    if not np.isfinite(best):
+    return token if np.isfinite(logits[token]) else -1
+
+
+def greedy_token(logits: NDArray[np.float32]) -> int:
+    """Returns `best_token`. Raises BadLogits if it is unsound."""
+    token = best_token(logits)
+    if token < 0:
         raise BadLogits("no finite largest logit")
+    return token
+
+
+def _greedy(logits: NDArray[np.float32]) -> Drawn:
+    token = greedy_token(logits)
+    best = float(logits[token])
     if len(logits) == 1:
         return Drawn(token, float("inf"))
-    runner_up = max(logits[:token].max(initial=-np.inf), logits[token + 1 :].max(initial=-np.inf))
-    return Drawn(token, best - float(runner_up))
+    rest = (0, logits[:token]), (token + 1, logits[token + 1 :])
+    others = [start + int(np.argmax(part)) for start, part in rest if len(part)]
+    second = max(others, key=lambda other: logits[other])
+    return Drawn(token, best - float(logits[second]), second if np.isfinite(logits[second]) else -1)
 
 
 def _best(noisy: Floats, candidates: Ids, temperature: float) -> Drawn:
     winner = int(np.argmax(noisy))
     if len(noisy) == 1:
         return Drawn(int(candidates[winner]), float("inf"))
-    runner_up = np.partition(noisy, -2)[-2]
-    return Drawn(int(candidates[winner]), float(noisy[winner] - runner_up) * temperature)
+    best, noisy[winner] = noisy[winner], -np.inf
+    second = int(np.argmax(noisy))
+    found = int(candidates[second]) if np.isfinite(noisy[second]) else -1
+    return Drawn(int(candidates[winner]), float(best - noisy[second]) * temperature, found)
 
 
 def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
@@ -155,7 +176,7 @@ def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
     """
     ids: Ids | None = None
     if 0 < params.top_k < len(scores):
-        ids = _largest(scores, params.top_k)
+        ids = largest(scores, params.top_k)
     if params.top_p < 1:
         ids = _nucleus(scores, ids, params.top_p)
     if params.min_p > 0:
@@ -164,7 +185,7 @@ def surviving(scores: Floats, params: SamplingParams) -> Ids | None:
     return ids
 
 
-def _largest(scores: Floats, k: int) -> Ids:
+def largest(scores: Scores, k: int) -> Ids:
     """Returns the ids of the k largest scores, the largest first and the lower id first among equals."""
     pool = _reaching(scores, k)
     among = scores[pool]
@@ -175,7 +196,7 @@ def _largest(scores: Floats, k: int) -> Ids:
     return ids[np.lexsort((ids, -scores[ids]))]
 
 
-def _reaching(scores: Floats, k: int) -> Ids:
+def _reaching(scores: Scores, k: int) -> Ids:
     """Returns ascending ids of a small set of scores that contains the k largest and all their equals.
 
     At least k scores reach the k-th largest block maximum, so scores below that can be dropped. This is ten times as
@@ -195,7 +216,7 @@ def _nucleus(scores: Floats, ids: Ids | None, top_p: float) -> Ids:
     total = np.exp(pool - top).sum()
     size = 256
     while True:
-        head = _largest(scores, min(size, len(scores))) if ids is None else ids
+        head = largest(scores, min(size, len(scores))) if ids is None else ids
         mass = np.cumsum(np.exp(scores[head] - top)) / total
         enough = int(np.searchsorted(mass, top_p, side="left"))
         if enough < len(head):
@@ -213,7 +234,7 @@ def _possible_winners(scores: Floats, raw: Words) -> Ids:
     """
     if len(scores) <= 2 * _HEAD:
         return np.arange(len(scores))
-    head = _largest(scores, _HEAD)
+    head = largest(scores, _HEAD)
     if scores[head].min() == -np.inf:
         return np.sort(head)  # every token that can be drawn is in the head
     bound = np.partition(scores[head] + gumbel(raw[head]), -2)[-2] - scores[head].min()

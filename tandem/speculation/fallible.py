@@ -182,6 +182,7 @@ class FallibleDrafter:
         if self._trial:
             self._trial.cancel()
             await asyncio.gather(self._trial, return_exceptions=True)
+        self._opened = False
         await self._drafter.close()
 
     async def _try(self, tokens: Sequence[int], call: _Call) -> Draft | None:

@@ -247,6 +247,8 @@ class AdaptiveLength:
 
     def observe(self, requested: int, draft: Draft, verdict: Verdict, seconds: float) -> None:
         by, chosen = proposer_of(draft), self._chosen.popleft()
+        if draft.ahead:
+            return  # such a round's time says nothing about one that waits for its draft
         steady = self._undrafted_tokens <= CATCHES_UP
         self._statistics.note(requested, draft, verdict, seconds, steady)
         self._undrafted_tokens = 0 if by is Proposer.MODEL else self._undrafted_tokens + len(verdict.token_ids)

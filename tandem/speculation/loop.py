@@ -77,6 +77,12 @@ class DraftThenVerify:
     def learn(self, tokens: Sequence[int]) -> None:
         teach(self.drafter, tokens)
 
+    async def take_over(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Goes on with a session and a drafter that are open (see ways.py)."""
+
+    async def hand_over(self, tokens: Sequence[int]) -> None:
+        """Has nothing in flight between rounds."""
+
     async def close(self) -> None:
         try:
             if self.drafter:
@@ -124,7 +130,7 @@ async def speculate(
             stats.spent(draft)
             stats.observe(draft.token_ids, verdict)
             stats.attribute(draft.proposed_by, verdict.accepted)
-            yield stopping.push(verdict.token_ids, verdict.margins)
+            yield stopping.push(verdict.token_ids, verdict.margins, verdict.logprobs)
     finally:
         await finish(_clean_up(rounds, under_way))
 

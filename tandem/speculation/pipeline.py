@@ -104,7 +104,18 @@ class PipelinedRounds:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         await self.verifier.open(prompt, sampling)
         await self.drafter.open(prompt, sampling)
+        await self.take_over(prompt, sampling)
+
+    async def take_over(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Goes on with a session and a drafter that are open (see ways.py)."""
         self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
+
+    async def hand_over(self, tokens: Sequence[int]) -> None:
+        """Drops the rounds in flight, so that the session holds `tokens`."""
+        lost = bool(self._flights)
+        await self._drop_in_flight()
+        if lost:
+            await self.verifier.resume(tokens, OutOfStep("the rounds in flight were dropped"))
 
     async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
         """Returns the verdict on the round that extends `tokens`: one in flight already, or a new one of `k` drafts."""

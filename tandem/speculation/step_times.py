@@ -126,9 +126,14 @@ class MeasuredTimes:
         if tokens:
             self._draft = _smoothed(self._draft, seconds / tokens)
 
-    def verified(self, verify_seconds: float, network_seconds: float) -> None:
-        """Records a verification: its seconds at the target, and those of the network there and back."""
+    def verified(self, verify_seconds: float, network_seconds: float | None) -> None:
+        """Records a verification: its seconds at the target, and those of the network there and back, if known."""
         self._verify = _smoothed(self._verify, verify_seconds)
+        if network_seconds is not None:
+            self.travelled(network_seconds)
+
+    def travelled(self, network_seconds: float) -> None:
+        """Records the seconds of a round trip."""
         self._rtt = _smoothed(self._rtt, network_seconds)
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tandem.speculation.types import Chunk, FinishReason
+from tandem.speculation.types import Chunk, FinishReason, TokenLogprobs
 
 
 class TextStream(Protocol):
@@ -65,7 +65,9 @@ class Stopping:
             return 0
         return max(0, self.remaining - len(tokens))
 
-    def push(self, tokens: Sequence[int], margins: Sequence[float] = ()) -> Chunk:
+    def push(
+        self, tokens: Sequence[int], margins: Sequence[float] = (), logprobs: Sequence[TokenLogprobs] = ()
+    ) -> Chunk:
         """Returns the part of the newly committed `tokens` up to and including the stop, with its text."""
         kept: list[int] = []
         text = ""
@@ -74,7 +76,7 @@ class Stopping:
                 break
             kept.append(token)
             text += self._take(token)
-        return Chunk(tuple(kept), text, tuple(margins[: len(kept)]))
+        return Chunk(tuple(kept), text, tuple(margins[: len(kept)]), tuple(logprobs[: len(kept)]))
 
     def _take(self, token: int) -> str:
         self.emitted += 1

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 def expected_tokens(acceptance: float, length: int) -> float:
     """Returns (1 - a^(g+1)) / (1 - a), the tokens per round with the same acceptance rate at every position."""
-    _check_acceptance(acceptance)
+    check_acceptance(acceptance)
     if acceptance == 1:
         return length + 1.0
     return (1 - acceptance ** (length + 1)) / (1 - acceptance)
@@ -26,7 +26,7 @@ def expected_tokens(acceptance: float, length: int) -> float:
 def expected_tokens_measured(conditional: Sequence[float]) -> float:
     """Returns the tokens per round for measured rates a_1, a_2, ... (each given that those before were accepted)."""
     for rate in conditional:
-        _check_acceptance(rate)
+        check_acceptance(rate)
     return 1.0 + sum(itertools.accumulate(conditional, lambda done, rate: done * rate))
 
 
@@ -84,7 +84,7 @@ def tpot_pipelined(costs: StepCosts, acceptance: float, rtt: float) -> float:
 
     This is a lower bound: it assumes unlimited rounds in flight, and verifications no slower than drafting.
     """
-    _check_acceptance(acceptance)
+    check_acceptance(acceptance)
     _check_rtt(rtt)
     return costs.draft + (1 - acceptance) * (rtt + costs.verify(0))
 
@@ -107,7 +107,7 @@ def best_length_closed_form(acceptance: float, cost_ratio: float, rtt_ratio: flo
 
     It solves a^(g+1) [L (g c + 1 + r) + c] = c. For a slope in t_v, give c + slope / fixed as `cost_ratio`.
     """
-    _check_acceptance(acceptance)
+    check_acceptance(acceptance)
     _check_rtt(rtt_ratio)
     if not 0 < acceptance < 1:
         raise ValueError(f"acceptance: {acceptance} has no finite best length")
@@ -131,7 +131,8 @@ def _lambert_lower(a: float) -> float:
     return w
 
 
-def _check_acceptance(value: float) -> None:
+def check_acceptance(value: float) -> None:
+    """Raises ValueError if an acceptance rate is outside [0, 1]."""
     if not 0 <= value <= 1:
         raise ValueError(f"acceptance: {value} is outside [0, 1]")
 

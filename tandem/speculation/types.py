@@ -10,49 +10,21 @@ import itertools
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from tandem.speculation.model_info import ModelInfo as ModelInfo
+from tandem.speculation.sampling import SAMPLING_FIELDS as SAMPLING_FIELDS
+from tandem.speculation.sampling import InvalidField as InvalidField
+from tandem.speculation.sampling import SamplingParams as SamplingParams
+from tandem.speculation.sampling import Structure as Structure
+from tandem.speculation.sampling import StructureKind as StructureKind
 
-class InvalidField(ValueError):
-    """A field of a request has an invalid value. `field` is its name."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field, self.reason = field, message
+MAX_LOGPROBS = 20
 
 
 class TooLong(ValueError):
     """The prompt and the tokens to generate exceed the sequence length."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How tokens are drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep every token."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InvalidField("temperature", f"{self.temperature} is not a finite number >= 0")
-        if self.top_k < 0:
-            raise InvalidField("top_k", f"{self.top_k} is below 0")
-        if not 0 < self.top_p <= 1:
-            raise InvalidField("top_p", f"{self.top_p} is outside (0, 1]")
-        if not 0 <= self.min_p <= 1:
-            raise InvalidField("min_p", f"{self.min_p} is outside [0, 1]")
-        if not 0 <= self.seed < 2**64:
-            raise InvalidField("seed", f"{self.seed} is outside [0, 2**64)")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-
-SAMPLING_FIELDS = tuple(each.name for each in fields(SamplingParams))
 
 
 class Rule(enum.Enum):
@@ -110,13 +82,13 @@ class GenerationRequest:
 
     Limits that are None take the server's defaults, and so do the fields of `sampling` named in `unset_sampling`, which
     are not sent. `deadline` (seconds of time.monotonic) is local to this process and never sent: nothing waits beyond
-    it.
+    it. `logprobs`: report the log-probability of every token, and the `logprobs` likeliest tokens in its place.
     """
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     chat: bool = False
-    sampling: SamplingParams = SamplingParams()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int | None = None
     max_total_tokens: int | None = None
     speculation_length: int | None = None
@@ -127,6 +99,7 @@ class GenerationRequest:
     rule: Rule = Rule.AGREEMENT
     deadline: float | None = None
     unset_sampling: frozenset[str] = frozenset()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.token_ids is None):
@@ -139,6 +112,25 @@ class GenerationRequest:
             raise InvalidField("speculation_length", f"{self.speculation_length} is below 0")
         if any(not s for s in self.stop_strings):
             raise InvalidField("stop_strings", "an empty string would end every generation")
+        check_logprobs(self.logprobs)
+
+
+def check_logprobs(top: int | None) -> None:
+    """Raises InvalidField if so many likeliest tokens cannot be reported."""
+    if top is not None and not 0 <= top <= MAX_LOGPROBS:
+        raise InvalidField("logprobs", f"{top} is outside 0 to {MAX_LOGPROBS}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log-probability of a token, and of the likeliest tokens in its place, as (token id, log-probability).
+
+    They are the target's own: log-softmax of its raw logits, before temperature, penalties, biases and structure, in
+    64-bit arithmetic. `top` is sorted by value, then by id.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Proposer(enum.Enum):
@@ -153,8 +145,9 @@ class Verdict:
     """The result of one verification: `accepted` draft tokens, then one token drawn by the target.
 
     The seconds are measured next to the target. `margins` (in logits, 0 is a tie) are filled in only on request, and
-    never under the rejection rule, which compares no scores. `rows` rows shared the step; the widest had `width` tokens
-    (0: unknown, taken to be this row's), and all of them together `step_tokens` (0: unknown, taken to be rows * width).
+    never under the rejection rule, which compares no scores; `logprobs` on request, one per token. `rows` rows shared
+    the step; the widest had `width` tokens (0: unknown, taken to be this row's), and all of them together `step_tokens`
+    (0: unknown, taken to be rows * width).
     """
 
     token_ids: tuple[int, ...]
@@ -165,6 +158,14 @@ class Verdict:
     rows: int = 1
     width: int = 0
     step_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class SecondChoice(NamedTuple):
+    """The token that a draft model would have drawn next to the one it drew, and the distance to that in logits."""
+
+    token: int
+    margin: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,8 @@ class Draft:
     """Proposed tokens, the proposer of each, and the seconds they took in steps shared by `rows` rows.
 
     Under the rejection rule `distributions` holds the distribution that each token was drawn from; if it is empty, each
-    token was proposed with probability 1.
+    token was proposed with probability 1. `ahead`: the round did not wait for it. `second_choices`: one for each
+    token, if it was asked for and there is one.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -181,6 +183,8 @@ class Draft:
     proposed_by: tuple[Proposer, ...] = ()
     distributions: tuple[SparseDistribution, ...] = ()
     rows: int = 1
+    ahead: bool = False
+    second_choices: tuple[SecondChoice | None, ...] = ()
 
     def __post_init__(self) -> None:
         if self.distributions and len(self.distributions) != len(self.token_ids):
@@ -207,16 +211,20 @@ def model_part(k: int, model_k: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens committed together, and the text that they complete."""
+    """Tokens committed together, and the text that they complete. `logprobs`: one per token, if asked for."""
 
     token_ids: tuple[int, ...]
     text: str = ""
     margins: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """Statistics of one request, defined in generation.proto. Times are in seconds, bytes are of protobuf payload."""
+    """Statistics of one request, defined in generation.proto. Times are in seconds, bytes are of protobuf payload.
+
+    `placement`: where the models ran, if not as the server's role says ("apart" for a fused pair's); known there alone.
+    """
 
     rounds: int = 0
     drafted: int = 0
@@ -237,6 +245,9 @@ class SpeculationStats:
     sent_by_depth: list[int] = field(default_factory=list)
     guessed_rounds: int = 0
     undrafted_rounds: int = 0
+    placement: str = ""
+    run_steps: int = 0
+    wasted_steps: int = 0
 
     @property
     def wasted_drafts(self) -> int:
@@ -309,26 +320,3 @@ class GenerationEnd:
     prompt_tokens: int
     output_tokens: int
     stats: SpeculationStats
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """Describes the model that a server runs; proto/tandem/v1/generation.proto defines the fields."""
-
-    model_name: str
-    weights_revision: str
-    tokenizer_sha256: str
-    vocab_size: int
-    max_sequence_length: int
-    max_speculation_length: int
-    kv_slots: int
-    dtype: str
-    device: str
-    backend: str
-    draft_name: str = ""
-    default_speculation_length: int = 0
-    plain_width: int = 1
-    bit_exact: bool = True
-    startup_seconds: float = 0.0
-    end_of_sequence_ids: tuple[int, ...] = ()
-    adaptive_speculation_length: bool = False

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import generation_pb2 as tandem_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/v1/draft_worker.proto\x12\ttandem.v1\x1a\x1atandem/v1/generation.proto\" \n\x1e\x44raftWorkerGetModelInfoRequest\"F\n\x1f\x44raftWorkerGetModelInfoResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.tandem.v1.ModelInfo\"G\n\x1a\x44raftWorkerGenerateRequest\x12)\n\ngeneration\x18\x01 \x01(\x0b\x32\x15.tandem.v1.Generation\"\x86\x01\n\x1b\x44raftWorkerGenerateResponse\x12)\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x18.tandem.v1.GenerateChunkH\x00\x12\x33\n\ncompletion\x18\x02 \x01(\x0b\x32\x1d.tandem.v1.GenerateCompletionH\x00\x42\x07\n\x05\x65vent\"\xa8\x02\n\x0eProposeRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x14\n\x0cknown_length\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x1a\n\x12speculation_length\x18\x04 \x01(\r\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.SamplingH\x00\x88\x01\x01\x12\x18\n\x10tokenizer_sha256\x18\x06 \x01(\t\x12)\n\x04rule\x18\x07 \x01(\x0e\x32\x1b.tandem.v1.VerificationRule\x12%\n\x18model_speculation_length\x18\x08 \x01(\rH\x01\x88\x01\x01\x42\x0b\n\t_samplingB\x1b\n\x19_model_speculation_length\"\xde\x01\n\x0fProposeResponse\x12\x0f\n\x07unknown\x18\x01 \x01(\x08\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x03(\r\x12\x13\n\x0bproposed_by\x18\x03 \x03(\t\x12\x15\n\rqueue_seconds\x18\x04 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x05 \x01(\x01\x12\x16\n\x0eserver_seconds\x18\x06 \x01(\x01\x12\x34\n\rdistributions\x18\x07 \x03(\x0b\x32\x1d.tandem.v1.SparseDistribution\x12\x11\n\tstep_rows\x18\x08 \x01(\r\")\n\x13\x45ndProposalsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"%\n\x14\x45ndProposalsResponse\x12\r\n\x05\x65nded\x18\x01 \x01(\x08\x32\xe4\x02\n\x0b\x44raftWorker\x12\x65\n\x0cGetModelInfo\x12).tandem.v1.DraftWorkerGetModelInfoRequest\x1a*.tandem.v1.DraftWorkerGetModelInfoResponse\x12[\n\x08Generate\x12%.tandem.v1.DraftWorkerGenerateRequest\x1a&.tandem.v1.DraftWorkerGenerateResponse0\x01\x12@\n\x07Propose\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse\x12O\n\x0c\x45ndProposals\x12\x1e.tandem.v1.EndProposalsRequest\x1a\x1f.tandem.v1.EndProposalsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctandem/v1/draft_worker.proto\x12\ttandem.v1\x1a\x1atandem/v1/generation.proto\" \n\x1e\x44raftWorkerGetModelInfoRequest\"F\n\x1f\x44raftWorkerGetModelInfoResponse\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.tandem.v1.ModelInfo\"G\n\x1a\x44raftWorkerGenerateRequest\x12)\n\ngeneration\x18\x01 \x01(\x0b\x32\x15.tandem.v1.Generation\"\x86\x01\n\x1b\x44raftWorkerGenerateResponse\x12)\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x18.tandem.v1.GenerateChunkH\x00\x12\x33\n\ncompletion\x18\x02 \x01(\x0b\x32\x1d.tandem.v1.GenerateCompletionH\x00\x42\x07\n\x05\x65vent\"\xbf\x02\n\x0eProposeRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x14\n\x0cknown_length\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x1a\n\x12speculation_length\x18\x04 \x01(\r\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.SamplingH\x00\x88\x01\x01\x12\x18\n\x10tokenizer_sha256\x18\x06 \x01(\t\x12)\n\x04rule\x18\x07 \x01(\x0e\x32\x1b.tandem.v1.VerificationRule\x12%\n\x18model_speculation_length\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x15\n\rprompt_length\x18\t \x01(\rB\x0b\n\t_samplingB\x1b\n\x19_model_speculation_length\"\xde\x01\n\x0fProposeResponse\x12\x0f\n\x07unknown\x18\x01 \x01(\x08\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x03(\r\x12\x13\n\x0bproposed_by\x18\x03 \x03(\t\x12\x15\n\rqueue_seconds\x18\x04 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x05 \x01(\x01\x12\x16\n\x0eserver_seconds\x18\x06 \x01(\x01\x12\x34\n\rdistributions\x18\x07 \x03(\x0b\x32\x1d.tandem.v1.SparseDistribution\x12\x11\n\tstep_rows\x18\x08 \x01(\r\"\xe8\x01\n\x14ProposeStreamRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x13\n\x0b\x64raft_ahead\x18\x03 \x01(\r\x12\x12\n\nsend_first\x18\x04 \x01(\r\x12\x11\n\tsend_more\x18\x05 \x01(\r\x12%\n\x08sampling\x18\x06 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12\x18\n\x10tokenizer_sha256\x18\x07 \x01(\t\x12\x15\n\rprompt_length\x18\x08 \x01(\r\x12\x18\n\x10max_total_tokens\x18\t \x01(\r\"\xc7\x01\n\x15ProposeStreamResponse\x12\x13\n\x0b\x62\x61se_length\x18\x01 \x01(\r\x12\x14\n\x0c\x64raft_tokens\x18\x02 \x03(\r\x12\x13\n\x0bproposed_by\x18\x03 \x03(\t\x12\x0f\n\x07\x64rafted\x18\x04 \x01(\r\x12\x15\n\rqueue_seconds\x18\x05 \x01(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x06 \x01(\x01\x12\x15\n\rmessages_read\x18\x07 \x01(\r\x12\x16\n\x0eserver_seconds\x18\x08 \x01(\x01\")\n\x13\x45ndProposalsRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"%\n\x14\x45ndProposalsResponse\x12\r\n\x05\x65nded\x18\x01 \x01(\x08\x32\xbc\x03\n\x0b\x44raftWorker\x12\x65\n\x0cGetModelInfo\x12).tandem.v1.DraftWorkerGetModelInfoRequest\x1a*.tandem.v1.DraftWorkerGetModelInfoResponse\x12[\n\x08Generate\x12%.tandem.v1.DraftWorkerGenerateRequest\x1a&.tandem.v1.DraftWorkerGenerateResponse0\x01\x12@\n\x07Propose\x12\x19.tandem.v1.ProposeRequest\x1a\x1a.tandem.v1.ProposeResponse\x12V\n\rProposeStream\x12\x1f.tandem.v1.ProposeStreamRequest\x1a .tandem.v1.ProposeStreamResponse(\x01\x30\x01\x12O\n\x0c\x45ndProposals\x12\x1e.tandem.v1.EndProposalsRequest\x1a\x1f.tandem.v1.EndProposalsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,13 +41,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTWORKERGENERATERESPONSE']._serialized_start=251
   _globals['_DRAFTWORKERGENERATERESPONSE']._serialized_end=385
   _globals['_PROPOSEREQUEST']._serialized_start=388
-  _globals['_PROPOSEREQUEST']._serialized_end=684
-  _globals['_PROPOSERESPONSE']._serialized_start=687
-  _globals['_PROPOSERESPONSE']._serialized_end=909
-  _globals['_ENDPROPOSALSREQUEST']._serialized_start=911
-  _globals['_ENDPROPOSALSREQUEST']._serialized_end=952
-  _globals['_ENDPROPOSALSRESPONSE']._serialized_start=954
-  _globals['_ENDPROPOSALSRESPONSE']._serialized_end=991
-  _globals['_DRAFTWORKER']._serialized_start=994
-  _globals['_DRAFTWORKER']._serialized_end=1350
+  _globals['_PROPOSEREQUEST']._serialized_end=707
+  _globals['_PROPOSERESPONSE']._serialized_start=710
+  _globals['_PROPOSERESPONSE']._serialized_end=932
+  _globals['_PROPOSESTREAMREQUEST']._serialized_start=935
+  _globals['_PROPOSESTREAMREQUEST']._serialized_end=1167
+  _globals['_PROPOSESTREAMRESPONSE']._serialized_start=1170
+  _globals['_PROPOSESTREAMRESPONSE']._serialized_end=1369
+  _globals['_ENDPROPOSALSREQUEST']._serialized_start=1371
+  _globals['_ENDPROPOSALSREQUEST']._serialized_end=1412
+  _globals['_ENDPROPOSALSRESPONSE']._serialized_start=1414
+  _globals['_ENDPROPOSALSRESPONSE']._serialized_end=1451
+  _globals['_DRAFTWORKER']._serialized_start=1454
+  _globals['_DRAFTWORKER']._serialized_end=1898
 # @@protoc_insertion_point(module_scope)

@@ -51,6 +51,11 @@ class DraftWorkerStub(object):
                 request_serializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeResponse.FromString,
                 _registered_method=True)
+        self.ProposeStream = channel.stream_stream(
+                '/tandem.v1.DraftWorker/ProposeStream',
+                request_serializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamResponse.FromString,
+                _registered_method=True)
         self.EndProposals = channel.unary_unary(
                 '/tandem.v1.DraftWorker/EndProposals',
                 request_serializer=tandem_dot_v1_dot_draft__worker__pb2.EndProposalsRequest.SerializeToString,
@@ -85,6 +90,15 @@ class DraftWorkerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ProposeStream(self, request_iterator, context):
+        """Proposes draft tokens to a caller that never waits for them. The caller sends the tokens that it commits; from every
+        arrival the worker drafts anew, drops what is overtaken, and sends drafts with the length that they extend. The
+        first message begins a session of proposals, which ends with the stream. Callers verify by agreement.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def EndProposals(self, request, context):
         """Frees the resources of a session of proposals. Idempotent.
         """
@@ -109,6 +123,11 @@ def add_DraftWorkerServicer_to_server(servicer, server):
                     servicer.Propose,
                     request_deserializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeResponse.SerializeToString,
+            ),
+            'ProposeStream': grpc.stream_stream_rpc_method_handler(
+                    servicer.ProposeStream,
+                    request_deserializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamResponse.SerializeToString,
             ),
             'EndProposals': grpc.unary_unary_rpc_method_handler(
                     servicer.EndProposals,
@@ -199,6 +218,33 @@ class DraftWorker(object):
             '/tandem.v1.DraftWorker/Propose',
             tandem_dot_v1_dot_draft__worker__pb2.ProposeRequest.SerializeToString,
             tandem_dot_v1_dot_draft__worker__pb2.ProposeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProposeStream(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tandem.v1.DraftWorker/ProposeStream',
+            tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamRequest.SerializeToString,
+            tandem_dot_v1_dot_draft__worker__pb2.ProposeStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,

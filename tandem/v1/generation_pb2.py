@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/v1/generation.proto\x12\ttandem.v1\"\xaa\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"8\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\x02\"\xb2\x03\n\nGeneration\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12\x0c\n\x04\x63hat\x18\x03 \x01(\x08\x12%\n\x08sampling\x18\x04 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12\x1b\n\x0emax_new_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x1f\n\x12speculation_length\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x14\n\x0cstop_strings\x18\x08 \x03(\t\x12\x1e\n\x16ignore_end_of_sequence\x18\t \x01(\x08\x12\x16\n\x0ereport_margins\x18\n \x01(\x08\x12\x1d\n\x10max_total_tokens\x18\x0b \x01(\rH\x03\x88\x01\x01\x12)\n\x04rule\x18\x0c \x01(\x0e\x32\x1b.tandem.v1.VerificationRuleB\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x15\n\x13_speculation_lengthB\x13\n\x11_max_total_tokens\"A\n\rGenerateChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07margins\x18\x03 \x03(\x02\"\x9e\x01\n\x12GenerateCompletion\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12*\n\x05stats\x18\x04 \x01(\x0b\x32\x1b.tandem.v1.SpeculationStats\"=\n\x11PartialGeneration\x12\x15\n\routput_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xad\x05\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x04 \x03(\r\x12\x1c\n\x14\x64rafted_per_position\x18\x05 \x03(\r\x12\x15\n\rdraft_seconds\x18\x06 \x01(\x01\x12\x16\n\x0everify_seconds\x18\x07 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x08 \x01(\x01\x12\x17\n\x0fnetwork_seconds\x18\t \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\n \x01(\x01\x12\x10\n\x08\x62ytes_up\x18\x0b \x01(\x04\x12\x12\n\nbytes_down\x18\x0c \x01(\x04\x12\x15\n\rwasted_drafts\x18\r \x01(\r\x12>\n\ndrafted_by\x18\x0e \x03(\x0b\x32*.tandem.v1.SpeculationStats.DraftedByEntry\x12@\n\x0b\x61\x63\x63\x65pted_by\x18\x0f \x03(\x0b\x32+.tandem.v1.SpeculationStats.AcceptedByEntry\x12\x14\n\x0cstale_rounds\x18\x10 \x01(\r\x12\x14\n\x0cstale_drafts\x18\x11 \x01(\r\x12\x15\n\rsent_by_depth\x18\x12 \x03(\r\x12\x16\n\x0eguessed_rounds\x18\x13 \x01(\r\x12\x18\n\x10rounds_by_length\x18\x14 \x03(\r\x12\x18\n\x10undrafted_rounds\x18\x15 \x01(\r\x1a\x30\n\x0e\x44raftedByEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x31\n\x0f\x41\x63\x63\x65ptedByEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xa1\x03\n\tModelInfo\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x18\n\x10weights_revision\x18\x02 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x1b\n\x13max_sequence_length\x18\x05 \x01(\r\x12\x1e\n\x16max_speculation_length\x18\x06 \x01(\r\x12\x10\n\x08kv_slots\x18\x07 \x01(\r\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\n \x01(\t\x12\x12\n\ndraft_name\x18\x0b \x01(\t\x12\"\n\x1a\x64\x65\x66\x61ult_speculation_length\x18\x0c \x01(\r\x12\x13\n\x0bplain_width\x18\r \x01(\r\x12\x11\n\tbit_exact\x18\x0e \x01(\x08\x12\x17\n\x0fstartup_seconds\x18\x0f \x01(\x01\x12\x1b\n\x13\x65nd_of_sequence_ids\x18\x10 \x03(\r\x12#\n\x1b\x61\x64\x61ptive_speculation_length\x18\x11 \x01(\x08*w\n\x10VerificationRule\x12!\n\x1dVERIFICATION_RULE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bVERIFICATION_RULE_AGREEMENT\x10\x01\x12\x1f\n\x1bVERIFICATION_RULE_REJECTION\x10\x02*\xa7\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/v1/generation.proto\x12\ttandem.v1\"\x9f\x03\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12(\n\nlogit_bias\x18\x06 \x01(\x0b\x32\x14.tandem.v1.LogitBias\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x01H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x07\x88\x01\x01\x12\'\n\tstructure\x18\n \x01(\x0b\x32\x14.tandem.v1.StructureB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penalty\".\n\tLogitBias\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0e\n\x06\x62iases\x18\x02 \x03(\x01\"A\n\tStructure\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.tandem.v1.StructureKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"8\n\x12SparseDistribution\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\x02\"\xd6\x03\n\nGeneration\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x02 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12\x0c\n\x04\x63hat\x18\x03 \x01(\x08\x12%\n\x08sampling\x18\x04 \x01(\x0b\x32\x13.tandem.v1.Sampling\x12\x1b\n\x0emax_new_tokens\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\x1f\n\x12speculation_length\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x14\n\x0cstop_strings\x18\x08 \x03(\t\x12\x1e\n\x16ignore_end_of_sequence\x18\t \x01(\x08\x12\x16\n\x0ereport_margins\x18\n \x01(\x08\x12\x1d\n\x10max_total_tokens\x18\x0b \x01(\rH\x03\x88\x01\x01\x12)\n\x04rule\x18\x0c \x01(\x0e\x32\x1b.tandem.v1.VerificationRule\x12\x15\n\x08logprobs\x18\r \x01(\rH\x04\x88\x01\x01\x42\x08\n\x06promptB\x11\n\x0f_max_new_tokensB\x15\n\x13_speculation_lengthB\x13\n\x11_max_total_tokensB\x0b\n\t_logprobs\"m\n\rGenerateChunk\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0f\n\x07margins\x18\x03 \x03(\x02\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\"\x9e\x01\n\x12GenerateCompletion\x12.\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\x12*\n\x05stats\x18\x04 \x01(\x0b\x32\x1b.tandem.v1.SpeculationStats\"=\n\x11PartialGeneration\x12\x15\n\routput_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xd6\x05\n\x10SpeculationStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x02 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x04 \x03(\r\x12\x1c\n\x14\x64rafted_per_position\x18\x05 \x03(\r\x12\x15\n\rdraft_seconds\x18\x06 \x01(\x01\x12\x16\n\x0everify_seconds\x18\x07 \x01(\x01\x12\x15\n\rqueue_seconds\x18\x08 \x01(\x01\x12\x17\n\x0fnetwork_seconds\x18\t \x01(\x01\x12\x17\n\x0fprefill_seconds\x18\n \x01(\x01\x12\x10\n\x08\x62ytes_up\x18\x0b \x01(\x04\x12\x12\n\nbytes_down\x18\x0c \x01(\x04\x12\x15\n\rwasted_drafts\x18\r \x01(\r\x12>\n\ndrafted_by\x18\x0e \x03(\x0b\x32*.tandem.v1.SpeculationStats.DraftedByEntry\x12@\n\x0b\x61\x63\x63\x65pted_by\x18\x0f \x03(\x0b\x32+.tandem.v1.SpeculationStats.AcceptedByEntry\x12\x14\n\x0cstale_rounds\x18\x10 \x01(\r\x12\x14\n\x0cstale_drafts\x18\x11 \x01(\r\x12\x15\n\rsent_by_depth\x18\x12 \x03(\r\x12\x16\n\x0eguessed_rounds\x18\x13 \x01(\r\x12\x18\n\x10rounds_by_length\x18\x14 \x03(\r\x12\x18\n\x10undrafted_rounds\x18\x15 \x01(\r\x12\x11\n\trun_steps\x18\x16 \x01(\r\x12\x14\n\x0cwasted_steps\x18\x17 \x01(\r\x1a\x30\n\x0e\x44raftedByEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a\x31\n\x0f\x41\x63\x63\x65ptedByEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xa1\x03\n\tModelInfo\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x18\n\x10weights_revision\x18\x02 \x01(\t\x12\x18\n\x10tokenizer_sha256\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x1b\n\x13max_sequence_length\x18\x05 \x01(\r\x12\x1e\n\x16max_speculation_length\x18\x06 \x01(\r\x12\x10\n\x08kv_slots\x18\x07 \x01(\r\x12\r\n\x05\x64type\x18\x08 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\t \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\n \x01(\t\x12\x12\n\ndraft_name\x18\x0b \x01(\t\x12\"\n\x1a\x64\x65\x66\x61ult_speculation_length\x18\x0c \x01(\r\x12\x13\n\x0bplain_width\x18\r \x01(\r\x12\x11\n\tbit_exact\x18\x0e \x01(\x08\x12\x17\n\x0fstartup_seconds\x18\x0f \x01(\x01\x12\x1b\n\x13\x65nd_of_sequence_ids\x18\x10 \x03(\r\x12#\n\x1b\x61\x64\x61ptive_speculation_length\x18\x11 \x01(\x08*\xa0\x01\n\rStructureKind\x12\x1e\n\x1aSTRUCTURE_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1aSTRUCTURE_KIND_JSON_SCHEMA\x10\x01\x12\x18\n\x14STRUCTURE_KIND_REGEX\x10\x02\x12\x19\n\x15STRUCTURE_KIND_CHOICE\x10\x03\x12\x1a\n\x16STRUCTURE_KIND_GRAMMAR\x10\x04*w\n\x10VerificationRule\x12!\n\x1dVERIFICATION_RULE_UNSPECIFIED\x10\x00\x12\x1f\n\x1bVERIFICATION_RULE_AGREEMENT\x10\x01\x12\x1f\n\x1bVERIFICATION_RULE_REJECTION\x10\x02*\xa7\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x46INISH_REASON_END_OF_SEQUENCE\x10\x01\x12\x1c\n\x18\x46INISH_REASON_STOP_TOKEN\x10\x02\x12\x1d\n\x19\x46INISH_REASON_STOP_STRING\x10\x03\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,30 +35,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SPECULATIONSTATS_DRAFTEDBYENTRY']._serialized_options = b'8\001'
   _globals['_SPECULATIONSTATS_ACCEPTEDBYENTRY']._loaded_options = None
   _globals['_SPECULATIONSTATS_ACCEPTEDBYENTRY']._serialized_options = b'8\001'
-  _globals['_VERIFICATIONRULE']._serialized_start=2133
-  _globals['_VERIFICATIONRULE']._serialized_end=2252
-  _globals['_FINISHREASON']._serialized_start=2255
-  _globals['_FINISHREASON']._serialized_end=2422
+  _globals['_STRUCTUREKIND']._serialized_start=2694
+  _globals['_STRUCTUREKIND']._serialized_end=2854
+  _globals['_VERIFICATIONRULE']._serialized_start=2856
+  _globals['_VERIFICATIONRULE']._serialized_end=2975
+  _globals['_FINISHREASON']._serialized_start=2978
+  _globals['_FINISHREASON']._serialized_end=3145
   _globals['_SAMPLING']._serialized_start=42
-  _globals['_SAMPLING']._serialized_end=212
-  _globals['_TOKENIDS']._serialized_start=214
-  _globals['_TOKENIDS']._serialized_end=237
-  _globals['_SPARSEDISTRIBUTION']._serialized_start=239
-  _globals['_SPARSEDISTRIBUTION']._serialized_end=295
-  _globals['_GENERATION']._serialized_start=298
-  _globals['_GENERATION']._serialized_end=732
-  _globals['_GENERATECHUNK']._serialized_start=734
-  _globals['_GENERATECHUNK']._serialized_end=799
-  _globals['_GENERATECOMPLETION']._serialized_start=802
-  _globals['_GENERATECOMPLETION']._serialized_end=960
-  _globals['_PARTIALGENERATION']._serialized_start=962
-  _globals['_PARTIALGENERATION']._serialized_end=1023
-  _globals['_SPECULATIONSTATS']._serialized_start=1026
-  _globals['_SPECULATIONSTATS']._serialized_end=1711
-  _globals['_SPECULATIONSTATS_DRAFTEDBYENTRY']._serialized_start=1612
-  _globals['_SPECULATIONSTATS_DRAFTEDBYENTRY']._serialized_end=1660
-  _globals['_SPECULATIONSTATS_ACCEPTEDBYENTRY']._serialized_start=1662
-  _globals['_SPECULATIONSTATS_ACCEPTEDBYENTRY']._serialized_end=1711
-  _globals['_MODELINFO']._serialized_start=1714
-  _globals['_MODELINFO']._serialized_end=2131
+  _globals['_SAMPLING']._serialized_end=457
+  _globals['_LOGITBIAS']._serialized_start=459
+  _globals['_LOGITBIAS']._serialized_end=505
+  _globals['_STRUCTURE']._serialized_start=507
+  _globals['_STRUCTURE']._serialized_end=572
+  _globals['_TOKENLOGPROBS']._serialized_start=574
+  _globals['_TOKENLOGPROBS']._serialized_end=651
+  _globals['_TOKENIDS']._serialized_start=653
+  _globals['_TOKENIDS']._serialized_end=676
+  _globals['_SPARSEDISTRIBUTION']._serialized_start=678
+  _globals['_SPARSEDISTRIBUTION']._serialized_end=734
+  _globals['_GENERATION']._serialized_start=737
+  _globals['_GENERATION']._serialized_end=1207
+  _globals['_GENERATECHUNK']._serialized_start=1209
+  _globals['_GENERATECHUNK']._serialized_end=1318
+  _globals['_GENERATECOMPLETION']._serialized_start=1321
+  _globals['_GENERATECOMPLETION']._serialized_end=1479
+  _globals['_PARTIALGENERATION']._serialized_start=1481
+  _globals['_PARTIALGENERATION']._serialized_end=1542
+  _globals['_SPECULATIONSTATS']._serialized_start=1545
+  _globals['_SPECULATIONSTATS']._serialized_end=2271
+  _globals['_SPECULATIONSTATS_DRAFTEDBYENTRY']._serialized_start=2172
+  _globals['_SPECULATIONSTATS_DRAFTEDBYENTRY']._serialized_end=2220
+  _globals['_SPECULATIONSTATS_ACCEPTEDBYENTRY']._serialized_start=2222
+  _globals['_SPECULATIONSTATS_ACCEPTEDBYENTRY']._serialized_end=2271
+  _globals['_MODELINFO']._serialized_start=2274
+  _globals['_MODELINFO']._serialized_end=2691
 # @@protoc_insertion_point(module_scope)

@@ -55,7 +55,7 @@ class OpenSessionRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., weights_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("committed_length", "reused_length", "lease_seconds", "queue_seconds", "prefill_seconds", "max_speculation_length", "rule")
+    __slots__ = ("committed_length", "reused_length", "lease_seconds", "queue_seconds", "prefill_seconds", "max_speculation_length", "rule", "processed_fields", "max_unread_tokens")
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     REUSED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,8 @@ class OpenSessionResponse(_message.Message):
     PREFILL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MAX_SPECULATION_LENGTH_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
+    PROCESSED_FIELDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_UNREAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     committed_length: int
     reused_length: int
     lease_seconds: float
@@ -70,26 +72,46 @@ class OpenSessionResponse(_message.Message):
     prefill_seconds: float
     max_speculation_length: int
     rule: _generation_pb2.VerificationRule
-    def __init__(self, committed_length: _Optional[int] = ..., reused_length: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., max_speculation_length: _Optional[int] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ...) -> None: ...
+    processed_fields: _containers.RepeatedScalarFieldContainer[str]
+    max_unread_tokens: int
+    def __init__(self, committed_length: _Optional[int] = ..., reused_length: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., max_speculation_length: _Optional[int] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., processed_fields: _Optional[_Iterable[str]] = ..., max_unread_tokens: _Optional[int] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
-    __slots__ = ("session_id", "base_length", "last_token", "draft_tokens", "report_margins", "distributions")
+    __slots__ = ("session_id", "base_length", "last_token", "draft_tokens", "report_margins", "distributions", "logprobs", "run_until", "branches", "max_step_drafts", "stop_token_ids")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     BASE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LAST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REPORT_MARGINS_FIELD_NUMBER: _ClassVar[int]
     DISTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RUN_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     base_length: int
     last_token: int
     draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     report_margins: bool
     distributions: _containers.RepeatedCompositeFieldContainer[_generation_pb2.SparseDistribution]
-    def __init__(self, session_id: _Optional[str] = ..., base_length: _Optional[int] = ..., last_token: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., report_margins: bool = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ...) -> None: ...
+    logprobs: int
+    run_until: int
+    branches: _containers.RepeatedCompositeFieldContainer[DraftBranch]
+    max_step_drafts: int
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, session_id: _Optional[str] = ..., base_length: _Optional[int] = ..., last_token: _Optional[int] = ..., draft_tokens: _Optional[_Iterable[int]] = ..., report_margins: bool = ..., distributions: _Optional[_Iterable[_Union[_generation_pb2.SparseDistribution, _Mapping]]] = ..., logprobs: _Optional[int] = ..., run_until: _Optional[int] = ..., branches: _Optional[_Iterable[_Union[DraftBranch, _Mapping]]] = ..., max_step_drafts: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DraftBranch(_message.Message):
+    __slots__ = ("offset", "token_ids")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("stale", "committed_length", "token_ids", "accepted", "replayed", "queue_seconds", "compute_seconds", "margins", "server_seconds", "step_rows", "step_width", "step_tokens")
+    __slots__ = ("stale", "committed_length", "token_ids", "accepted", "replayed", "queue_seconds", "compute_seconds", "margins", "server_seconds", "step_rows", "step_width", "step_tokens", "logprobs", "drafted", "messages_read")
     STALE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +124,9 @@ class VerifyResponse(_message.Message):
     STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
     STEP_WIDTH_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_READ_FIELD_NUMBER: _ClassVar[int]
     stale: bool
     committed_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -114,7 +139,10 @@ class VerifyResponse(_message.Message):
     step_rows: int
     step_width: int
     step_tokens: int
-    def __init__(self, stale: bool = ..., committed_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., replayed: bool = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., margins: _Optional[_Iterable[float]] = ..., server_seconds: _Optional[float] = ..., step_rows: _Optional[int] = ..., step_width: _Optional[int] = ..., step_tokens: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]
+    drafted: int
+    messages_read: int
+    def __init__(self, stale: bool = ..., committed_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., replayed: bool = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., margins: _Optional[_Iterable[float]] = ..., server_seconds: _Optional[float] = ..., step_rows: _Optional[int] = ..., step_width: _Optional[int] = ..., step_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., drafted: _Optional[int] = ..., messages_read: _Optional[int] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -123,7 +151,11 @@ class CloseSessionRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class CloseSessionResponse(_message.Message):
-    __slots__ = ("closed",)
+    __slots__ = ("closed", "steps", "committed_length")
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     closed: bool
-    def __init__(self, closed: bool = ...) -> None: ...
+    steps: int
+    committed_length: int
+    def __init__(self, closed: bool = ..., steps: _Optional[int] = ..., committed_length: _Optional[int] = ...) -> None: ...

@@ -106,6 +106,12 @@ class TargetVerifierServicer(object):
         extend tokens that its sender only guesses (see VerifyRequest.last_token); if the guess was wrong, it is answered
         as stale, without computation. An invalid round ends the stream with the status that Verify would have given. The
         number of unanswered rounds that are read ahead is bounded; the rest wait in the transport.
+
+        A stream whose first message has run_until is a run: the verifier never waits for a draft. It steps on by itself,
+        with a draft that continues exactly what is committed if it holds one, else plainly, and sends a response for every
+        step, not for every message. All messages of a run name the same session and have run_until. A run pauses at its
+        limits and ends with the stream, when its session is closed, or when another call commits tokens in the session.
+        The first message is fenced like a round: if it is stale, the answer says so and the run ends.
         buf:lint:ignore RPC_REQUEST_RESPONSE_UNIQUE
         buf:lint:ignore RPC_REQUEST_STANDARD_NAME
         buf:lint:ignore RPC_RESPONSE_STANDARD_NAME

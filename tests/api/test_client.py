@@ -18,6 +18,7 @@ from tandem.rpc.channel import DRAFT, FUSED
 from tandem.runners.toy import ToyConfig
 from tandem.services.security.config import Security
 from tandem.services.security.tokens import AcceptedTokens
+from tandem.speculation.depth import Pipeline
 from tests.services.certificates import Authority, token_file
 from tests.support import GREEDY, HANG, SAMPLED, fused_site, oracle, run, server_process, target_site, toy, worker_site
 
@@ -64,7 +65,7 @@ def test_a_client_asks_a_draft_worker() -> None:
     async def test() -> tandem.Completion:
         async with (
             target_site() as target,
-            worker_site(target.address) as worker,
+            worker_site(target.address, pipeline=Pipeline.OFF) as worker,
             tandem.AsyncClient(worker.address, service=DRAFT) as client,
         ):
             return await client.generate(list(PROMPT), max_new_tokens=12)

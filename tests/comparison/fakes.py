@@ -48,6 +48,9 @@ class FakeGenerator:
         if not self.without_completion:
             yield GenerationEnd(FinishReason.LENGTH, 9, position, self.stats)
 
+    def sharing(self) -> FakeGenerator:
+        return replace(self, bytes_up=0, bytes_down=0)
+
     async def model_info(self) -> ModelInfo:
         return self.model
 

@@ -37,6 +37,9 @@ class Shape:
     rtts: tuple[float, ...] = ()
     temperatures: tuple[float, ...] = ()
     rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
+    concurrency: tuple[int, ...] = ()
+    rate: tuple[float, ...] = ()
+    load_requests: int = 1
     length: int | None = 3
     longest_answer: int = 3
     failing: float = 0.0
@@ -52,6 +55,9 @@ SHAPES = st.builds(
     st.sampled_from(((), (0.0,), (0.0, 20.0), (50.0, 0.0, 20.0))),
     st.sampled_from(((), (0.0, 0.8))),
     st.sampled_from(((Rule.AGREEMENT,), (Rule.AGREEMENT, Rule.REJECTION))),
+    st.sampled_from(((), (1,), (1, 4))),
+    st.sampled_from(((), (0.5,), (100.0, 2.0))),
+    st.integers(1, 5),
     st.sampled_from((None, 0, 1, 3)),
     st.integers(1, 4),
     st.sampled_from((0.0, 0.3, 1.0)),
@@ -70,6 +76,9 @@ def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path)
         rtts_ms=shape.rtts,
         temperatures=shape.temperatures,
         rules=shape.rules,
+        concurrency=shape.concurrency,
+        rate=shape.rate,
+        max_num_completed_requests=shape.load_requests if shape.concurrency or shape.rate else None,
         speculation_length=shape.length,
         formats=("html", "md"),
     )
@@ -85,17 +94,21 @@ def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path)
         if condition.link.settings:
             made.links[condition.link] = LinkOverhead(condition.link.seconds, *(random.choice(times) for _ in "123"), 9)
     turns = itertools.product(range(shape.runs), config.prompts, config.conditions, shape.names)
-    everything = [
-        Record(
-            name, asked.name, asked.kind, run, condition=condition.name,
-            **(
-                {"error": Failure("UNAVAILABLE", "gone")}
-                if random.random() < shape.failing
-                else {"measurement": request(name, shape.length or 2, shape.longest_answer, times, random)}
-            ),
-        )
-        for run, asked, condition, name in turns
-    ]  # fmt: skip
+
+    def record(name: str, asked: str, kind: str, run: int, condition: str) -> Record:
+        made = Record(name, asked, kind, run, condition=condition)
+        if random.random() < shape.failing:
+            return replace(made, error=Failure("UNAVAILABLE", "gone"))
+        return replace(made, measurement=request(name, shape.length or 2, shape.longest_answer, times, random))
+
+    everything = [record(name, asked.name, asked.kind, run, condition.name) for run, asked, condition, name in turns]
+    everything += [
+        loaded(record(name, asked.name, asked.kind, run, condition.name), times, random)
+        for condition in config.load_conditions
+        for name in shape.names
+        for run, asked in itertools.product(range(shape.load_requests), config.prompts)
+        if run * len(config.prompts) + config.prompts.index(asked) < shape.load_requests
+    ]
     made.records = everything[: max(1, round(shape.keep * len(everything)))]
     for name in shape.names:
         for length in (0,) if name in PLAIN else range(1, 6):
@@ -106,6 +119,12 @@ def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path)
                     )
     made.margins["base", "code/p0"] = MarginTrace((1, 2), (0.5, 0.0))
     return made
+
+
+def loaded(of: Record, times: Sequence[float], random: Random) -> Record:
+    """A record of a load: sent and ended at any time, in this order."""
+    sent = random.choice(times)
+    return replace(of, sent_s=sent, ended_s=sent + random.choice(times))
 
 
 def request(name: str, length: int, rounds: int, times: Sequence[float], random: Random) -> Measurement:

@@ -21,6 +21,7 @@ from tandem.comparison.measuring.run_data import RunData
 from tandem.comparison.report import comparison_file
 from tandem.comparison.report.files import comparison_as_csv, comparison_as_json
 from tandem.comparison.report.html import html
+from tandem.comparison.report.load_tables import loads_as_csv
 from tandem.comparison.report.markdown import markdown
 from tandem.comparison.report.sections import report_of
 from tandem.comparison.report.terminal import print_comparison
@@ -47,6 +48,7 @@ def said(of: RunData) -> str:
     assert isinstance(screen.file, io.StringIO)
     report = report_of(as_json)
     texts = [screen.file.getvalue(), html(report, {}), markdown(report, {}), comparison_as_csv(comparison.records)]
+    texts.append(loads_as_csv(as_json))
     texts += regression_lines(compare_with_baseline(as_json, as_json))
     if as_json["theory"] is not None:
         for clients in (1, 100):
@@ -83,6 +85,11 @@ WORST = {
     "nothing calibrated": (Shape(calibrated=0.0), BUSY),
     "cut short in the first prompt": (Shape(prompts=4, calibrated=0.3, keep=0.1), BUSY),
     "both rules": (Shape(temperatures=(0.0, 0.8), rules=(Rule.AGREEMENT, Rule.REJECTION)), (0.0, 0.01)),
+    "loads": (Shape(prompts=3, concurrency=(1, 4, 8), rate=(0.5, 2.0), load_requests=9), BUSY),
+    "loads without time": (Shape(concurrency=(1, 4), rate=(2.0,), load_requests=3), (0.0,)),
+    "loads of one request": (Shape(prompts=1, concurrency=(1,), load_requests=1, failing=0.3), BUSY),
+    "loads that all failed": (Shape(concurrency=(2,), rate=(1.0,), load_requests=4, failing=1.0), BUSY),
+    "loads cut short": (Shape(concurrency=(1, 8), load_requests=6, keep=0.5), BUSY),
     "nothing plain": (Shape(names=tuple(n for n in NAMES if not n.startswith("auto"))), BUSY),
 }
 

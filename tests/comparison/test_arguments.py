@@ -14,7 +14,7 @@ from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.speculation.types import Rule
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = "autoregressive, distributed, fused, remote_draft"
+NAMES = "autoregressive, distributed, never_waiting, fused, remote_draft"
 
 
 def config(*arguments: str) -> ComparisonConfig:
@@ -23,7 +23,7 @@ def config(*arguments: str) -> ComparisonConfig:
 
 def test_the_defaults_are_a_whole_comparison() -> None:
     found = config()
-    assert found.architectures == ("autoregressive", "distributed", "fused", "remote_draft")
+    assert found.architectures == ("autoregressive", "distributed", "never_waiting", "fused", "remote_draft")
     assert len(found.prompts) == 20
     assert (found.num_runs, found.max_new_tokens, found.speculation_length) == (1, 64, 3)
     assert found.sampling.greedy
@@ -43,7 +43,7 @@ def test_hyphens_and_underscores_are_the_same() -> None:
 def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
     found = config(
         *("--temperature", "0.7", "--top-k", "5", "--top-p", "0.8", "--min-p", "0.1", "--seed", "9"),
-        *("--dtype", "float32", "--threads", "1", "--sequence-length", "256", "--batch", "2"),
+        *("--dtype", "float32", "--weights", "q4", "--threads", "1", "--sequence-length", "256", "--batch", "2"),
         *("--draft-model", "D", "--draft", "model", "--architectures", "fused, autoregressive"),
         *("--connect", "fused=[::1]:50051", "--output-dir", str(tmp_path), "--timeout", "9"),
         *("--workloads", "code,prose", "--prompts-per-workload", "1", "--rule", "rejection"),
@@ -56,7 +56,8 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
         0.1,
         9,
     )
-    assert (found.dtype, found.threads, found.sequence_length, found.batch) == ("float32", 1, 256, 2)
+    assert (found.dtype, found.weights, found.threads) == ("float32", "q4", 1)
+    assert (found.sequence_length, found.batch) == (256, 2)
     assert (found.draft_model, found.draft, found.architectures) == ("D", "model", ("fused", "autoregressive"))
     assert (found.connect, found.output_dir, found.timeout_s) == ({"fused": "[::1]:50051"}, tmp_path, 9.0)
     assert [prompt.kind for prompt in found.prompts] == ["code", "prose"]
@@ -96,6 +97,7 @@ def test_own_prompts_replace_the_built_in_ones(tmp_path: Path) -> None:
         (["--speculation-length", "-1"], "speculation-length: -1 is below 0"),
         (["--threads", "0"], "threads: 0 is below 1"),
         (["--dtype", "int3"], "dtype: 'int3' is not one of auto, float32, bfloat16, float16"),
+        (["--weights", "int3"], "weights: 'int3' is not one of auto, bfloat16, float32, int8, q4, as-stored"),
         (["--draft", "crystal"], "draft: 'crystal' is not one of auto, hybrid, ngram, model"),
         (["--timeout", "inf"], "timeout: inf is not a finite number of seconds above 0"),
         (
@@ -152,9 +154,18 @@ def test_help_imports_nothing_heavy() -> None:
         ("--render x.json --num_runs 3", "num-runs: --render measures nothing; it takes --baseline and --format"),
         ("--render x.json --output-dir y", "output-dir: --render measures nothing"),
         ("--backend toy --threads 1", "threads: --backend toy does not take it; torch does"),
-        ("--backend toy --dtype auto", "dtype: --backend toy does not take it; torch does"),
+        ("--backend toy --dtype auto", "dtype: --backend toy does not take it; torch and nxdi do"),
+        ("--backend nxdi --device neuron", "device: --backend nxdi does not take it; torch does"),
+        ("--neuron-config {}", "neuron-config: --backend torch does not take it; nxdi does"),
+        ("--draft-cores 1", "draft-cores: give --cores as well, which these are some of"),
+        ("--cores 0-1", "cores: name the --device whose cores these are"),
+        ("--device cpu --cores 0-", "cores: '0-' is not a list of cores, as in 0-3 or 0,2"),
+        ("--device cpu --cores 0-3 --draft-cores 3 --draft-device cpu", "draft-cores: --draft-device cpu leaves"),
+        ("--device neuron --model tests/planning/configs/Llama-3.1-8B", "device: no Neuron device is found here"),
+        ("--backend nxdi", "model: give --model DIR, whose config.json tells how it can be divided among cores"),
+        ("--architectures fused --connect fused=h:1 --cores 0", "cores: is for servers that are started here"),
         ("--architectures fused --connect fused=h:1 --model m", "model: is for servers that are started here"),
-        ("--architectures fused --pipeline on", "pipeline: is for the architecture distributed, which is not started"),
+        ("--architectures fused --pipeline on", "pipeline: is for the architectures distributed and remote_draft"),
         ("--link netns", "link: is for --rtt-ms and --bandwidth-mbps, and neither is given"),
         ("--architectures autoregressive --draft_model m", "draft-model: is for architectures that draft"),
     ],

@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
+from tandem.cli import main
 from tandem.comparison.measuring.architectures import COMPARED
+from tandem.comparison.measuring.commands import target_command
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy, incomparable, target_command
+from tandem.comparison.measuring.deployment import Endpoint, baseline_of, deploy, incomparable
+from tandem.launch import LAUNCH
+from tandem.planning.host_placement import CoreGroup, HostPlacement
 from tandem.rpc.credentials import Credentials
-from tandem.speculation.types import ModelInfo
+from tandem.speculation.types import ModelInfo, SamplingParams
 from tests.comparison.fakes import MODEL, prompt
 
 
@@ -35,7 +39,9 @@ class FakeFleet:
         return Started(address, Path(f"{name}.log"))
 
 
-def deployed(plain_width: int = 1, **settings: Any) -> tuple[dict[str, list[str]], list[Endpoint]]:
+def deployed(
+    turn: tuple[str, ...] | None = None, plain_width: int = 1, **settings: Any
+) -> tuple[dict[str, list[str]], list[Endpoint]]:
     config = ComparisonConfig(prompts=(prompt("one"),), output_dir=Path("unused"), **settings)
     fleet = FakeFleet()
 
@@ -44,7 +50,7 @@ def deployed(plain_width: int = 1, **settings: Any) -> tuple[dict[str, list[str]
             MODEL if fleet.names.get(address) == "autoregressive_width_1" else replace(MODEL, plain_width=plain_width)
         )
 
-    endpoints = asyncio.run(deploy(config, fleet, describe))
+    endpoints = asyncio.run(deploy(config, fleet, describe, turn=turn))
     return fleet.commands, endpoints
 
 
@@ -56,15 +62,16 @@ def value(command: list[str], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-def test_four_servers_are_started_for_four_architectures() -> None:
+def test_five_servers_are_started_for_five_architectures() -> None:
     commands, endpoints = deployed()
     assert {name: value(command, "--role") for name, command in commands.items()} == {
         "autoregressive": "target",
         "fused": "fused_target",
         "distributed": "draft_worker",
+        "never_waiting": "draft_worker",
         "remote_draft": "target",
     }
-    assert names(endpoints) == ["autoregressive", "distributed", "fused", "remote_draft"]
+    assert names(endpoints) == ["autoregressive", "distributed", "never_waiting", "fused", "remote_draft"]
     baseline = baseline_of(endpoints)
     assert baseline is not None
     assert baseline.architecture.name == "autoregressive"
@@ -72,10 +79,18 @@ def test_four_servers_are_started_for_four_architectures() -> None:
 
 def test_every_server_flag_reaches_every_server() -> None:
     commands, _ = deployed(
-        model="TARGET", draft_model="DRAFT", draft="model", dtype="bfloat16", threads=2, batch=3, speculation_length=7
+        model="TARGET",
+        draft_model="DRAFT",
+        draft="model",
+        dtype="bfloat16",
+        weights="int8",
+        threads=2,
+        batch=3,
+        speculation_length=7,
     )
     for command in commands.values():
         assert value(command, "--dtype") == "bfloat16"
+        assert value(command, "--weights") == "int8"
         assert value(command, "--threads") == "2"
         assert value(command, "--batch") == "3"
         assert value(command, "--max_speculation_length") == "7"
@@ -89,6 +104,69 @@ def test_every_server_flag_reaches_every_server() -> None:
         assert value(commands[name], "--draft") == "model"
 
 
+PLACED = HostPlacement(CoreGroup("0-7", 8), CoreGroup("0-3", 4), CoreGroup("7"))
+
+
+def turn(*names: str, **settings: Any) -> dict[str, list[str]]:
+    return deployed(turn=names, placement=PLACED, **settings)[0]
+
+
+def placed(command: list[str]) -> tuple[str, str]:
+    return value(command, "--cores"), value(command, "--tp_degree") if "--tp_degree" in command else "1"
+
+
+def test_placed_servers_have_the_same_cores_in_every_architecture() -> None:
+    neuron = {"device": "neuron", "compiled_dir": "/neff", "model": "T", "draft_model": "D"}
+    plain, fused = turn("autoregressive", **neuron), turn("fused", **neuron)
+    assert placed(plain["autoregressive"]) == placed(fused["fused"]) == ("0-7", "8")
+    apart = turn("distributed", **neuron)
+    assert placed(apart["autoregressive"]) == ("0-3", "4") and placed(apart["distributed"]) == ("7", "1")
+    driving = turn("remote_draft", **neuron)
+    assert placed(driving["remote_draft"]) == ("0-3", "4") and placed(driving["draft_worker"]) == ("7", "1")
+    for command in (*plain.values(), *fused.values(), *apart.values(), *driving.values()):
+        assert value(command, "--device") == "neuron" and value(command, "--compiled_dir") == "/neff"
+        assert value(command, "--max_speculation_length") == "3", "a longer one would make every round as long"
+        assert main.parser().parse_args(command[len(LAUNCH) :])
+
+
+def test_a_wide_placed_target_gets_its_baseline_in_a_turn_of_its_own() -> None:
+    assert list(turn("autoregressive", plain_width=6)) == ["autoregressive"]
+    assert placed(turn("autoregressive_width_1", plain_width=6)["autoregressive_width_1"]) == ("0-7", "8")
+
+
+def test_nxdi_servers_are_given_their_configuration() -> None:
+    config = {"backend": "nxdi", "neuron_config": '{"fused_qkv": true}', "draft_neuron_config": '{"quantized": false}'}
+    fused, plain = turn("fused", **config)["fused"], turn("autoregressive", **config)["autoregressive"]
+    assert value(fused, "--neuron_config") == value(plain, "--neuron_config") == '{"fused_qkv": true}'
+    assert "--draft_neuron_config" in fused and "--draft_neuron_config" not in plain
+    assert value(fused, "--pair") == "fused" and "--pair" not in plain
+    for temperatures, pair in (((0.7,), "apart"), ((0.0, 0.7), "both")):
+        sampled = {"temperatures": temperatures, "sampling": SamplingParams(temperature=temperatures[0])}
+        assert value(turn("fused", backend="nxdi", **sampled)["fused"], "--pair") == pair
+    for command in (fused, plain):
+        assert main.parser().parse_args(command[len(LAUNCH) :])
+
+
+def test_a_draft_on_the_hosts_cpu_is_a_torch_server_whatever_the_target_is() -> None:
+    both = HostPlacement(CoreGroup("0,1", 2), CoreGroup("0,1", 2), None)
+    commands, _ = deployed(
+        ("distributed",), backend="nxdi", placement=both, draft_device="cpu", compiled_dir="/c", neuron_config="{}"
+    )
+    worker, target = commands["distributed"], commands["autoregressive"]
+    assert (value(worker, "--backend"), value(worker, "--device")) == ("torch", "cpu")
+    assert not {"--cores", "--compiled_dir", "--neuron_config"} & set(worker)
+    assert value(target, "--backend") == "nxdi" and placed(target) == ("0,1", "2")
+    for command in commands.values():
+        assert main.parser().parse_args(command[len(LAUNCH) :])
+
+
+def test_ranks_without_a_placement_share_every_target() -> None:
+    commands, _ = deployed(device="cpu", tp_degree=2)
+    degrees = {name: value(each, "--tp_degree") for name, each in commands.items() if "--tp_degree" in each}
+    assert degrees == {"autoregressive": "2", "fused": "2", "remote_draft": "2"}
+    assert not any("--cores" in command for command in commands.values())
+
+
 def test_the_draft_worker_is_told_where_the_target_is() -> None:
     commands, endpoints = deployed(architectures=("distributed",))
     assert list(commands) == ["autoregressive", "distributed"]
@@ -99,19 +177,21 @@ def test_the_draft_worker_is_told_where_the_target_is() -> None:
     assert value(commands["distributed"], "--pipeline") == "off"
 
 
-def test_a_pipelined_worker_is_one_of_its_own_beside_that_of_stop_and_wait() -> None:
-    commands, endpoints = deployed(architectures=("distributed", "pipelined"), pipeline="auto")
-    assert list(commands) == ["autoregressive", "distributed", "pipelined"]
-    assert [value(commands[name], "--pipeline") for name in ("distributed", "pipelined")] == ["auto", "on"]
-    assert value(commands["pipelined"], "--target_port") == "5001"
-    assert names(endpoints) == ["distributed", "pipelined"]
+def test_a_pipelined_worker_and_one_that_never_waits_are_of_their_own_beside_that_of_stop_and_wait() -> None:
+    commands, endpoints = deployed(architectures=("distributed", "never_waiting", "pipelined"), pipeline="auto")
+    assert list(commands) == ["autoregressive", "distributed", "pipelined", "never_waiting"]
+    pipelines = [value(commands[name], "--pipeline") for name in ("distributed", "pipelined", "never_waiting")]
+    assert pipelines == ["auto", "on", "never-waiting"]
+    assert value(commands["pipelined"], "--target_port") == value(commands["never_waiting"], "--target_port") == "5001"
+    assert names(endpoints) == ["distributed", "never_waiting", "pipelined"]
 
 
 def test_a_wide_target_gets_a_width_one_baseline() -> None:
     commands, endpoints = deployed(plain_width=6)
     assert value(commands["autoregressive_width_1"], "--max_speculation_length") == "0"
     assert value(commands["autoregressive_width_1"], "--role") == "target"
-    assert names(endpoints) == ["autoregressive_width_1", "autoregressive", "distributed", "fused", "remote_draft"]
+    expected = ["autoregressive_width_1", "autoregressive", "distributed", "never_waiting", "fused", "remote_draft"]
+    assert names(endpoints) == expected
     baseline = baseline_of(endpoints)
     assert baseline is not None
     assert baseline.architecture.name == "autoregressive_width_1"
@@ -121,7 +201,7 @@ def test_connected_architectures_are_not_started() -> None:
     connect = {name: f"10.0.0.{i}:{i}" for i, name in enumerate(COMPARED, 1)}
     commands, endpoints = deployed(plain_width=6, connect=connect)
     assert commands == {}
-    assert [endpoint.address for endpoint in endpoints] == ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3", "10.0.0.4:4"]
+    assert [endpoint.address for endpoint in endpoints] == [f"10.0.0.{i}:{i}" for i in range(1, 6)]
     assert all(endpoint.log is None for endpoint in endpoints)
 
 
@@ -157,7 +237,7 @@ def test_the_target_that_drives_asks_the_draft_worker_of_distributed() -> None:
     worker = next(endpoint for endpoint in endpoints if endpoint.architecture.name == "distributed")
     assert value(commands["remote_draft"], "--draft_host") == worker.address
     assert "--propose_only" not in commands["distributed"]
-    assert [endpoint.architecture.split for endpoint in endpoints] == [False, True, False, True]
+    assert [endpoint.architecture.split for endpoint in endpoints] == [False, True, True, False, True]
 
 
 def test_the_target_that_drives_asks_a_connected_draft_worker() -> None:
@@ -194,9 +274,9 @@ def test_different_weights_are_remarked() -> None:
     assert incomparable(endpoints) == []
     other = replace(endpoints[2], model=replace(MODEL, weights_revision="other", bit_exact=False))
     remarks = incomparable([*endpoints[:2], other])
-    assert remarks[0] == "weights_revision differs: autoregressive rev, distributed rev, fused other"
+    assert remarks[0] == "weights_revision differs: autoregressive rev, distributed rev, never_waiting other"
     assert "not bit-exact" in remarks[1]
-    assert "fused" in remarks[1]
+    assert "never_waiting" in remarks[1]
 
 
 def test_servers_in_a_namespace_say_aloud_that_they_listen_beyond_this_machine() -> None:

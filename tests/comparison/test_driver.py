@@ -16,12 +16,15 @@ import matplotlib
 import pytest
 
 from tandem.comparison.analysis import run_analysis
-from tandem.comparison.measuring import deployment
+from tandem.comparison.analysis.run_analysis import analyse
+from tandem.comparison.measuring import commands
 from tandem.comparison.measuring.calibration import Calibrator
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.driver import run_comparison
+from tandem.comparison.measuring.record_log import read_records
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report import plots_time, sections, terminal
+from tandem.planning.host_placement import CoreGroup, HostPlacement
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest
 from tests.comparison.fakes import MODEL, FakeError, FakeGenerator, prompt
 
@@ -53,22 +56,23 @@ ADDRESSES = {
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ComparisonConfig:
     main = tmp_path / "main.py"
     main.write_text(STAND_IN)
-    monkeypatch.setattr(deployment, "LAUNCH", (sys.executable, str(main)))
+    monkeypatch.setattr(commands, "LAUNCH", (sys.executable, str(main)))
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # plots take seconds
     return ComparisonConfig(prompts=(prompt("one"), prompt("two", "prose")), output_dir=tmp_path / "out")
 
 
 class Network:
-    """Connects to fakes by address. `wide`: the target verifies six tokens at a time."""
+    """Connects to fakes by address. `wide`: the target verifies six tokens at a time. `draft`: who drafts."""
 
-    def __init__(self, wide: bool = False, generators: Sequence[FakeGenerator] = ()) -> None:
-        self.wide = wide
+    def __init__(self, wide: bool = False, generators: Sequence[FakeGenerator] = (), draft: str = "") -> None:
+        self.wide, self.draft = wide, draft
         self.generators = {generator.name: generator for generator in generators}
 
     def connect(self, address: str, service: str) -> FakeGenerator:
         name = ADDRESSES[address]
         generator = self.generators.setdefault(name, FakeGenerator(name))
-        generator.model = replace(MODEL, plain_width=6 if self.wide and name == "autoregressive" else 1)
+        width, draft = 6 if self.wide and name == "autoregressive" else 1, "" if "auto" in name else self.draft
+        generator.model = replace(MODEL, plain_width=width, draft_name=draft)
         return generator
 
 
@@ -96,14 +100,51 @@ def test_a_comparison_starts_servers_measures_writes_and_stops_them(
 ) -> None:
     assert run_comparison(config, Network().connect) == 0
     found = written(config)
-    names = ["autoregressive", "distributed", "fused", "remote_draft"]
+    names = ["autoregressive", "distributed", "never_waiting", "fused", "remote_draft"]
     assert list(found["servers"]) == names
     assert list(found["conditions"][0]["architectures"]) == names
-    assert len(found["records"]) == 8
+    assert len(found["records"]) == 10
     output = capsys.readouterr()
     assert str(config.output_dir / "comparison.json") in output.out
     assert "distributed is ready on 127.0.0.1:1003" in output.err
     assert no_server_is_left(config)
+
+
+PLACEMENT = HostPlacement(CoreGroup("0-3", 4), CoreGroup("0,1", 2), CoreGroup("3"))
+
+
+def test_placed_servers_run_in_turn_and_plain_decoding_last(
+    config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each turn's servers have ended before the next one's start, since a device's core has one process."""
+    plain = FakeGenerator("autoregressive", margins=(5.0, 4.0, 0.5, 2.0, 1.0))
+    fused = FakeGenerator("fused", chunks=((1, 2, 8, 4, 5),))
+    network = Network(wide=True, generators=[plain, fused], draft="d")
+    config = replace(config, placement=PLACEMENT, max_new_tokens=5)
+    assert run_comparison(config, network.connect) == 0
+    found = written(config)
+    assert list(found["servers"]) == [
+        *("autoregressive_width_1", "autoregressive", "distributed", "never_waiting", "fused", "remote_draft")
+    ]
+    assert found["baseline"] == {"architecture": "autoregressive_width_1", "plain_width": 1}
+    asked = [line["record"]["architecture"] for line in lines_of(config, "record")]
+    turns = ["distributed", "never_waiting", "fused", "remote_draft", "autoregressive", "autoregressive_width_1"]
+    assert asked == [name for name in turns for _ in config.prompts]
+    assert any("measured in turn, each with all of its cores: plain and fused" in one for one in found["remarks"])
+    compared = found["conditions"][0]["architectures"]["fused"]["identical_to_autoregressive"]
+    assert [one["logit_gap"] for one in compared["divergences"]] == [0.5, 0.5]
+    calibrations = [line["calibration"] for line in lines_of(config, "calibration")]
+    calibrated = {(one["architecture"], one["length"]) for one in calibrations}
+    assert {("autoregressive", 0), ("fused", 1), ("distributed", 3)} <= calibrated, "a prediction needs both"
+    logs = sorted(str(path.relative_to(config.output_dir / "logs")) for path in config.output_dir.rglob("*.log"))
+    assert logs[:2] == ["autoregressive/autoregressive.log", "autoregressive_width_1/autoregressive_width_1.log"]
+    again = analyse(read_records(config.output_dir / "records.jsonl"))
+    assert again.config.placement == PLACEMENT and again.partial is None
+
+
+def lines_of(config: ComparisonConfig, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (config.output_dir / "records.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
 
 
 def test_speedups_are_against_width_one_where_the_target_is_wide(config: ComparisonConfig) -> None:
@@ -131,15 +172,13 @@ def test_a_failed_request_gives_exit_code_1_and_the_rest_is_still_measured(confi
     assert run_comparison(config, Network(generators=[FakeGenerator("fused", fail_on="two")]).connect) == 1
     records = written(config)["records"]
     assert [one["architecture"] for one in records if one["error"]] == ["fused"]
-    assert len(records) == 8
+    assert len(records) == 10
 
 
 def test_a_server_that_refuses_its_arguments_gives_exit_code_2_and_its_own_line(
     config: ComparisonConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Path(deployment.LAUNCH[-1]).write_text(
-        "import sys; print('main.py: error: model folder X is missing'); sys.exit(2)"
-    )
+    Path(commands.LAUNCH[-1]).write_text("import sys; print('main.py: error: model folder X is missing'); sys.exit(2)")
     assert run_comparison(replace(config, architectures=("fused",)), Network().connect) == 2
     assert capsys.readouterr().err.splitlines() == [
         "compare_architectures.py: error: server fused exited with code 2 while starting:"
@@ -218,14 +257,43 @@ def test_an_interrupt_while_measuring_leaves_a_partial_report_of_what_there_is(
 
     assert run_comparison(config, Network(generators=[Interrupting("autoregressive")]).connect) == 130
     found = written(config)
-    assert 4 <= len(found["records"]) < 8
+    assert 5 <= len(found["records"]) < 10
     assert found["partial"] == {
         "reason": "interrupted by SIGINT",
         "measured": len(found["records"]),
-        "planned": 8,
+        "planned": 10,
     }
     assert "PARTIAL: interrupted by SIGINT; " in capsys.readouterr().out
     assert "<title>Partial: where should" in (config.output_dir / "report.html").read_text()
+    assert no_server_is_left(config)
+
+
+def test_an_interrupt_under_load_leaves_the_figures_of_what_was_under_load_before(config: ComparisonConfig) -> None:
+    running: list[str] = []
+
+    class Interrupting(FakeGenerator):
+        async def generate(
+            self, request: GenerationRequest, timeout: float | None = None
+        ) -> AsyncIterator[Chunk | GenerationEnd]:
+            running.append(request.text or "")
+            await asyncio.sleep(0)  # others begin
+            if len(running) == 2:
+                running.append("interrupted, once")
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.sleep(30)
+            async for event in super().generate(request, timeout):
+                yield event
+            running.pop()
+
+    loaded = replace(config, architectures=("autoregressive", "fused"), concurrency=(2,))
+    assert run_comparison(loaded, Network(generators=[Interrupting("fused")]).connect) == 130
+    found = written(config)
+    (point,) = found["under_load"]["points"]
+    assert list(point["architectures"]) == ["autoregressive"] and point["best"] is None
+    assert point["architectures"]["autoregressive"]["num_completed_requests"] == 8
+    assert found["partial"] == {"reason": "interrupted by SIGINT", "measured": 12, "planned": 20}
+    assert found["under_load"]["headline"] is None
+    assert "No decision under load" in (config.output_dir / "report.html").read_text()
     assert no_server_is_left(config)
 
 
@@ -264,7 +332,7 @@ def test_what_fails_in_the_measuring_itself_costs_nothing_that_was_measured(
     monkeypatch.setattr(Calibrator, "after_prompt", broken)
     assert run_comparison(config, Network().connect) == 1
     found = written(config)
-    assert len(found["records"]) == 4
+    assert len(found["records"]) == 5
     assert str(found["partial"]["reason"]).startswith("OSError: the link's process is gone (test_driver.py:")
 
 

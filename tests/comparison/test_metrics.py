@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from tandem.comparison.analysis.distributions import distribution
 from tandem.comparison.analysis.metrics import (
     SentAhead,
     acceptance,
     completed,
-    distribution,
     milliseconds_per_token,
     sent_ahead,
     speedup,

@@ -22,7 +22,7 @@ PREFILL = 0.1
 
 def request(name: str, length: int, rounds: int = 20, rtt: float = 0.0) -> Measurement:
     """A request as an architecture of these costs would serve it: of 20 rounds 16 accept a draft, 12 two, 6 three."""
-    split = name in ("distributed", "pipelined", "remote_draft")
+    split = name in ("distributed", "pipelined", "never_waiting", "remote_draft")
     accepted = tuple(round(rounds * share) for share in (0.8, 0.6, 0.3, 0.3, 0.3)[:length])
     tokens = rounds + sum(accepted)
     draft = rounds * (DRAFT_FIXED + DRAFT * length) if length else 0.0
@@ -108,7 +108,20 @@ def test_every_prediction_meets_the_times_that_were_made_from_the_same_costs() -
     assert len(checked) == 9
     for prediction in checked:
         assert prediction.error == pytest.approx(0, abs=0.01), prediction
-    assert {p.architecture for p in made.predictions if p.measured_tpot_s is None} == {"pipelined"}
+    assert {p.architecture for p in made.predictions if p.measured_tpot_s is None} == {"pipelined", "never_waiting"}
+
+
+def test_a_target_that_never_waits_is_predicted_from_the_costs_of_rounds_and_never_above_plain_decoding() -> None:
+    made = theory()
+    plain = made.model.plain_tpot
+    rtts = (0.0, 5.0, 20.0, 60.0, 500.0)
+    found = [made.model.tpot("never_waiting", LinkChoice(rtt)) for rtt in rtts]
+    assert found == sorted(found)
+    assert made.model.tpot("fused", LinkChoice(0.0)) < found[0] < found[-1] <= plain * (1 + 1e-9)
+    assert made.waiting_pays_until_s is not None
+    until = LinkChoice(1000 * made.waiting_pays_until_s)
+    assert made.model.tpot("never_waiting", until) < made.model.tpot("distributed", until)
+    assert made.model.tpot("never_waiting", LinkChoice(0.0)) > made.model.tpot("distributed", LinkChoice(0.0))
 
 
 def test_a_pipelined_run_stands_beside_its_bound_and_is_no_prediction_that_missed() -> None:

@@ -45,6 +45,15 @@ def test_a_slower_architecture_is_a_regression_of_its_speedup() -> None:
     assert any("REGRESSION" in line and "-16.7 %" in line for line in regression_lines(found))
 
 
+def test_under_load_nothing_is_a_regression() -> None:
+    before = comparison()
+    for record in before["records"]:
+        record["sent_s"] = 0.5
+    found = compare_with_baseline(before, slower(before, "fused", 1.2))
+    assert not found.regressions
+    assert any(change.beyond_noise for change in found.changes)
+
+
 def test_a_faster_one_is_a_change_beyond_noise_and_no_regression() -> None:
     found = compare_with_baseline(comparison(), slower(comparison(), "fused", 0.8))
     assert not found.regressions

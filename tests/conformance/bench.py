@@ -20,7 +20,7 @@ from tandem.v1 import target_verifier_pb2 as pb
 from tests.support import HANG, Answer, Site, answer, let_all_expire, until
 
 ARCHITECTURES = ("distributed", "fused", "draft_worker")
-TRANSPORTS = ("unary", "stream")
+TRANSPORTS = ("unary", "stream", "run")
 RUNNERS = ("toy", "torch")
 
 
@@ -37,6 +37,10 @@ class Combination:
 
 
 COMBINATIONS = tuple(Combination(a, t, r) for r in RUNNERS for a in ARCHITECTURES for t in TRANSPORTS)
+
+
+class LeftOut(Exception):
+    """A case that this server's limits leave no room for."""
 
 
 class Refused(Exception):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
-from tests.conformance import generations, proposals, sessions
-from tests.conformance.bench import ARCHITECTURES, Bench, Combination
+from tests.conformance import generations, proposals, runs, sessions
+from tests.conformance.bench import ARCHITECTURES, TRANSPORTS, Bench, Combination
 from tests.support import LEASE
 
 Case = Callable[[Bench], Awaitable[None]]
@@ -21,7 +22,7 @@ class Entry:
     architectures: tuple[str, ...]
     inside: bool = False
     real: bool = False
-    transports: tuple[str, ...] = ("unary", "stream")
+    transports: tuple[str, ...] = TRANSPORTS
     lease_seconds: float = LEASE
 
     @property
@@ -34,12 +35,12 @@ class Entry:
 
     def left_out(self, combination: Combination) -> str:
         """Why it does not run there; empty where it does."""
-        if combination.architecture == "fused" and combination.transport == "unary":
-            return "a fused server has one method, a stream: there is no unary round"
+        if combination.architecture == "fused" and combination.transport != "stream":
+            return "a fused server has one method, a stream: there is no other round"
         if combination.architecture not in self.architectures:
             return _NOT_THERE[combination.architecture if self.architectures == ("draft_worker",) else self.kind]
         if combination.transport not in self.transports:
-            return "proposals are unary calls: the transport of rounds makes no difference"
+            return _NOT_OVER[self.transports]
         if combination.runner == "torch" and not self.real:
             return "the protocol's: no model makes a difference to it, so the toy runner is enough"
         return ""
@@ -55,7 +56,24 @@ _NOT_THERE = {
     "distributed": "proposals are a DraftWorker's",
     "fused": "proposals are a DraftWorker's",
 }
+_ROUNDS, _RUN, _UNARY = ("unary", "stream"), ("run",), ("unary",)
+_NOT_OVER = {
+    _ROUNDS: "a round is a call or a message of a stream: what a run does has cases of its own",
+    _RUN: "what a run does needs a run",
+    _UNARY: "proposals are unary calls: the transport of rounds makes no difference",
+}
 _ALL, _SESSIONS, _LINKS, _WORKER = ARCHITECTURES, ("distributed",), ("distributed", "draft_worker"), ("draft_worker",)
+
+
+def _session(case: Case, *guarantees: str, **rest: Any) -> Entry:
+    """A case of rounds, spoken directly."""
+    return Entry(case, guarantees, _SESSIONS, transports=_ROUNDS, **rest)
+
+
+def _run(case: Case, *guarantees: str, **rest: Any) -> Entry:
+    """A case of runs, spoken directly."""
+    return Entry(case, guarantees, _SESSIONS, transports=_RUN, **rest)
+
 
 CASES = (
     Entry(generations.greedy_output_equals_plain, ("G1",), _ALL, real=True),
@@ -70,26 +88,40 @@ CASES = (
     Entry(generations.drain_refuses_new_and_finishes_running, ("G11",), _ALL, inside=True),
     Entry(generations.resume_after_expiry, ("G1", "G5"), _LINKS, inside=True, real=True),
     Entry(generations.lost_replies_cost_no_token, ("G1", "G2", "G3"), _LINKS, inside=True, real=True),
-    Entry(sessions.open_says_length_and_lease, ("G4", "G5"), _SESSIONS),
-    Entry(sessions.rounds_commit_the_targets_own, ("G1", "G3"), _SESSIONS, real=True),
-    Entry(sessions.lost_reply_is_replayed, ("G2", "G3"), _SESSIONS, real=True),
-    Entry(sessions.stale_round_applies_nothing, ("G2",), _SESSIONS),
-    Entry(sessions.two_rounds_at_once_commit_once, ("G2", "G6"), _SESSIONS),
-    Entry(sessions.k_zero_round, ("G10",), _SESSIONS, real=True),
-    Entry(sessions.reopen_resumes_and_rebuilds, ("G4",), _SESSIONS, real=True),
-    Entry(sessions.reopen_with_other_prefix_is_refused, ("G4",), _SESSIONS),
-    Entry(sessions.expired_session_is_not_found, ("G5",), _SESSIONS, inside=True, lease_seconds=1.0),
-    Entry(sessions.unknown_session_is_not_found, ("G5",), _SESSIONS),
-    Entry(sessions.full_server_refuses_with_retry_info, ("G6",), _SESSIONS),
-    Entry(sessions.broken_connection_keeps_the_session, ("G5", "G7"), _SESSIONS),
-    Entry(sessions.cancelled_open_frees_slot, ("G7",), _SESSIONS, inside=True),
-    Entry(sessions.close_frees_slot_once, ("G7",), _SESSIONS),
-    Entry(sessions.tokenizer_mismatch, ("G8",), _SESSIONS),
-    Entry(sessions.bad_open_fields, ("G9",), _SESSIONS),
-    Entry(sessions.bad_round_fields, ("G9",), _SESSIONS),
-    Entry(proposals.same_tokens_same_proposal, ("G2",), _WORKER, transports=("unary",)),
-    Entry(proposals.unknown_tokens_are_asked_for, ("G5",), _WORKER, transports=("unary",)),
-    Entry(proposals.bad_proposal_fields, ("G8", "G9"), _WORKER, transports=("unary",)),
+    _session(sessions.open_says_length_and_lease, "G4", "G5"),
+    _session(sessions.rounds_commit_the_targets_own, "G1", "G3", real=True),
+    _session(sessions.lost_reply_is_replayed, "G2", "G3", real=True),
+    _session(sessions.stale_round_applies_nothing, "G2"),
+    _session(sessions.two_rounds_at_once_commit_once, "G2", "G6"),
+    _session(sessions.k_zero_round, "G10", real=True),
+    _session(sessions.reopen_resumes_and_rebuilds, "G4", real=True),
+    _session(sessions.reopen_with_other_prefix_is_refused, "G4"),
+    _session(sessions.expired_session_is_not_found, "G5", inside=True, lease_seconds=1.0),
+    _session(sessions.unknown_session_is_not_found, "G5"),
+    _session(sessions.full_server_refuses_with_retry_info, "G6"),
+    _session(sessions.broken_connection_keeps_the_session, "G5", "G7"),
+    _session(sessions.cancelled_open_frees_slot, "G7", inside=True),
+    _session(sessions.close_frees_slot_once, "G7"),
+    _session(sessions.tokenizer_mismatch, "G8"),
+    _session(sessions.bad_open_fields, "G9"),
+    _session(sessions.bad_round_fields, "G9"),
+    _run(runs.run_is_negotiated, "G4", "G9"),
+    _run(runs.run_steps_on_alone, "G1", "G3", "G10", real=True),
+    _run(runs.run_pauses_at_its_limit, "G2"),
+    _run(runs.run_obeys_its_window, "G6"),
+    _run(runs.run_takes_late_drafts_and_branches, "G1", "G3", real=True),
+    _run(runs.run_drops_drafts_on_other_tokens, "G1", "G2"),
+    _run(runs.run_ends_at_a_stop_token, "G1"),
+    _run(runs.run_first_message_is_fenced, "G2"),
+    _run(runs.run_resumes_after_a_lost_stream, "G1", "G4", "G5", real=True),
+    _run(runs.run_ends_when_others_commit, "G2", "G6"),
+    _run(runs.run_leaves_rounds_as_they_are, "G2"),
+    _run(runs.paused_run_loses_its_lease, "G5", inside=True, lease_seconds=1.0),
+    _run(runs.bad_run_fields, "G9"),
+    Entry(runs.older_target_is_asked_in_rounds, ("G1",), _LINKS, inside=True, transports=_RUN),
+    Entry(proposals.same_tokens_same_proposal, ("G2",), _WORKER, transports=_UNARY),
+    Entry(proposals.unknown_tokens_are_asked_for, ("G5",), _WORKER, transports=_UNARY),
+    Entry(proposals.bad_proposal_fields, ("G8", "G9"), _WORKER, transports=_UNARY),
 )
 
 
@@ -100,10 +132,8 @@ def table() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for entry in CASES:
-        runs = ["yes" if entry.left_out(Combination(a, "stream", "toy")) == "" else "-" for a in ARCHITECTURES]
-        if entry.architectures == _WORKER:
-            runs[2] = "unary"
-        where = " | ".join(runs)
+        only = entry.transports[0] if len(entry.transports) == 1 else ""
+        where = " | ".join((only or "yes") if a in entry.architectures else "-" for a in ARCHITECTURES)
         proves = ", ".join(entry.guarantees)
         lines.append(f"| `{entry.name}` | {proves} | {entry.says} | {where} | {'yes' if entry.real else '-'} |")
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.runners.loading import Execution
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline
+from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import SamplingParams
 from tests.conformance.bench import Bench, Combination, Inside
 from tests.reliability.faults import FaultInterceptor
@@ -31,12 +32,15 @@ from tests.support import (
 )
 
 TOY_DRAFT = "salt=0,miss=0.3"
+LONGEST = 2 * MAX_UNREAD + 16
+PIPELINES = {"unary": Pipeline.OFF, "stream": Pipeline.ON, "run": Pipeline.NEVER_WAITING}
+"""How clients of ours send rounds over each transport."""
 
 
 def _runner(combination: Combination) -> tuple[Any, Any]:
     """The target's runner and its tokenizer."""
     if combination.runner == "toy":
-        return toy(ToyConfig(step_seconds=0.001)), None
+        return toy(ToyConfig(step_seconds=0.001), max_length=LONGEST), None
     from tests.runners import real
 
     return real.target("bfloat16"), real.tokenizer()
@@ -44,7 +48,7 @@ def _runner(combination: Combination) -> tuple[Any, Any]:
 
 def _draft(combination: Combination) -> ModelConfig:
     if combination.runner == "toy":
-        return draft_config(TOY_DRAFT, 4, 160)
+        return draft_config(TOY_DRAFT, 4, LONGEST)
     from tests.runners import real
 
     return ModelConfig(Execution("cpu", "bfloat16"), real.SHAPE)
@@ -79,7 +83,7 @@ async def deployed(combination: Combination, lease_seconds: float = LEASE) -> As
 async def _fused(combination: Combination, stack: contextlib.AsyncExitStack) -> Bench:
     target, tokenizer = _runner(combination)
     if combination.runner == "toy":
-        site = await stack.enter_async_context(fused_site(target, toy()))
+        site = await stack.enter_async_context(fused_site(target, toy(max_length=LONGEST)))
     else:
         from tests.runners import real
 
@@ -91,7 +95,7 @@ async def _apart(combination: Combination, stack: contextlib.AsyncExitStack, lea
     runner, tokenizer = _runner(combination)
     faults = FaultInterceptor(None, History("target"))
     target = await stack.enter_async_context(target_site(runner, lease_seconds, [faults], tokenizer))
-    pipeline = Pipeline.OFF if combination.transport == "unary" else Pipeline.ON
+    pipeline = PIPELINES[combination.transport]
     config = _draft(combination)
     if combination.architecture == "draft_worker":
         front = await stack.enter_async_context(

@@ -36,7 +36,7 @@ class Open:
         """A round after `committed` tokens of the truth."""
         known = [*self.prompt, *self.truth[:committed]]
         fields = {"base_length": len(known), "last_token": known[-1], "draft_tokens": draft} | rest
-        return pb.VerifyRequest(session_id=self.session_id, **fields)
+        return pb.VerifyRequest(**({"session_id": self.session_id} | fields))
 
     def wrong(self, at: int) -> int:
         return (self.truth[at] + 1) % 250

@@ -104,4 +104,17 @@ EC2_NODE_CLASS = closed(
     ),
 )
 
-KINDS = {"NodePool": NODE_POOL, "EC2NodeClass": EC2_NODE_CLASS}
+POD_MONITOR = closed(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "monitoring.coreos.com/v1"},
+    kind={"const": "PodMonitor"},
+    metadata={"type": "object"},
+    spec=closed(
+        "namespaceSelector selector podMetricsEndpoints",
+        namespaceSelector=closed("matchNames", matchNames={"type": "array", "items": TEXT}),
+        selector={"type": "object"},
+        podMetricsEndpoints={"type": "array", "items": closed("port", port=TEXT, interval=TEXT)},
+    ),
+)
+
+KINDS = {"NodePool": NODE_POOL, "EC2NodeClass": EC2_NODE_CLASS, "PodMonitor": POD_MONITOR}

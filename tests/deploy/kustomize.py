@@ -65,13 +65,19 @@ def _apply(patch: Object, objects: list[Object]) -> None:
 
 
 def _operate(operation: Object, target: Object) -> None:
-    """RFC 6902, `add` and `replace`, with members and indices that exist but for the last one of `add`."""
+    """RFC 6902: add, replace, remove, with members and indices that exist but for the last of `add`, `-` at the end."""
     *path, last = operation["path"].lstrip("/").split("/")
     place: Any = target
     for step in path:
         place = place[int(step)] if isinstance(place, list) else place[step]
+    if last == "-" and operation["op"] == "add":
+        place.append(copy.deepcopy(operation["value"]))
+        return
     key: Any = int(last) if isinstance(place, list) else last
     known = key < len(place) if isinstance(place, list) else key in place
-    if operation["op"] not in ("add", "replace") or (operation["op"] == "replace") != known:
+    if operation["op"] not in ("add", "replace", "remove") or (operation["op"] != "add") != known:
         raise ValueError(f"{operation['op']} {operation['path']}: not understood here")
+    if operation["op"] == "remove":
+        del place[key]
+        return
     place[key] = copy.deepcopy(operation["value"])

@@ -7,12 +7,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+import kubernetes_validate
+
+from tests.deploy.karpenter import KINDS
 from tests.deploy.kustomize import build, pod_of
 
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "deploy" / "k8s"
 OVERLAYS = tuple(sorted(path.name for path in (K8S / "overlays").iterdir()))
-FOLDERS = ("cluster", *(f"overlays/{name}" for name in OVERLAYS))
+BESIDE = ("cluster", "monitoring", "prometheus")
+FOLDERS = (*BESIDE, *(f"overlays/{name}" for name in OVERLAYS))
+OLDEST, NEWEST = "1.34", "1.37"  # DRA is v1 from 1.34 on
+INVALID = (jsonschema.ValidationError, kubernetes_validate.ValidationError)
 
 
 @cache
@@ -36,3 +43,11 @@ def filled(word: str, values: dict[str, str]) -> str:
 
 def flags(container: dict[str, Any]) -> dict[str, str]:
     return dict(word.lstrip("-").partition("=")[::2] for word in container["args"])
+
+
+def valid(each: dict[str, Any], version: str = OLDEST) -> None:
+    """Raises one of INVALID. Strictly: an unknown field is an error. Kinds without a public schema by our own."""
+    if each["kind"] in KINDS:
+        jsonschema.validate(each, KINDS[each["kind"]])
+    else:
+        kubernetes_validate.validate(each, version, strict=True)

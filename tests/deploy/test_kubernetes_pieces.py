@@ -6,10 +6,15 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 
+from tandem.cli import configuration, main
+from tandem.runners.nxdi.build import BuildRequest, Kind, plan_build
 from tandem.services.shutdown import STOP_SECONDS
-from tests.deploy.manifests import OVERLAYS, ROOT, flags, objects, of_kind, pods
+from tests.deploy.manifests import OVERLAYS, ROOT, filled, flags, objects, of_kind, pods
+from tests.services.test_observability_page import exported
 
+NXDI = [name for name in OVERLAYS if "nxdi" in name]
 COMPARED = ("same-node", "apart")
 CORES_PER_DEVICE = 4  # logical cores of a Trainium2 device at LNC 2
 
@@ -19,8 +24,8 @@ CORES_PER_DEVICE = 4  # logical cores of a Trainium2 device at LNC 2
 )
 class TestAServer:
     def container(self, folder: str, name: str) -> dict[str, Any]:
-        (container,) = pods(folder)[name]["spec"]["containers"]
-        return container
+        (container,) = (each for each in pods(folder)[name]["spec"]["containers"] if each["name"] == name)
+        return dict(container)
 
     def test_is_probed_by_its_services_name_where_it_answers_probes(self, folder: str, name: str) -> None:
         container = self.container(folder, name)
@@ -81,13 +86,34 @@ def test_what_a_pod_mounts_and_claims_is_there(overlay: str) -> None:
             mounts = {mount["mountPath"] for mount in container.get("volumeMounts", ())}
             assert {mount["name"] for mount in container["volumeMounts"]} <= set(volumes)
             files = [word.partition("=")[2] for word in container.get("args", ()) if "=/" in word]
+            in_the_image = [file for file in files if (ROOT / file.removeprefix("/opt/tandem/")).is_file()]
             assert all(
-                f"/{file.split('/')[1]}" in mounts or file in mounts or file == "/cache/compiled" for file in files
+                f"/{file.split('/')[1]}" in mounts or file in mounts or file == "/cache/compiled"
+                for file in files
+                if file not in in_the_image
             )
             for source in container.get("envFrom", ()):
                 assert source["configMapRef"]["name"] in of_kind(folder, "ConfigMap")
             claimed = {claim["name"] for claim in container.get("resources", {}).get("claims", ())}
             assert claimed <= {claim["name"] for claim in spec.get("resourceClaims", ())}, name
+
+
+@pytest.mark.parametrize(("overlay", "name"), [("fused-openai", "fused"), ("openai-nxdi", "gateway")])
+def test_the_gateway_shares_a_pod_with_its_server_and_is_all_that_is_open_beside_it(overlay: str, name: str) -> None:
+    folder = f"overlays/{overlay}"
+    server, gateway = map(flags, pods(folder)[name]["spec"]["containers"])
+    assert gateway["workers"] == f"127.0.0.1:{server['engine_port']}" and "engine_host" not in server
+    assert {"tls_cert", "tls_key", "accept_tokens"} <= set(gateway) and "insecure" not in gateway
+    assert ("accept_tokens" in server) == ("host" in server), "open to others without tokens"
+    containers = pods(folder)[name]["spec"]["containers"]
+    ports = {port["name"]: str(port["containerPort"]) for port in containers[1]["ports"]}
+    assert ports == {"https": gateway["http_port"], "gateway-metrics": gateway["metrics_port"]}
+    policies = of_kind(folder, "NetworkPolicy")
+    rules = [rule for name in ("callers", "openai", "metrics") for rule in policies[name]["spec"]["ingress"]]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == {"grpc", "metrics", *ports}
+    service, labels = of_kind(folder, "Service")["openai"]["spec"], pods(folder)[name]["metadata"]["labels"]
+    assert service["ports"][0]["targetPort"] == "https" and service["selector"].items() <= labels.items()
+    assert policies["openai"]["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
 
 
 def devices(folder: str, name: str) -> int:
@@ -130,6 +156,80 @@ def test_fused_gets_as_many_devices_as_target_and_draft_and_uses_them(overlay: s
 def test_a_fused_server_uses_every_core_of_its_devices(overlay: str) -> None:
     models = of_kind(f"overlays/{overlay}", "ConfigMap")["models"]["data"]
     assert int(models["FUSED_TP"]) == devices(f"overlays/{overlay}", "fused") * CORES_PER_DEVICE
+
+
+def given_to_nxdi(overlay: str) -> list[tuple[str, int, int, int, int]]:
+    """Of each program with --backend nxdi: what it is, draft tokens, NxD Inference's K, its degree, devices claimed."""
+    folder, found = f"overlays/{overlay}", []
+    models = of_kind(folder, "ConfigMap")["models"]["data"]
+    for name, pod in pods(folder).items():
+        for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]):
+            words = [filled(word, models).replace("/opt/tandem/", "") for word in container.get("args", ())]
+            if "--backend=nxdi" not in words:
+                continue
+            args = main.parser().parse_args(words)
+            drafts, part = configuration.most_drafts(args), args.compile_for or args.role.removesuffix("_target")
+            kind = Kind.FUSED if part == "fused" else Kind.WINDOW if drafts else Kind.PLAIN
+            request = BuildRequest(kind, args.batch, args.sequence_length, drafts, args.dtype)
+            neuron = plan_build(request, configuration.nxdi_settings(args)).neuron
+            what = f"compile {part}" if args.role == "compile" else part
+            found.append((what, drafts, neuron["speculation_length"], neuron["tp_degree"], devices(folder, name)))
+    return found
+
+
+@pytest.mark.parametrize("overlay", NXDI)
+def test_what_nxd_inference_gets_is_what_the_sample_says(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """K counts the committed token there: the samples' 7 are 6 of our draft tokens. And every core is used."""
+    monkeypatch.chdir(ROOT)
+    given = given_to_nxdi(overlay)
+    assert given
+    readme = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
+    for what, drafts, k, degree, count in given:
+        assert (drafts, k) == ((6, 7) if "fused" in what else (0, 0))
+        assert degree == count * CORES_PER_DEVICE
+        assert f"| `{overlay}` | {what} | {drafts} | {k} | {degree} | {count} |" in readme
+
+
+def test_nxd_inference_finds_what_was_compiled_for_it() -> None:
+    """A job's flags are its server's, but for its role."""
+    jobs = {each["name"]: flags(each) for each in containers_of("compile-nxdi", "compile")}
+    for part, overlay, name in (("plain", "plain-nxdi", "target"), ("fused", "fused-nxdi", "fused")):
+        for where in (overlay, "comparison-nxdi"):
+            (served,) = (flags(each) for each in containers_of(where, name))
+            compiled = {k: v for k, v in jobs[part].items() if k not in ("role", "compile_for")}
+            assert {name: served.get(name) for name in compiled} == compiled
+    (compiled,) = (flags(each) for each in containers_of("compile-nxdi-405b", "compile"))
+    (served,) = (flags(each) for each in containers_of("fused-nxdi-405b", "fused"))
+    assert {k: v for k, v in compiled.items() if k not in ("role", "compile_for")}.items() <= served.items()
+    data = {o: of_kind(f"overlays/{o}", "ConfigMap")["models"]["data"] for o in OVERLAYS}
+    for ahead, later in (("compile-nxdi", "comparison-nxdi"), ("compile-nxdi-405b", "fused-nxdi-405b")):
+        assert data[ahead] == data[later]
+
+
+def containers_of(overlay: str, name: str) -> list[dict[str, Any]]:
+    spec = pods(f"overlays/{overlay}")[name]["spec"]
+    return [each for each in (*spec.get("initContainers", ()), *spec["containers"]) if "backend=nxdi" in str(each)]
+
+
+def ports_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [port for container in pod["spec"]["containers"] for port in container.get("ports", ())]
+
+
+def test_the_collector_asks_for_metrics_and_ports_that_exist() -> None:
+    config = yaml.safe_load(of_kind("monitoring", "ConfigMap")["adot"]["data"]["collector.yaml"])
+    (scrape,) = config["receivers"]["prometheus"]["config"]["scrape_configs"]
+    (services, port, *_) = (rule["regex"] for rule in scrape["relabel_configs"] if rule.get("action") == "keep")
+    assert services == "(target|draft|fused|gateway)" and port == "metrics"
+    monitored = of_kind("prometheus", "PodMonitor")["tandem"]["spec"]
+    scraped = {each["port"] for each in monitored["podMetricsEndpoints"]}
+    named = {port["name"] for o in OVERLAYS for pod in pods(f"overlays/{o}").values() for port in ports_of(pod)}
+    assert scraped == {name for name in named if "metrics" in name}
+    (declared,) = config["exporters"]["awsemf"]["metric_declarations"]
+    names = set(exported())
+    for selector in declared["metric_name_selectors"]:
+        assert any(re.search(selector, name) for name in names), selector
+    (receivers, exporters) = (config["service"]["pipelines"]["metrics"][part] for part in ("receivers", "exporters"))
+    assert set(receivers) == set(config["receivers"]) and set(exporters) == set(config["exporters"])
 
 
 def test_the_widest_that_is_compiled_fits_its_claim() -> None:
@@ -191,6 +291,6 @@ def test_pods_run_where_the_node_pool_has_nodes() -> None:
     template = of_kind("cluster", "NodePool")["trn2"]["spec"]["template"]
     (taint,) = template["spec"]["taints"]
     for overlay in OVERLAYS:
-        for pod in pods(f"overlays/{overlay}").values():
+        for name, pod in pods(f"overlays/{overlay}").items():
             assert pod["spec"].get("nodeSelector", {}).items() <= template["metadata"]["labels"].items()
-            assert any(each["key"] == taint["key"] for each in pod["spec"]["tolerations"])
+            assert name == "gateway" or any(each["key"] == taint["key"] for each in pod["spec"]["tolerations"])

@@ -122,7 +122,8 @@ def test_every_service_generates_the_targets_tokens(ingress: str, token: Path, s
             for sampling in (GREEDY, SAMPLED):
                 said = await answer(client.generate, ids(b"hello", 40, sampling=sampling))
                 assert said.token_ids == oracle(b"hello", sampling, 40)
-            assert (said.completion.stats.accepted > 0) == (service != TARGET)
+            stats = said.completion.stats  # by measurement, a target may not wait for drafts: all come late then
+            assert (stats.drafted + stats.stale_drafts > 0) == (service != TARGET)
 
     run_async(test())
 

@@ -10,10 +10,13 @@ import pytest
 
 from tandem.cli import main
 from tandem.ray_serve.application import build_parser
+from tests.recipes import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
-LINES = [line for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines()]
+LINES = [
+    line for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL) for line in map(str.strip, block.splitlines())
+]
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if line.startswith("python ")])
@@ -23,6 +26,11 @@ def test_a_command_is_understood(line: str) -> None:
         words = ["main.py", *build_parser().parse_args(words[2:]).flags]
     assert words[0] == "main.py"
     assert main.parser().parse_args(words[1:]).role in main.ROLES
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if re.match(r"(aws|docker|eksctl|helm|kubectl|sh) ", line)])
+def test_a_command_of_another_program_is_one_that_it_has(line: str) -> None:
+    programs.check(shlex.split(line))
 
 
 def test_folders_that_are_named_exist_and_every_overlay_is_named() -> None:

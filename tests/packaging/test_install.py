@@ -169,7 +169,7 @@ def serve_and_ask(python: Path, user: Path, *flags: str) -> str:
         address = server.wait_ready(4 * HANG)
         code = (
             "import sys; from tandem import Client\nwith Client(sys.argv[1]) as client:\n"
-            "    print(client.generate('What is the capital of France?', chat=True, max_new_tokens=8).text)"
+            "    print(client.generate('one, two, three, four, five,', max_new_tokens=8).text)"
         )
         return output(python, user, "-c", code, address)
     finally:
@@ -183,7 +183,7 @@ def test_with_torch_an_installed_tandem_runs_the_embedded_pair(wheel: Path, user
     pip(python, "install", "--quiet", "--no-deps", "--no-index", wheel)
     installed = output(python, user, "-c", "import tandem.services as s; print(s.__file__)")
     assert Path(installed).is_relative_to(user / "venv")
-    assert "Paris" in serve_and_ask(python, user, "fused_target")
+    assert "six" in serve_and_ask(python, user, "fused_target")
 
 
 def test_an_editable_install_imports_each_module_under_one_name(user: Path) -> None:

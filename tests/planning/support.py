@@ -25,13 +25,20 @@ def planned(instance: str, target: str, draft: str | None = None, **settings: ob
     return make_plan(PlanConfig(instance, model(target), model(draft) if draft else None, **settings))  # type: ignore[arg-type]
 
 
-def site(folder: Path, packages: dict[str, str], *, placeholders: bool = False) -> list[str]:
-    """A package path with these distributions, AWS's or PyPI's."""
+def site(
+    folder: Path,
+    packages: dict[str, str],
+    *,
+    placeholders: bool = False,
+    needs: dict[str, tuple[str, ...]] | None = None,
+) -> list[str]:
+    """A package path with these distributions, AWS's or PyPI's, and what they need."""
     for name, version in packages.items():
         info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir(parents=True)
         body = f"\n\n{WRONG}\n" if placeholders else "\n\nA package.\n"
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}{body}")
+        head = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {n}" for n in (needs or {}).get(name, ()))]
+        (info / "METADATA").write_text("Metadata-Version: 2.1\n" + "\n".join(head) + body)
     return [str(folder)]
 
 

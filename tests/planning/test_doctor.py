@@ -47,7 +47,7 @@ def test_a_bare_trn2_is_told_to_install_torchneuron_and_which_python(tmp_path: P
     findings = examined(machine(tmp_path, "trn2.3xlarge", 1), {})
     text = "\n".join(finding_lines(findings))
     assert "Install TorchNeuron: python -m pip install" in text and "pip.repos.neuron.amazonaws.com" in text
-    assert "Use Python 3.12 or 3.13" in text
+    assert "Use Python 3.12 to 3.14" in text
     newer = replace(HOST, python="3.12.4")
     assert not any("Use Python" in step for step in examine(newer, findings.neuron).steps)
 

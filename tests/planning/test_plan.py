@@ -268,3 +268,22 @@ def test_planning_reads_nothing_but_the_configurations(tmp_path: Path):
     (folder / "model.safetensors").write_text("not weights at all")
     args = main.parser().parse_args(["--role", "plan", "--instance", "trn2.3xlarge", "--model", str(folder)])
     assert fitting(make_plan(plan_config(args))) == [1, 2, 4]
+
+
+def test_the_time_to_compile_is_graphs_times_minutes() -> None:
+    plan = planned("trn2.3xlarge", "Llama-3.1-8B", "Llama-3.2-1B", batch=2, length=4096, compile_minutes=30.0)
+    for placement in plan.placements:
+        graphs = sum(process.graphs for process in placement.processes)
+        said = f"To compile for {placement.architecture}: {graphs} graphs, {graphs / 2:.1f} hours at 30 minutes each"
+        assert sum(remark.startswith(said) for remark in plan.remarks) == 1
+    with pytest.raises(ValueError, match=r"compile_minutes: 0.0 is not above 0"):
+        planned("trn2.3xlarge", "Llama-3.1-8B", compile_minutes=0.0)
+
+
+def test_a_fused_pair_on_nxd_inference_says_whether_its_models_fit_apart_as_well() -> None:
+    tight = planned("trn1.2xlarge", "Llama-3.1-8B", "Llama-3.2-1B", backend="nxdi", batch=1, length=128, drafts=4)
+    assert any("too much. Use --pair fused" in remark for remark in tight.remarks)
+    wide = planned(
+        "trn2.48xlarge", "Qwen3-32B", "Qwen3-1.7B", backend="nxdi", batch=4, length=1024, drafts=6, degree=32
+    )
+    assert any("which fits (--pair both" in remark for remark in wide.remarks)

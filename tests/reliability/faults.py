@@ -11,7 +11,7 @@ import contextlib
 import enum
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,8 @@ import grpc
 
 from tandem.rpc.errors import TandemError
 from tandem.services.errors import to_status
-from tests.reliability.history import Call, History
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.reliability.history import Call, History, fields_of
 
 
 class Fault(enum.Enum):
@@ -147,19 +148,14 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
             await self._late(fault, method, name, client, session, chance, context)
             self._former[session].append(request)
             call = self.history.begin(client, name, session, request)
-            await self._maybe_delay(fault, call, chance)
-            if fault is Fault.DUPLICATE:
-                self.history.fault(client, name, fault.value, session)
-                twin = self.history.begin(client, name, session, request)
-                first, _ = await asyncio.gather(
-                    _answered(call, method, request, context),
-                    _answered(twin, method, _copy(request), context),
-                    return_exceptions=True,  # both come to their end
-                )
-                if isinstance(first, BaseException):
-                    raise first
-                return first
-            reply = await _answered(call, method, request, context)
+            with _noted_end(call):
+                await self._maybe_delay(fault, call, chance)
+                if fault is Fault.DUPLICATE:
+                    self.history.fault(client, name, fault.value, session)
+                    twin = self.history.begin(client, name, session, request)
+                    return await _twice(call, twin, method, request, context)
+                reply = await method(request, context)
+                call.reply(reply)
             if fault is Fault.ABORT_AFTER:
                 raise self._lost(fault, call)
             if fault is Fault.DROP_REPLY:
@@ -192,6 +188,7 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
     def _stream(self, method: Any, name: str) -> Any:
         async def faulty(requests: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
             calls: list[tuple[Call, Fault | None]] = []
+            run = _RunSeen()
 
             async def arriving() -> AsyncIterator[Any]:
                 async for request in requests:
@@ -199,8 +196,12 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
                     client = self._client_of(request, session)
                     fault, chance = self.draw(client, name, _STREAM)
                     await self._maybe_expire(fault, client, name, session)
-                    call = self.history.begin(client, name, session, request)
-                    calls.append((call, fault))
+                    if request.HasField("run_until") and run.begun:
+                        call = run.message(self.history, client, name, request, fault)
+                    else:
+                        call = self.history.begin(client, name, session, request)
+                        calls.append((call, fault))
+                        run.message(self.history, client, name, request, None)
                     if fault is Fault.ABORT_BEFORE:
                         raise self._lost(fault, call)
                     await self._maybe_delay(fault, call, chance)
@@ -209,7 +210,13 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
             try:
                 async with contextlib.aclosing(method(arriving(), context)) as replies:
                     async for reply in replies:
-                        call, fault = calls.pop(0)
+                        if run.steps(reply):
+                            for begun, _ in calls:
+                                begun.note("run")  # its answers are steps
+                            calls.clear()
+                            call, fault = run.step(self.history, reply)
+                        else:
+                            call, fault = calls.pop(0)
                         call.reply(reply)
                         if fault is Fault.ABORT_AFTER:
                             raise self._lost(fault, call)
@@ -249,14 +256,61 @@ class FaultInterceptor(grpc.aio.ServerInterceptor):
         return faulty
 
 
+class _RunSeen:
+    """What is seen of a stream that is a run: messages, and steps, each of which is noted as a round of its own."""
+
+    def __init__(self) -> None:
+        self.begun: Call | None = None
+        self._fault: Fault | None = None
+
+    def message(self, history: History, client: int, name: str, request: Any, fault: Fault | None) -> Call | None:
+        """Notes a message of a run; `fault`: what becomes of the step after it."""
+        if not request.HasField("run_until"):
+            return None
+        self._fault = self._fault or fault
+        self.begun = self.begun or Call(history, 0, client, name, request.session_id)
+        self.begun.note("message", **fields_of(request))
+        return self.begun
+
+    def steps(self, reply: Any) -> bool:
+        return bool(self.begun and not reply.stale and not reply.replayed)
+
+    def step(self, history: History, reply: Any) -> tuple[Call, Fault | None]:
+        assert self.begun
+        base, fault, self._fault = reply.committed_length - len(reply.token_ids), self._fault, None
+        asked = pb.VerifyRequest(session_id=self.begun.session, base_length=base, run_until=1)
+        return history.begin(self.begun.client, self.begun.method, self.begun.session, asked), fault
+
+
 async def _answered(call: Call, method: Any, request: Any, context: Any) -> Any:
-    try:
+    with _noted_end(call):
         reply = await method(request, context)
-    except BaseException as error:
-        _note_end(call, error)
-        raise
-    call.reply(reply)
+        call.reply(reply)
     return reply
+
+
+async def _twice(call: Call, twin: Call, method: Any, request: Any, context: Any) -> Any:
+    """The request delivered as two calls at once. Both come to their end; the first one's is the caller's."""
+    with _noted_end(call), _noted_end(twin):  # a task that is cancelled before it runs notes nothing itself
+        first, _ = await asyncio.gather(
+            _answered(call, method, request, context),
+            _answered(twin, method, _copy(request), context),
+            return_exceptions=True,
+        )
+    if isinstance(first, BaseException):
+        raise first
+    return first
+
+
+@contextlib.contextmanager
+def _noted_end(call: Call) -> Iterator[None]:
+    """Notes how a call ended that ends without a reply, wherever in its way it is."""
+    try:
+        yield
+    except BaseException as error:
+        if call.open:
+            _note_end(call, error)
+        raise
 
 
 def _note_end(call: Call, error: BaseException) -> None:

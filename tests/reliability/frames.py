@@ -21,8 +21,9 @@ def frame(kind: int, flags: int, stream: int, payload: bytes, length: int | None
 
 
 def _literal(name: str, value: str) -> bytes:
-    """A header field without compression (RFC 7541, 6.2.2)."""
-    return b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+    """A header field without compression (RFC 7541, 6.2.2). Surrogates stand for bytes that are no UTF-8."""
+    data = value.encode(errors="surrogateescape")
+    return b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(data)]) + data
 
 
 def headers(path: str) -> bytes:

@@ -62,7 +62,10 @@ class Case:
 CASES = [
     Case(*each)
     for each in itertools.product(
-        ("stopped", "step hangs"), ("at opening", "in a request"), DEADLINES, (Pipeline.OFF, Pipeline.AUTO)
+        ("stopped", "step hangs"),
+        ("at opening", "in a request"),
+        DEADLINES,
+        (Pipeline.OFF, Pipeline.AUTO, Pipeline.NEVER_WAITING),
     )
 ]
 

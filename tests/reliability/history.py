@@ -12,6 +12,9 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
+ENDS = ("reply", "refusal", "cancelled")
+"""Kinds of event that end a call of one reply."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -38,6 +41,7 @@ class History:
 
     def __init__(self, server: str = "", path: Path | None = None) -> None:
         self.server, self.events = server, list[Event]()
+        self.open_calls: set[int] = set()
         self._calls = 0
         self._file = None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -74,7 +78,16 @@ class Call:
     method: str
     session: str
 
+    @property
+    def open(self) -> bool:
+        """Whether its end has not been noted."""
+        return self.number in self.history.open_calls
+
     def note(self, kind: str, **said: Any) -> None:
+        if kind == "request":
+            self.history.open_calls.add(self.number)
+        elif kind in ENDS:
+            self.history.open_calls.discard(self.number)
         self.history.add(
             Event(kind, self.history.server, self.number, self.client, self.method, self.session, dict(said))
         )

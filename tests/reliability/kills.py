@@ -28,6 +28,7 @@ from tests.reliability.history import History, read
 from tests.reliability.processes import Killable
 from tests.reliability.traffic import Ask, Ended, WireClient, by_generate, wishes
 from tests.reliability.validator import Validator, Violation
+from tests.reliability.wire_runs import WireRunClient
 from tests.support import distributed, raw_stub, until
 
 DEADLINES = Deadlines(open=5.0, verify=1.5, close=0.5, admission=30.0)
@@ -66,7 +67,9 @@ class KillSchedule:
         await asyncio.gather(*(server.start() for server in self.servers))
         first = self.servers[0]
         if self.kind == "worker":
-            self.servers.append(Killable(self.folder, "w", ("--role", "draft_worker", "--target_host", first.address)))
+            way = Pipeline.NEVER_WAITING if self.seed // 4 % 2 else Pipeline.AUTO
+            role = ("--role", "draft_worker", "--target_host", first.address, "--pipeline", way.value)
+            self.servers.append(Killable(self.folder, "w", role))
         if self.kind == "remote draft":
             worker = Killable(self.folder, "w", ("--role", "draft_worker", "--propose_only"), self.seed)
             await worker.start()
@@ -97,9 +100,9 @@ class KillSchedule:
             return lambda ask: self._generated(self.servers[-1].address, DRAFT, ask)
         if self.kind == "remote draft":
             return lambda ask: self._generated(self.servers[-1].address, TARGET, ask)
-        choices = [self.unary, self.stream]
+        choices = [self.unary, self.stream, self.distributed_run]
         if self.kind == "restart":
-            choices += [self.wire_unary, self.wire_stream]
+            choices += [self.wire_unary, self.wire_stream, self.wire_run]
         return choices[(ask.client + self.seed) % len(choices)]
 
     async def unary(self, ask: Ask) -> Ended:
@@ -107,6 +110,9 @@ class KillSchedule:
 
     async def stream(self, ask: Ask) -> Ended:
         return await self._distributed(ask, Pipeline.ON)
+
+    async def distributed_run(self, ask: Ask) -> Ended:
+        return await self._distributed(ask, Pipeline.NEVER_WAITING)
 
     async def _distributed(self, ask: Ask, pipeline: Pipeline) -> Ended:
         verifiers = [server.address for server in self.servers]
@@ -122,6 +128,13 @@ class KillSchedule:
 
     async def wire_stream(self, ask: Ask) -> Ended:
         return await self._wire(ask, streams=True)
+
+    async def wire_run(self, ask: Ask) -> Ended:
+        async with raw_stub(self.victim.address) as stub:
+            chance = random.Random(f"wire {self.seed} {ask.client}")
+            client = WireRunClient(stub, ask, chance, seconds=1.5, patience=400, pause=0.05)
+            client.on_tokens = self._counted
+            return await client.run()
 
     async def _wire(self, ask: Ask, streams: bool) -> Ended:
         async with raw_stub(self.victim.address) as stub:

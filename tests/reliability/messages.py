@@ -63,7 +63,7 @@ def _one_of_each(descriptor: Descriptor, chosen: dict[str, Any]) -> dict[str, An
 
 def _value(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     one = _single(field)
-    if not _is_repeated(field):
+    if not is_repeated(field):
         return one
     if field.type == FieldDescriptor.TYPE_MESSAGE:
         return _mostly(st.just([]), st.lists(one, max_size=2))
@@ -75,8 +75,8 @@ def _value(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     return _mostly(st.lists(one, max_size=2), st.lists(one, max_size=9))
 
 
-def _is_repeated(field: FieldDescriptor) -> bool:
-    """`label` is deprecated where protobuf knows `is_repeated`."""
+def is_repeated(field: FieldDescriptor) -> bool:
+    """Later versions of protobuf know `is_repeated`, and from 7 on no `label`."""
     known: bool | None = getattr(field, "is_repeated", None)
     return field.label == FieldDescriptor.LABEL_REPEATED if known is None else known
 

@@ -27,6 +27,7 @@ def planted(mutant: Mutant) -> AbstractContextManager[None]:
 
 
 FENCE = "tandem.services.sessions.table:Session.fence"
+RUN, STORE = "tandem.speculation.run_on:RunOn.next_draft", "tandem.speculation.draft_store:DraftStore.add"
 
 # Its case needs callers that say who they are: tests/reliability/test_ownership.py.
 OWNERSHIP = Mutant(
@@ -183,5 +184,62 @@ MUTANTS = (
         "messages.append(_retry(RETRY_SECONDS))",
         "pass",
         ("full_server_refuses_with_retry_info",),
+    ),
+    Mutant(
+        "a run does not care what was read",
+        RUN,
+        "min(self._until, self._acknowledged + self._max_unread)",
+        "self._until",
+        ("run_obeys_its_window",),
+    ),
+    Mutant(
+        "a run goes beyond its limit",
+        RUN,
+        "min(self._until, self._acknowledged",
+        "min(self._until + 3, self._acknowledged",
+        ("run_pauses_at_its_limit",),
+        ("limits", "output", "finished"),
+    ),
+    Mutant(
+        "a stop token does not end a run",
+        "tandem.speculation.run_on:RunOn.heed",
+        "not self._stops.isdisjoint(token_ids)",
+        "False",
+        ("run_ends_at_a_stop_token",),
+    ),
+    Mutant(
+        "the first message of a run is not fenced",
+        "tandem.services.verify_runs:VerifyRuns._begun",
+        "if fence is Fence.STALE:",
+        "if False:",
+        ("run_first_message_is_fenced",),
+    ),
+    Mutant(
+        "a run goes on beside another",
+        "tandem.services.verify_runs:VerifyRuns._begun",
+        "session.resources.end_run()",
+        "pass",
+        ("run_ends_when_others_commit",),
+    ),
+    Mutant(
+        "drafts on other tokens are verified",
+        STORE,
+        " or self.committed[base - 1] != draft.last_token",
+        "",
+        ("run_drops_drafts_on_other_tokens",),
+    ),
+    Mutant(
+        "late drafts are not cut to what is committed",
+        STORE,
+        "path[len(late) :]",
+        "path",
+        ("run_takes_late_drafts_and_branches",),
+    ),
+    Mutant(
+        "nobody checks the branches of a draft",
+        "tandem.services.verify_runs:VerifyRuns._message",
+        "branch.token_ids, self._info.vocab_size",
+        "[], self._info.vocab_size",
+        ("bad_run_fields",),
     ),
 )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.speculation.depth import Pipeline
 from tests.reliability.processes import Killable
 from tests.reliability.soak_client import CLIENTS, LEASE
 from tests.reliability.soak_memory import Memory
@@ -86,7 +87,8 @@ class Soaked:
 class Fleet:
     """The servers: three that live through it, and a verifier that is killed. The worker verifies at both."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
         role = ("--role", "target", *_COMMON, *_LEASE)
         self.target, self.mortal = Killable(folder, "target", role), Killable(folder, "mortal", role)
         self.fused = Killable(folder, "fused", ("--role", "fused_target", "--draft_model", "miss=0.3", *_COMMON))
@@ -96,7 +98,7 @@ class Fleet:
         await asyncio.gather(self.target.start(), self.mortal.start(), self.fused.start())
         verifiers = f"{self.mortal.address},{self.target.address}"
         role = ("--role", "draft_worker", "--draft_model", "miss=0.3", *_COMMON, *_LEASE, "--target_host", verifiers)
-        self.worker.arguments = role
+        self.worker.arguments = (*role, "--pipeline", self._pipeline.value)
         await self.worker.start()
 
     @property
@@ -127,10 +129,14 @@ async def soak(
     seed: int = 0,
     results: Path | None = None,
     say: Say = lambda line: None,
+    pipeline: Pipeline = Pipeline.AUTO,
 ) -> Soaked:
-    """32 clients where `processes` is 4; a client process is killed every `between` seconds. Samples of memory and a
-    plot go to `results` as they come. Raises AssertionError where a server does not start."""
-    fleet, soaked = Fleet(folder), Soaked(seconds)
+    """Soaks with 32 clients where `processes` is 4; one process is killed every `between` seconds.
+
+    Samples of memory and a plot go to `results` as they come. `pipeline` is the worker's. Raises AssertionError where a
+    server does not start.
+    """
+    fleet, soaked = Fleet(folder, pipeline), Soaked(seconds)
     if results:
         results.mkdir(parents=True, exist_ok=True)
         soaked.memory.file = results / time.strftime("soak-memory-%Y%m%dT%H%M%SZ.jsonl", time.gmtime())
@@ -204,6 +210,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--between-kills", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pipeline", choices=[way.value for way in Pipeline], default="auto", help="the worker's")
     arguments = parser.parse_args()
     say = functools.partial(print, flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -216,6 +223,7 @@ def main() -> int:
                 arguments.seed,
                 RESULTS,
                 say,
+                Pipeline(arguments.pipeline),
             )
         )
     print(f"{soaked.operations} operations of {arguments.processes * CLIENTS} clients: {dict(soaked.counts)}")

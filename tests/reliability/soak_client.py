@@ -25,21 +25,27 @@ from typing import Any
 
 import grpc
 
+from tandem.clients.distributed import connect_distributed
+from tandem.engine.drafting import Drafting
 from tandem.rpc import wire
 from tandem.rpc.channel import TARGET, open_channel, stub
+from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.generation_client import GenerationClient
 from tandem.rpc.stream_status import ENDED_MEANWHILE
+from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.traffic import Ask
-from tests.support import HANG, oracle
+from tests.support import HANG, draft_config, drafting, oracle
 
 CLIENTS, PROMPTS = 8, 40
 EXPECTED = ("RESOURCE_EXHAUSTED", "CANCELLED")
 LEASE = 0.5
-EXPIRED = "SESSION_EXPIRED"
+EXPIRED = ("SESSION_EXPIRED", "STREAM_IDLE")
 """Leases here are short: a client that a busy machine keeps from asking for so long loses its session."""
+DRAFT = draft_config("miss=0.3", CLIENTS, 96)
+"""What drafts for the clients of a process that drive a target that never waits."""
 Servers = dict[str, tuple[str, str]]
 """By name: its service, its address."""
 
@@ -82,15 +88,21 @@ class SoakClient:
     """One client: an endless row of operations, by chance; everything that is answered is compared with the truth."""
 
     def __init__(
-        self, servers: Servers, chance: random.Random, counts: Counter[str], failed: Callable[[dict[str, Any]], None]
+        self,
+        servers: Servers,
+        chance: random.Random,
+        counts: Counter[str],
+        failed: Callable[[dict[str, Any]], None],
+        drafts: Drafting,
     ) -> None:
         self._servers, self._chance, self._counts, self._failed = servers, chance, counts, failed
+        self._drafts = drafts
         self._made, self._server = 0, ""
 
     async def run(self, ending: asyncio.Event) -> None:
         """Until `ending`, or cancelled."""
         operations = [self._ask, self._ask, self._leave, self._late, self._session, self._abandon]
-        operations += [self._cancel_open, self._break]
+        operations += [self._cancel_open, self._break, self._run, self._never_wait]
         while not ending.is_set():
             operation, began = self._chance.choice(operations), time.time()
             try:
@@ -101,7 +113,7 @@ class SoakClient:
                 ended_meanwhile = (failed.code, failed.message) == ENDED_MEANWHILE
                 if failed.code in EXPECTED:
                     self._counts["refused"] += 1
-                elif (failed.reason == EXPIRED or ended_meanwhile) and time.time() - began >= LEASE:
+                elif (failed.reason in EXPIRED or ended_meanwhile) and time.time() - began >= LEASE:
                     self._counts["expired"] += 1
                 else:
                     code = "UNAVAILABLE" if ended_meanwhile else failed.code
@@ -204,6 +216,65 @@ class SoakClient:
             await target.OpenSession(opening, timeout=HANG / 2)
             await self._rounds(target, opening, number, 2)
 
+    async def _run(self) -> None:
+        """A run: read to its end, left in the middle, or left unread until its lease runs out."""
+        number, how = self._chance.randrange(PROMPTS), self._chance.choice(["read", "read", "leave", "abandon"])
+        ask, truth = _ask(number), [*_ask(number).prompt, *_expected(number)]
+        async with self._opened(number) as (target, opening):
+            await target.OpenSession(opening, timeout=HANG / 2)
+            call, tokens = target.VerifyStream(timeout=HANG / 2), list(ask.prompt)
+            try:
+                while len(tokens) < len(truth):
+                    draft = [t if self._chance.random() < 0.7 else 1 for t in truth[len(tokens) : len(tokens) + ask.k]]
+                    await self._written(call, opening.session_id, tokens, draft, len(truth))
+                    for _ in range(self._chance.randrange(1, 4)):
+                        if len(tokens) < len(truth):
+                            tokens += await self._told(call)
+                    if how != "read":
+                        break
+            finally:
+                if how != "abandon":
+                    call.cancel()
+                    await target.CloseSession(pb.CloseSessionRequest(session_id=opening.session_id), timeout=HANG / 2)
+            self._compare(tokens[len(ask.prompt) : len(truth)], number, whole=how == "read")
+
+    async def _written(self, call: Any, session_id: str, tokens: list[int], draft: list[int], until: int) -> None:
+        base = {"session_id": session_id, "base_length": len(tokens), "last_token": tokens[-1]}
+        try:
+            await call.write(pb.VerifyRequest(**base, draft_tokens=draft, run_until=until, max_step_drafts=5))
+        except asyncio.InvalidStateError:
+            await self._told(call)
+
+    async def _told(self, call: Any) -> list[int]:
+        """The tokens of a step. Raises what the stream ended with."""
+        try:
+            reply = await call.read()
+        except asyncio.InvalidStateError:  # the stream has ended: its own status says why
+            reply = grpc.aio.EOF
+        if reply is grpc.aio.EOF:
+            status = await call.code(), await call.initial_metadata(), await call.trailing_metadata()
+            raise grpc.aio.AioRpcError(*status, details=await call.details())
+        return list(reply.token_ids)
+
+    async def _never_wait(self) -> None:
+        """Our own client of a target that never waits: read to its end, or left in the middle."""
+        number, whole = self._chance.randrange(PROMPTS), self._chance.random() < 0.7
+        address, said = self._any(TARGET)[1], list[int]()
+        try:
+            rest = Pipeline.NEVER_WAITING, None, Persistence(10.0)
+            generator, client = await connect_distributed(self._drafts, DRAFT, address, 5.0, *rest)
+        except ValueError as error:
+            raise TandemError("UNAVAILABLE", str(error)) from None
+        try:
+            async with contextlib.aclosing(generator.generate(_ask(number).request())) as events:
+                async for event in events:
+                    said += event.token_ids if isinstance(event, Chunk) else ()
+                    if not whole and said:
+                        break
+        finally:
+            await client.close()
+        self._compare(said, number, whole)
+
     async def _cancel_open(self) -> None:
         async with self._opened(self._chance.randrange(PROMPTS)) as (target, opening):
             call = target.OpenSession(opening)
@@ -240,14 +311,16 @@ async def main(arguments: argparse.Namespace) -> None:
         def failed(what: dict[str, Any]) -> None:
             print(json.dumps({"failed": what}), file=file, flush=True)
 
-        chances = [random.Random(f"soak {arguments.seed} {i}") for i in range(CLIENTS)]
-        tasks = [asyncio.create_task(SoakClient(servers, chance, counts, failed).run(ending)) for chance in chances]
-        parent = os.getppid()
-        while not ending.is_set() and os.getppid() == parent:  # clients of a soak that was killed end too
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(ending.wait(), 0.5)
-            print(json.dumps({"counts": counts}), file=file, flush=True)
-        await _end(tasks, failed)
+        async with drafting(DRAFT) as drafts:
+            chances = [random.Random(f"soak {arguments.seed} {i}") for i in range(CLIENTS)]
+            clients = [SoakClient(servers, chance, counts, failed, drafts) for chance in chances]
+            tasks = [asyncio.create_task(client.run(ending)) for client in clients]
+            parent = os.getppid()
+            while not ending.is_set() and os.getppid() == parent:  # clients of a soak that was killed end too
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(ending.wait(), 0.5)
+                print(json.dumps({"counts": counts}), file=file, flush=True)
+            await _end(tasks, failed)
 
 
 def standing(task: asyncio.Task[Any]) -> str:

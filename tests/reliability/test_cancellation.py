@@ -122,6 +122,10 @@ def pipelined() -> Any:
     return _distributed(Pipeline.ON)
 
 
+def running() -> Any:
+    return _distributed(Pipeline.NEVER_WAITING)
+
+
 @contextlib.asynccontextmanager
 async def draft_worker() -> AsyncIterator[Way]:
     async with (
@@ -136,6 +140,16 @@ async def proposing() -> AsyncIterator[Way]:
     async with (
         worker_site(None, "miss=0.3", 1, lease_seconds=FOR_EVER) as worker,
         remote_draft(worker.address, toy(slots=1), k=2) as (generator, client),
+    ):
+        yield Way(generated(generator.generate), [worker], client.closes)
+
+
+@contextlib.asynccontextmanager
+async def followed() -> AsyncIterator[Way]:
+    """A target that never waits for its drafter, which follows it."""
+    async with (
+        worker_site(None, "miss=0.3", 1, lease_seconds=FOR_EVER) as worker,
+        remote_draft(worker.address, toy(slots=1), k=2, pipeline=Pipeline.NEVER_WAITING) as (generator, client),
     ):
         yield Way(generated(generator.generate), [worker], client.closes)
 
@@ -195,8 +209,10 @@ WAYS = (
     fused,
     unary,
     pipelined,
+    running,
     draft_worker,
     proposing,
+    followed,
     sessions_methods,
     proposals_methods,
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem.rpc.errors import TandemError
+from tandem.speculation.depth import Pipeline
 from tests.reliability import figures
 from tests.reliability.soak import MAX_MORE, NO_OPERATIONS, RESULTS, Say, Soaked, soak
 from tests.reliability.soak_client import CLIENTS, within
@@ -17,7 +18,7 @@ from tests.reliability.soak_storm import AFTERWARDS, Disturbances, allowed_ends
 
 SECONDS = float(os.environ.get("TANDEM_SOAK_SECONDS", "3600"))
 DONE = ("servers killed", "servers stopped", "client processes stopped", "steps hung", "steps hung for good")
-KINDS = {"ask", "leave", "late", "session", "abandon", "cancel_open", "break"}
+KINDS = {"ask", "leave", "late", "session", "abandon", "cancel_open", "break", "run", "never_wait"}
 
 
 def soaked(folder: Path, seconds: float, processes: int, between: float, **rest: object) -> Soaked:
@@ -59,7 +60,7 @@ def test_a_short_storm_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.campaign
 @pytest.mark.timeout(400)
 def test_a_minute_of_storm_with_32_clients_leaves_nothing_behind(tmp_path: Path) -> None:
-    result = soaked(tmp_path, 60.0, 4, 3.0)
+    result = soaked(tmp_path, 60.0, 4, 3.0, pipeline=Pipeline.NEVER_WAITING)
     note(result, 4)
     assert result.counts.keys() >= KINDS
 

@@ -54,8 +54,22 @@ def good() -> list[Event]:
         *verify(8, 6, [], {}, "cancelled"),
         *verify(9, 6, [1], reply([13], 6, replayed=True)),
         *call(10, "CloseSession", {}, {"closed": True}),
+        *a_run(),
         outcome(TRUTH[3:7]),
     ]
+
+
+def a_run() -> list[Event]:
+    """A session of its own: a message with a draft and a branch, a step that follows the branch, and a plain one."""
+    branches = [{"offset": 1, "token_ids": [11]}]
+    asked = {"base_length": 3, "run_until": 7, "max_step_drafts": 2, "draft_tokens": [10, 99], "branches": branches}
+    events = [
+        *call(20, "OpenSession", {"prefix": PROMPT}, {"committed_length": 3}),
+        Event("message", "a", 0, 65, "VerifyStream", message=asked),
+        *call(21, "VerifyStream", {"base_length": 3, "run_until": 1}, reply([10, 11, 12], 3, drafted=2)),
+        *call(22, "VerifyStream", {"base_length": 6, "run_until": 1}, reply([13], 6, drafted=0)),
+    ]
+    return [replace(event, session="r") for event in events]
 
 
 def violations(events: list[Event]) -> set[str]:
@@ -84,7 +98,7 @@ NOTHING = {"token_ids": [], "accepted": 0, "committed_length": 5, "replayed": Fa
 PLANTED = {
     "output": [ending(outcome([10, 11, 12])), ending(outcome([10, 11, 13], error="gone", may_fail=True))],
     "finished": [ending(outcome([10, 11], error="UNAVAILABLE"))],
-    "committed": [changed(5, token_ids=[77]), changed(2, token_ids=[10, 12])],
+    "committed": [changed(5, token_ids=[77]), changed(2, token_ids=[10, 12]), changed(22, token_ids=[77])],
     "prefix": [
         changed(7, "request", prefix=[*TRUTH[:5], 77]),
         changed(1, committed_length=4),
@@ -94,7 +108,17 @@ PLANTED = {
     "once": [changed(3, replayed=False)],
     "replay": [changed(3, token_ids=[10]), changed(5, replayed=True), changed(3, stale=True, **NOTHING)],
     "stale": [changed(4, token_ids=[11]), changed(4, committed_length=4)],
-    "drafts": [changed(2, accepted=2), changed(2, "request", draft_tokens=[9, 9])],
+    "drafts": [
+        changed(2, accepted=2),
+        changed(2, "request", draft_tokens=[9, 9]),
+        changed(0, "message", draft_tokens=[9]),
+    ],
+    "limits": [
+        changed(0, "message", run_until=6),
+        changed(0, "message", max_step_drafts=1),
+        changed(21, drafted=1),
+        changed(21, committed_length=300),
+    ],
     "unknown session": [lambda events: events[2:], without(7)],
     "refusal": [changed(6, "refusal", code=13), changed(6, "refusal", code=2)],
     "answered": [without(5), without(5, "request")],

@@ -23,13 +23,16 @@ RULES = {
     "replay": "G2: a repeated round gets the recorded reply",
     "stale": "G2: a stale reply applies nothing and says the committed length",
     "drafts": "G3: accepted tokens are the drafts that were sent, and one more",
+    "limits": "a run goes no further than its messages and what was acknowledged allow, and verifies no more drafts",
     "unknown session": "G5: a session that is not open is not found",
     "refusal": "a refusal has a declared status: never INTERNAL, never UNKNOWN",
     "answered": "every call ends",
 }
 _REFUSALS = {1, 3, 4, 5, 6, 8, 9, 10, 11, 12, 14}  # google.rpc.Code without UNKNOWN, INTERNAL and what we never say
 _UNAVAILABLE = 14
-_VOLATILE = ("replayed", "server_seconds")
+MAX_UNREAD = 256
+"""Tokens that a run may be ahead of those acknowledged."""
+_VOLATILE = ("replayed", "server_seconds", "messages_read")
 Truth = Callable[[int, int], Sequence[int]]
 """(client, count) → prompt and the first `count` tokens that the target alone says after it, past its end."""
 
@@ -45,11 +48,26 @@ class Violation:
 
 @dataclass(slots=True)
 class _Session:
-    """A session of one server life. `loose`: rounds whose caller left; they may or may not have been applied."""
+    """A session of one server life. `loose`: rounds whose caller left; they may or may not have been applied.
+
+    `runs`: it has stepped on without waiting, so that it may hold steps that nobody was told. `sent`: the drafts that
+    its runs were sent, each with the length where it begins. `until`, `read`, `width`: the most that any message of
+    theirs allowed.
+    """
 
     tokens: list[int]
     recorded: dict[int, dict[str, Any]] = field(default_factory=dict)
     loose: set[int] = field(default_factory=set)
+    runs: bool = False
+    sent: list[tuple[int, list[int]]] = field(default_factory=list)
+    until: int = 0
+    read: int = 0
+    width: int = 0
+
+    def drafted(self, base: int, tokens: list[int]) -> bool:
+        """Whether `tokens`, which follow `base` committed ones, are part of a draft that was sent."""
+        text = [*self.tokens[:base], *tokens]
+        return any(at <= base and path[: len(text) - at] == text[at:] for at, path in self.sent)
 
 
 class Validator:
@@ -71,6 +89,11 @@ class Validator:
                 self._broken("answered", f"no end of {request}")
         return self.violations
 
+    @property
+    def open_calls(self) -> int:
+        """Calls of which no end was fed."""
+        return len(self._open_calls)
+
     def _broken(self, rule: str, what: Any) -> None:
         self.violations.append(Violation(rule, str(what)))
 
@@ -80,6 +103,8 @@ class Validator:
             self._open_calls[key] = event
         elif event.kind == "outcome":
             self._outcome(event)
+        elif event.kind == "message":
+            self._heard(event)
         elif event.kind == "fault":
             if event.message["fault"] == "expire lease":
                 self._sessions.pop((event.server, event.session), None)
@@ -94,8 +119,23 @@ class Validator:
             else:
                 self._ended(request, event)
 
+    def _heard(self, event: Event) -> None:
+        """A message of a run."""
+        session = self._sessions.get((event.server, event.session))
+        if session is None:
+            return
+        said = event.message
+        session.runs, draft = True, said["draft_tokens"]
+        session.until = max(session.until, said["run_until"])
+        session.read = max(session.read, said["base_length"])
+        session.width = max(session.width, said["max_step_drafts"])
+        paths = [draft, *([*draft[: b["offset"]], *b["token_ids"]] for b in said["branches"])]
+        session.sent += [(said["base_length"], path) for path in paths]
+
     def _ended(self, request: Event, end: Event) -> None:
         session = self._sessions.get((end.server, end.session))
+        if end.kind == "run":
+            return
         if end.kind == "cancelled":
             if session is not None and "base_length" in request.message:
                 session.loose.add(request.message["base_length"])
@@ -116,6 +156,11 @@ class Validator:
         self._compare("prefix", reply, prefix)
         key = (reply.server, reply.session)
         known = self._sessions.get(key)
+        if known is not None and known.runs:
+            loose = {len(prefix)} if committed > len(prefix) else set[int]()
+            limits = known.until, max(known.read, len(prefix)), known.width
+            self._sessions[key] = _Session(prefix, {}, loose, True, known.sent, *limits)
+            return
         if known is not None and _lacks_last_round(known, prefix):  # it stays committed, to be replayed (G3)
             if committed != len(known.tokens):
                 self._broken("prefix", f"{reply} to a prefix that lacks the last round of {len(known.tokens)}")
@@ -127,10 +172,14 @@ class Validator:
 
     def _verified(self, session: _Session | None, asked: dict[str, Any], reply: Event) -> None:
         said = reply.message
-        if session is None:
+        if "run_until" in asked and not said["stale"] and not said["replayed"]:
+            if session is not None:  # it may have ended before its last steps were sent
+                self._ran(session, asked["base_length"], reply)
+        elif session is None:
             self._broken("unknown session", reply)
         elif said["stale"]:
-            if said["token_ids"] or (said["committed_length"] != len(session.tokens) and not session.loose):
+            unseen = session.loose or session.runs
+            if said["token_ids"] or (said["committed_length"] != len(session.tokens) and not unseen):
                 self._broken("stale", f"{reply} while {len(session.tokens)} are committed")
             elif _is_repeated(session, asked):
                 self._broken("replay", f"{reply} at {asked['base_length']}, the last round's base: it was recorded")
@@ -142,7 +191,7 @@ class Validator:
     def _replayed(self, session: _Session, asked: dict[str, Any], reply: Event) -> None:
         base = asked["base_length"]
         recorded = session.recorded.get(base)
-        if recorded is None and base in session.loose:
+        if session.runs or (recorded is None and base in session.loose):  # of a run, the last steps may not be told
             self._append(session, base, reply)
         elif recorded is None or recorded != _lasting(reply.message):
             self._broken("replay", f"{reply}, recorded was {recorded}")
@@ -160,6 +209,27 @@ class Validator:
             self._broken("drafts", f"{reply} to drafts {asked['draft_tokens']}")
         self._append(session, base, reply)
 
+    def _ran(self, session: _Session, base: int, reply: Event) -> None:
+        """A step of a run. Steps of a run that ended may be seen after those of the next."""
+        said, accepted = reply.message, reply.message["accepted"]
+        tokens, grown = said["token_ids"], [*session.tokens[:base], *said["token_ids"]]
+        if not tokens or said["committed_length"] != base + len(tokens):
+            self._broken("growth", f"{reply} at {base}")
+        most = min(session.until, max(session.read, self._prompts.get(reply.client, 0)) + MAX_UNREAD)
+        if said["committed_length"] > most or said["drafted"] > session.width or accepted > said["drafted"]:
+            self._broken("limits", f"{reply}: at most {most} tokens, {session.width} drafts")
+        if base > len(session.tokens):  # steps between them were not told
+            self._compare("committed", reply, [*self._beginning(reply.client, base), *tokens])
+            return
+        if accepted != len(tokens) - 1 or (accepted and not session.drafted(base, tokens[:accepted])):
+            self._broken("drafts", f"{reply} at {base}")
+        if grown[: len(session.tokens)] != session.tokens[: len(grown)]:
+            self._broken("committed", f"{reply} changes tokens from {base} on")
+        if len(grown) > len(session.tokens):
+            session.tokens = grown
+            session.recorded[base] = _lasting(said)
+        self._compare("committed", reply, grown)
+
     def _append(self, session: _Session, base: int, reply: Event) -> None:
         tokens = [*session.tokens[:base], *reply.message["token_ids"]]
         if tokens[: len(session.tokens)] != session.tokens[: len(tokens)]:
@@ -168,6 +238,10 @@ class Validator:
         session.recorded[base] = _lasting(reply.message)
         session.loose.discard(base)
         self._compare("committed", reply, tokens)
+
+    def _beginning(self, client: int, length: int) -> list[int]:
+        """The first `length` tokens of what the target alone says."""
+        return list(self._truth(client, max(0, length - self._prompts.get(client, 0))))[:length]
 
     def _compare(self, rule: str, event: Event, tokens: list[int]) -> None:
         prompt = self._prompts.get(event.client)
@@ -201,10 +275,10 @@ class Validator:
 
 
 def _is_repeated(session: _Session, asked: dict[str, Any]) -> bool:
-    """Whether a round is the last one that was applied, sent again."""
+    """Whether a round is the last one that was applied, sent again. What a run made last may not have been told."""
     base = asked["base_length"]
     last = max(session.recorded, default=-1)
-    return not session.loose and base == last and session.tokens[base - 1] == asked["last_token"]
+    return not session.loose and not session.runs and base == last and session.tokens[base - 1] == asked["last_token"]
 
 
 def _lacks_last_round(session: _Session, prefix: list[int]) -> bool:

@@ -140,7 +140,9 @@ def test_a_client_that_is_closed_closes_its_sessions_first_and_waits_for_no_dead
     run(test())
 
 
-@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON], ids=["unary", "stream"])
+@pytest.mark.parametrize(
+    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
+)
 def test_a_request_that_moved_on_leaves_no_session_at_the_verifier_it_left(pipeline: Pipeline) -> None:
     class Broken(Deaf):
         async def VerifyStream(self, requests: Any, context: Any) -> Any:

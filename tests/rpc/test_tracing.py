@@ -25,7 +25,9 @@ from tandem.rpc.traced_rounds import (
     traced_rounds,
     traced_verifier,
 )
+from tandem.rpc.traced_runs import traced_run
 from tandem.rpc.tracing import Tracing, open_tracing
+from tandem.runners.toy import ToyConfig
 from tandem.services.observability.calls import CallInterceptor
 from tandem.services.observability.spans import CallSpans
 from tandem.speculation.depth import Pipeline
@@ -89,7 +91,7 @@ async def through_a_worker(traced: Traced, monkeypatch: pytest.MonkeyPatch) -> A
         with traced.listening("target", monkeypatch):
             target = await stack.enter_async_context(target_site())
         with traced.listening("worker", monkeypatch):
-            site = await stack.enter_async_context(worker(target.address, "miss=0.3"))
+            site = await stack.enter_async_context(worker(target.address, "miss=0.3", pipeline=Pipeline.ON))
         client = await stack.enter_async_context(site.client())
         root = traced.begin()
         got = await answer(client.generate, ids(b"abc", 20, ignore_end_of_sequence=True))
@@ -135,6 +137,38 @@ def test_a_distributed_request_is_one_trace_from_client_through_draft_worker_to_
         (*to_worker, "worker:round"),
         (*to_worker, "worker:draft"),
     }
+
+
+def test_a_run_has_a_span_with_its_steps_and_every_draft_that_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced()
+
+    async def ask() -> Answer:
+        async with contextlib.AsyncExitStack() as stack:
+            with traced.listening("target", monkeypatch):
+                target = await stack.enter_async_context(target_site(support.toy(ToyConfig(step_seconds=0.004))))
+            there = distributed(target.address, "miss=0.3", pipeline=Pipeline.NEVER_WAITING)
+            generator, _ = await stack.enter_async_context(there)
+            traced.begin().end()
+            return await answer(generator.generate, ids(b"abc", 40, ignore_end_of_sequence=True))
+
+    stats = run(ask()).completion.stats
+    (run_span,) = traced.named("run", "client")
+    assert traced.path(run_span) == ["client:request", "client:run"]
+    assert run_span.attributes["steps"] == stats.run_steps == stats.rounds
+    assert run_span.attributes["drafted"] == stats.drafted and run_span.attributes["accepted"] == stats.accepted > 0
+    steps, made = traced.named("round", "client"), traced.named("Verify", "target")
+    assert [s.attributes["k"] for s in steps] == [s.attributes["k"] for s in made]
+    assert [s.attributes["base_length"] for s in steps] == [s.attributes["base_length"] for s in made]
+    assert {tuple(traced.path(s)) for s in steps} == {("client:request", "client:run", "client:round")}
+    sent = traced.named("drafts", "client")
+    assert {traced.parent(s).name for s in sent} == {"run"} and {s.attributes["overtaken"] for s in sent} == {
+        True,
+        False,
+    }
+    assert max(s.attributes["agreed"] for s in sent) >= max(s.attributes["accepted"] for s in steps)
+    (opening,), (closing,) = traced.named("OpenSession", "target"), traced.named("CloseSession", "target")
+    assert traced.path(opening) == ["client:request", "client:open", "target:OpenSession"]
+    assert closing.attributes["run_steps"] == stats.run_steps + stats.wasted_steps
 
 
 def test_rounds_by_verify_are_within_the_round_that_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +240,7 @@ def test_a_call_that_fails_ends_its_spans_as_errors_that_quote_nothing(monkeypat
 
 
 def test_a_request_that_is_not_traced_is_not_wrapped() -> None:
-    for wrap in (traced_rounds, traced_verifier, traced_flights, traced_bonus_drafter, traced_drafter):
+    for wrap in (traced_rounds, traced_verifier, traced_flights, traced_run, traced_bonus_drafter, traced_drafter):
         inner: Any = object()
         assert wrap(inner) is inner
 

@@ -407,6 +407,7 @@ def test_an_answer_that_comes_after_its_round_was_given_up_is_not_taken() -> Non
             client=SimpleNamespace(times=AnswerTimes(), deadlines=Deadlines(), is_only=lambda endpoint: False),
             endpoint=endpoint,
             retry_budget=RetryBudget(Persistence()),
+            answer=None,
         )
         stats = SpeculationStats()
         stream = _Stream(session, stats)
@@ -427,7 +428,11 @@ def test_a_stream_to_a_peer_that_never_answers_can_be_closed() -> None:
         silent = socket.create_server(("127.0.0.1", 0))  # its connections wait to be accepted
         client = VerifierClient(f"127.0.0.1:{silent.getsockname()[1]}", "")
         session: Any = SimpleNamespace(
-            waits=None, client=client, endpoint=client.endpoint, retry_budget=RetryBudget(Persistence())
+            waits=None,
+            client=client,
+            endpoint=client.endpoint,
+            retry_budget=RetryBudget(Persistence()),
+            answer=None,
         )
         stream = _Stream(session, SpeculationStats())
         round_ = stream.send(pb.VerifyRequest(base_length=3))

@@ -21,6 +21,9 @@ from tandem.speculation.types import (
     SamplingParams,
     SparseDistribution,
     SpeculationStats,
+    Structure,
+    StructureKind,
+    TokenLogprobs,
 )
 from tandem.v1 import generation_pb2 as pb
 from tandem.v1 import target_verifier_pb2 as verifier_pb
@@ -40,7 +43,14 @@ samplings = st.builds(
     top_p=st.floats(0, 1, exclude_min=True),
     min_p=st.floats(0, 1),
     seed=uint64,
+    logit_bias=st.dictionaries(uint32, st.floats(-100, 100), max_size=4).map(lambda of: tuple(sorted(of.items()))),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
+    repetition_penalty=st.floats(0, 2, exclude_min=True),
+    structure=st.none() | st.builds(Structure, st.just(StructureKind.REGEX), st.text(min_size=1, max_size=9)),
 )
+tops = st.lists(st.tuples(uint32, st.floats(allow_nan=False)), max_size=3).map(tuple)
+logprobs = st.lists(st.builds(TokenLogprobs, st.floats(allow_nan=False), tops), max_size=3).map(tuple)
 ids = st.lists(uint32, max_size=8).map(tuple)
 common = {
     "sampling": samplings,
@@ -53,6 +63,7 @@ common = {
     "ignore_end_of_sequence": st.booleans(),
     "report_margins": st.booleans(),
     "rule": st.sampled_from(Rule),
+    "logprobs": st.none() | st.integers(0, 20),
 }
 requests = st.builds(GenerationRequest, text=text, **common) | st.builds(GenerationRequest, token_ids=ids, **common)
 distributions = st.dictionaries(
@@ -80,7 +91,7 @@ stats = st.builds(
     guessed_rounds=counts,
 )
 completions = st.builds(GenerationEnd, st.sampled_from(FinishReason), counts, counts, stats)
-chunks = st.builds(Chunk, ids, text, st.lists(float32, max_size=5).map(tuple))
+chunks = st.builds(Chunk, ids, text, st.lists(float32, max_size=5).map(tuple), logprobs)
 names = st.text(max_size=20).filter(str.isprintable)  # others are escaped: test_forged_lines.py
 infos = st.builds(
     ModelInfo,
@@ -176,14 +187,14 @@ def test_every_field_of_the_messages_is_filled() -> None:
     info = ModelInfo("n", "r", "t", 1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True)
     assert len(wire.info_to_wire(info).ListFields()) == len(pb.ModelInfo.DESCRIPTOR.fields)
     full = SpeculationStats(
-        1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2}, 1, 1, [1], 1, 1
+        1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2}, 1, 1, [1], 1, 1, "", 1, 1
     )
     message = wire.completion_to_wire(GenerationEnd(FinishReason.LENGTH, 1, 1, full))
     assert len(message.ListFields()) == len(pb.GenerateCompletion.DESCRIPTOR.fields)
     assert len(message.stats.ListFields()) == len(pb.SpeculationStats.DESCRIPTOR.fields)
-    assert len(wire.sampling_to_wire(SamplingParams(1, 1, 0.5, 0.5, 1)).ListFields()) == len(
-        pb.Sampling.DESCRIPTOR.fields
-    )
+    structure = Structure(StructureKind.REGEX, "a")
+    sampling = SamplingParams(1, 1, 0.5, 0.5, 1, ((1, 0.5),), 0.1, 0.2, 1.3, structure)
+    assert len(wire.sampling_to_wire(sampling).ListFields()) == len(pb.Sampling.DESCRIPTOR.fields)
     assert not math.isnan(message.stats.draft_seconds)
 
 

@@ -60,8 +60,14 @@ def _truncated(layers: int) -> Checkpoint:
     return write_first_layers(None, layers, Path(tempfile.mkdtemp(prefix="tandem-draft-")))
 
 
-def _load(source: Checkpoint, dtype: str, compile: str, verifies: bool) -> Any:
-    runner = load_runner(source, Execution("cpu", dtype, 2, compile), SHAPE, verifies)
+def execution(form: str, compile: str = "auto") -> Execution:
+    """`form`: a dtype, or weights and a dtype, as in "int8/float32"."""
+    weights, _, dtype = form.rpartition("/")
+    return Execution("cpu", dtype, 2, compile, weights=weights or "auto")
+
+
+def _load(source: Checkpoint, form: str, compile: str, verifies: bool) -> Any:
+    runner = load_runner(source, execution(form, compile), SHAPE, verifies)
     runner.warm_up()
     return runner
 

@@ -39,8 +39,8 @@ def decode(folder: Path, compile: str) -> dict[str, Any]:
     return {"tokens": tokens[:40], "notes": startup.notes, "exact": runner.shapes.bit_exact}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
 def test_a_second_process_compiles_nothing_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path / "cache"))
     torch.manual_seed(3)

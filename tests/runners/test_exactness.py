@@ -29,9 +29,15 @@ from tests.speculation.laws import chi_square_p_value
 COUNT = 16
 pytestmark = pytest.mark.timeout(300)
 both_steps = pytest.mark.parametrize("compile", real.COMPILE)
-# Module code is slow: it is tried where its bits are hardest to keep, and every combination on the native steps.
+# Module code is slow: `make thorough` tries it where its bits are hardest to keep; the native steps always run.
 every_step = pytest.mark.parametrize(
-    ("dtype", "compile"), [("bfloat16", "native"), ("float32", "native"), ("bfloat16", "off")]
+    ("dtype", "compile"),
+    [
+        ("bfloat16", "native"),
+        ("float32", "native"),
+        ("as-stored/float32", "native"),
+        pytest.param("bfloat16", "off", marks=pytest.mark.thorough),
+    ],
 )
 every_step_and_sampling = pytest.mark.parametrize(
     ("dtype", "compile", "sampling"),
@@ -40,9 +46,19 @@ every_step_and_sampling = pytest.mark.parametrize(
         ("bfloat16", "native", real.SAMPLED),
         ("float32", "native", real.GREEDY),
         ("float32", "native", real.SAMPLED),
-        ("bfloat16", "off", real.SAMPLED),
+        ("int8/float32", "native", real.GREEDY),
+        ("as-stored/bfloat16", "native", real.SAMPLED),
+        pytest.param("bfloat16", "off", real.SAMPLED, marks=pytest.mark.thorough),
     ],
-    ids=["bfloat16", "bfloat16-sampled", "float32", "float32-sampled", "bfloat16-module-sampled"],
+    ids=[
+        "bfloat16",
+        "bfloat16-sampled",
+        "float32",
+        "float32-sampled",
+        "int8",
+        "as-stored-sampled",
+        "bfloat16-module-sampled",
+    ],
 )
 
 
@@ -273,7 +289,7 @@ class Perturbed:
 
 
 @pytest.mark.parametrize(
-    ("fault", "exact"), [pytest.param("width", True, marks=pytest.mark.slow), ("batch", True), ("column", False)]
+    ("fault", "exact"), [pytest.param("width", True, marks=pytest.mark.thorough), ("batch", True), ("column", False)]
 )
 def test_certification_sees_a_planted_dependence_on_shape(fault: str, exact: bool) -> None:
     shapes = check_batch_invariance(Perturbed(fault), real.target("float32").limits, (1, 3, 6), (1, 2, 4))  # type: ignore[arg-type]

@@ -226,7 +226,13 @@ WARPINGS = [  # the tiny model's choices are nearly alike, so low temperatures
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("only", [None, tuple(range(3, 200, 2))], ids=["whole head", "frequent tokens"])
+@pytest.mark.parametrize(
+    "only",
+    [
+        pytest.param(None, id="whole head", marks=pytest.mark.thorough),
+        pytest.param(tuple(range(3, 200, 2)), id="frequent tokens"),
+    ],
+)
 def test_a_draft_given_noise_draws_what_the_host_draws(only: tuple[int, ...] | None) -> None:
     runners = []
     for platform in (TRAINIUM, None):

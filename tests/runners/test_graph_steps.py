@@ -18,6 +18,7 @@ from tandem.runners.torch.model import to_host
 from tandem.runners.torch.platforms import CPU
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, draw
+from tandem.speculation.processing import Processing
 from tandem.speculation.types import SamplingParams
 from tests.runners.compiled import (
     CACHE,
@@ -34,6 +35,7 @@ from tests.runners.compiled import (
 )
 
 SAMPLED = SamplingParams(temperature=0.9, seed=5)
+PENALIZED = SamplingParams(repetition_penalty=1.4, frequency_penalty=0.5)
 
 
 def rows(drafts: list[tuple[int, ...]], sampling: SamplingParams = GREEDY) -> list[VerifyRow]:
@@ -136,8 +138,10 @@ def test_a_fused_graph_returns_what_two_steps_return() -> None:
         FusedRow(ProposeRow(0, 20, PROMPT[-2:], 2, GREEDY), margins=True),
         FusedRow(ProposeRow(0, 20, PROMPT[-1:], 2, GREEDY), copied=(4, 5)),
         FusedRow(ProposeRow(0, 20, PROMPT[-1:], 0, GREEDY)),
+        FusedRow(ProposeRow(0, 20, PROMPT[-2:], 2, GREEDY), logprobs=3),
+        FusedRow(ProposeRow(0, 20, PROMPT[-2:], 2, PENALIZED, processor=Processing(PENALIZED, 9).after(PROMPT))),
     ],
-    ids=["sampled", "margins", "copied", "undrafted"],
+    ids=["sampled", "margins", "copied", "undrafted", "logprobs", "penalized"],
 )
 def test_rows_that_the_fused_graph_cannot_answer_take_two_steps(row: FusedRow) -> None:
     (target, draft), reference = compiled(), (eager(), eager(draft=True))
@@ -147,6 +151,9 @@ def test_rows_that_the_fused_graph_cannot_answer_take_two_steps(row: FusedRow) -
     assert one_call is not None
     (ours,), (theirs,) = one_call([row]), fused_step(*reference, [row])
     assert ours.verdict.token_ids == theirs.verdict.token_ids  # type: ignore[union-attr]
+    if row.logprobs is not None:
+        (alone,) = target.verify([VerifyRow(0, 20, PROMPT[-1], (), GREEDY, logprobs=row.logprobs)])
+        assert alone.logprobs == ours.verdict.logprobs[:1] and alone.logprobs  # type: ignore[union-attr]
 
 
 def test_a_greedy_fused_round_is_one_copy_each_way_and_then_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from tandem.runners.native import build
 from tandem.runners.native.load import NativeUnavailable, check_logits, load_native
 from tandem.runners.native.model import NotNative
 from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.weights import UNQUANTISED
 from tandem.runners.protocol import (
+    FusedResult,
     FusedRow,
     Limits,
     PrefillRow,
@@ -26,7 +29,9 @@ from tandem.runners.protocol import (
     fused_step,
 )
 from tandem.runners.torch.model import UnsupportedModel
-from tandem.speculation.types import SamplingParams
+from tandem.speculation.draws import draw
+from tandem.speculation.processing import Mask, Processing
+from tandem.speculation.types import Rule, SamplingParams, Verdict
 from tests.runners import real
 
 VOCAB, SLOTS, CHUNK = 211, 3, 64
@@ -78,8 +83,8 @@ def module_of(name: str = "llama", dtype: torch.dtype = torch.float32, **changes
     return module.eval()
 
 
-def native(module, only=None, verifies=True, threads=2) -> NativeRunner:  # type: ignore[no-untyped-def]
-    return load_native(module, threads, LIMITS, RunnerIdentity("m", "r", "d", "cpu", "native"), verifies, only)
+def native(module, only=None, verifies=True, threads=2, packing=UNQUANTISED) -> NativeRunner:  # type: ignore[no-untyped-def]
+    return load_native(module, threads, LIMITS, RunnerIdentity("m", "r", "d", "cpu", "native"), verifies, only, packing)
 
 
 def sequence(count: int, seed: int = 0) -> list[int]:
@@ -103,11 +108,16 @@ def test_logits_are_those_of_transformers(name: str, dtype: torch.dtype) -> None
 def test_a_tokens_bits_depend_on_no_width_row_slot_neighbour_or_number_of_threads(
     name: str, dtype: torch.dtype
 ) -> None:
-    module, tokens = module_of(name, dtype), sequence(90)
-    runner, chance = native(module), random.Random(5)
+    module = module_of(name, dtype)
+    check_bits(native(module), native(module, threads=1), native(module, threads=3))
+
+
+def check_bits(*runners: NativeRunner) -> None:
+    """Feeds a sequence to each in random pieces and company, and compares with the first one's whole chunks."""
+    runner, tokens, chance = runners[0], sequence(90), random.Random(5)
     whole = runner.model.feed([0], [0], [tokens[:CHUNK]]), runner.model.feed([0], [CHUNK], [tokens[CHUNK:]])
     behind = np.concatenate(whole)  # type: ignore[arg-type]
-    for other in (runner, native(module, threads=1), native(module, threads=3)):
+    for other in runners:
         done = {slot: 0 for slot in range(SLOTS)}
         while any(done[slot] < len(tokens) for slot in done):
             slots = [s for s in chance.sample(range(SLOTS), chance.randint(1, SLOTS)) if done[s] < len(tokens)]
@@ -137,11 +147,12 @@ def test_what_stands_behind_a_position_does_not_reach_it_not_even_as_nan(dtype: 
         assert np.array_equal(again, clean[at : at + 5])  # type: ignore[index, arg-type]
 
 
-def load_native_unchecked(module) -> NativeRunner:  # type: ignore[no-untyped-def]
+def load_native_unchecked(module, packing=UNQUANTISED) -> NativeRunner:  # type: ignore[no-untyped-def]
     """A poisoned module cannot pass the comparison with itself: NaN is equal to nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tandem.runners.native.load.check_logits", lambda model, module: 0.0)
-        return native(module)
+        for check in ("check_logits", "check_products"):
+            patch.setattr(f"tandem.runners.native.load.{check}", lambda model, module, packing: 0.0)
+        return native(module, packing=packing)
 
 
 def test_a_poisoned_row_fails_alone() -> None:
@@ -179,6 +190,118 @@ def test_a_fused_round_is_the_same_as_its_parts(dtype: torch.dtype, only: tuple[
         for one, other in zip(together, apart, strict=True):
             assert one.proposal.token_ids == other.proposal.token_ids  # type: ignore[union-attr]
             assert one.verdict == other.verdict  # type: ignore[union-attr]
+
+
+class Even:
+    """A structure of even tokens only."""
+
+    def mask(self) -> Mask:
+        return np.arange(VOCAB) % 2 == 0
+
+    def allows(self, token: int) -> bool:
+        return token % 2 == 0
+
+    advance = allows
+
+    def back(self, count: int) -> None:
+        """Nothing is remembered."""
+
+
+PENALIZED = SamplingParams(repetition_penalty=1.3, presence_penalty=0.5)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, seed=4)
+
+
+@pytest.mark.parametrize("only", [None, tuple(range(0, VOCAB, 3))], ids=["whole head", "narrow head"])
+@pytest.mark.parametrize("rule", Rule)
+def test_a_fused_round_of_rows_of_every_kind_is_the_same_as_its_parts_alone(
+    rule: Rule, only: tuple[int, ...] | None
+) -> None:
+    """And every committed token is what the target draws after those before it, one at a time, in any company."""
+    target, draft = native(module_of()), native(module_of("llama"), only, verifies=False)
+    chance, accepted = random.Random(7), 0
+    for trial in range(15):
+        rows: list[FusedRow] = []
+        for slot in range(SLOTS):
+            tokens = sequence(chance.randint(3, 40), seed=trial * 5 + slot)
+            fill(target, slot, tokens[:-1])
+            fill(draft, slot, tokens[:-2])
+            sampling, matcher = chance.choice(
+                [
+                    (GREEDY, None),
+                    (GREEDY, Even()),
+                    (PENALIZED, None),
+                    (PENALIZED, Even()),
+                    (SAMPLED, Even()),
+                    (SAMPLED, None),
+                ]
+            )
+            changed = Processing(sampling, len(tokens), matcher) if matcher or sampling is PENALIZED else None
+            processor = changed.after(tokens) if changed else None
+            asked = ProposeRow(slot, len(tokens) - 1, tuple(tokens[-2:]), 4, sampling, rule, VOCAB, processor)
+            rows.append(FusedRow(asked, chance.random() < 0.3, logprobs=chance.choice([None, 3])))
+        for row, got in zip(rows, fused(target, draft)(rows), strict=True):
+            assert isinstance(got, FusedResult) and len(got.proposal.token_ids) == 4
+            (alone,) = fused_step(target, draft, [row])
+            assert isinstance(alone, FusedResult)
+            assert (got.proposal.token_ids, got.proposal.distributions) == (
+                alone.proposal.token_ids,
+                alone.proposal.distributions,
+            )
+            assert replace(got.verdict, rows=1, step_tokens=5) == replace(alone.verdict, rows=1, step_tokens=5)
+            accepted += got.verdict.accepted
+            if rule is Rule.AGREEMENT or row.propose.sampling.greedy:
+                check_one_by_one(target, row, got.verdict)
+    assert accepted > 20
+
+
+@pytest.mark.parametrize("only", [None, tuple(range(0, VOCAB, 3))], ids=["whole head", "narrow head"])
+def test_second_choices_are_the_draws_and_change_no_token(only: tuple[int, ...] | None) -> None:
+    draft, rows = native(module_of("llama"), only, verifies=False), []
+    for slot, sampling in enumerate((GREEDY, SAMPLED, PENALIZED)):
+        tokens = sequence(20, seed=slot)
+        fill(draft, slot, tokens[:-2])
+        processor = Processing(sampling, 20).after(tokens) if sampling is PENALIZED else None
+        rows.append(ProposeRow(slot, 19, tuple(tokens[-2:]), 4, sampling, processor=processor))
+    plain = draft.propose(rows)
+    asked = draft.propose([replace(row, second_choices=slot != 1) for slot, row in enumerate(rows)])
+    alone = draft.propose([replace(rows[1], second_choices=True)])
+    assert [p.token_ids for p in asked] == [p.token_ids for p in plain]
+    assert [len(p.second_choices) for p in (*plain, *asked, *alone)] == [0, 0, 0, 4, 0, 4, 4]
+    for slot, proposal in ((0, asked[0]), (1, alone[0])):
+        tokens = sequence(20, seed=slot)
+        for token, choice in zip(proposal.token_ids, proposal.second_choices, strict=True):
+            logits = draft.model.widened(draft.model.feed([slot], [len(tokens) - 1], [tokens[-1:]], 1))[0]
+            drawn = draw(logits, rows[slot].sampling, len(tokens))
+            assert (drawn.token, choice) == (token, (drawn.second, drawn.margin))
+            tokens = [*tokens, token]
+
+
+def check_one_by_one(target: NativeRunner, row: FusedRow, verdict: Verdict) -> None:
+    p, said = row.propose, verdict.token_ids
+    before = p.processor.tokens if p.processor else ()
+    for i, token in enumerate(said):
+        after = p.processor.processing.after([*before, *said[:i]]) if p.processor else None
+        last = said[i - 1] if i else p.tail[-1]
+        step = VerifyRow(
+            p.slot, p.position + i, last, (), p.sampling, row.margins, processor=after, logprobs=row.logprobs
+        )
+        (alone,) = target.verify([step])
+        assert isinstance(alone, Verdict) and alone.token_ids == (token,)
+        assert alone.margins == verdict.margins[i : i + 1] and alone.logprobs == verdict.logprobs[i : i + 1]
+
+
+def test_what_a_draw_of_the_draft_raises_reaches_the_caller() -> None:
+    class Broken(Even):
+        def allows(self, token: int) -> bool:
+            raise RuntimeError("broken matcher")
+
+    draft = native(module_of(), verifies=False)
+    processor = Processing(GREEDY, 1, Broken()).after([1, 2, 4])
+    row = ProposeRow(0, 2, (2, 4), 3, GREEDY, processor=processor)
+    with pytest.raises(RuntimeError, match="broken matcher"):
+        draft.propose([row])
+    sound = ProposeRow(1, 2, (2, 3), 3, GREEDY)
+    assert len(draft.propose([sound])[0].token_ids) == 3  # type: ignore[union-attr]
 
 
 def fill(runner: NativeRunner, slot: int, tokens: list[int]) -> None:

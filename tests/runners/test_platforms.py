@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from transformers import LlamaForCausalLM
 
 from tandem.cli import main
 from tandem.cli.configuration import model_config
+from tandem.runners.loading import Execution, prepared_platform
 from tandem.runners.protocol import RunnerIdentity
 from tandem.runners.torch import platforms
 from tandem.runners.torch.buckets import Buckets, RequestedBuckets, buckets_for
@@ -21,6 +24,7 @@ from tandem.runners.torch.graphs import CudaGraphCompiler, TorchCompiler
 from tandem.runners.torch.platforms import CPU, CUDA, DEVICES, NEURON, choose_platform, compile_order, platform_of
 from tests.runners.compiled import FAMILIES, LIMITS
 
+ROOT = Path(__file__).resolve().parents[2]
 IDENTITY = RunnerIdentity("m", "none", "bfloat16", "neuron", "torch")
 
 
@@ -102,8 +106,44 @@ def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch
     assert os.environ["NEURON_RT_VISIBLE_CORES"] == "0-3"
     NEURON.prepare()
     assert os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/shared/neff", "what the environment says stays"
-    with pytest.raises(ValueError, match="cores: cpu takes none; --threads sets its number of threads"):
-        CPU.prepare(cores="0")
+
+
+def test_every_rank_on_a_neuron_device_sees_its_own_core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TorchNeuron's process group refuses a rank that sees more than one, and rank 3 of cores 8-11 is on core 11."""
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "")
+    for rank in range(4):
+        NEURON.prepare("/neff", "8-11", rank, 4)
+        assert os.environ["NEURON_RT_VISIBLE_CORES"] == str(8 + rank)
+    for rank in range(2):
+        monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "4,6")
+        for _ in ("target", "draft"):
+            NEURON.prepare("/neff", None, rank, 2)
+            assert os.environ["NEURON_RT_VISIBLE_CORES"] == str(4 + 2 * rank)
+    with pytest.raises(ValueError, match="cores: 4 ranks use one core each, and 3 are named"):
+        NEURON.prepare("/neff", "0-2", 0, 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    CUDA.prepare("/inductor", "2,3", 1, 2)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3", "a rank finds its own among all by its local rank"
+
+
+def test_on_a_cpu_cores_are_those_that_every_thread_of_the_process_may_use() -> None:
+    code = (
+        "import os, threading, torch\n"
+        "from tandem.runners.loading import Execution, prepared_platform\n"
+        "torch.randn(300, 300) @ torch.randn(300, 300)\n"
+        "first = sorted(os.sched_getaffinity(0))[0]\n"
+        "prepared_platform(Execution('cpu', cores=str(first)))\n"
+        "seen = {tuple(os.sched_getaffinity(int(t))) for t in os.listdir('/proc/self/task')}\n"
+        "assert seen == {(first,)}, seen\n"
+        "prepared_platform(Execution('cpu', cores='4000'))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "ValueError: cores: this process may not use all of CPUs 4000" in ran.stderr.splitlines()[-1]
+
+
+def test_cores_of_a_device_that_is_not_named_are_refused() -> None:
+    with pytest.raises(ValueError, match="cores: name the --device whose cores these are"):
+        prepared_platform(Execution(cores="0"))
 
 
 def test_each_platform_makes_graphs_its_own_way() -> None:
@@ -130,7 +170,7 @@ def test_the_cpu_is_described() -> None:
 
 
 def test_the_commands_of_its_page_are_understood() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "trainium-torchneuron.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "trainium-torchneuron.md").read_text(encoding="utf-8")
     lines = re.findall(r"^(?:python|torchrun --.*) main\.py (.*)", page, re.MULTILINE)
     assert len(lines) == 6
     for line in lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,13 +14,18 @@ import torch
 from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from tandem.checkpoints.locate import find
+from tandem.engine.batcher import Batcher
+from tandem.engine.loading import _structures
+from tandem.engine.sequences import Engine
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow, fused
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import UnsupportedModel, check_fits
 from tandem.runners.torch.platforms import CPU, NEURON, compile_order
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks, follow
-from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.runners.toy import ToyConfig, ToyRunner, ToyTokenizer
+from tandem.speculation.processing import Processing
+from tandem.speculation.types import InvalidField, SamplingParams, Structure, StructureKind
 from tests.runners.compiled import FAMILIES, GREEDY, LIMITS, SIZES
 from tests.runners.ranks import logits_and_tokens, runner
 from tests.support import REPOSITORY
@@ -33,7 +39,10 @@ def model_folder(folder: Path, tied: bool) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied to the embedding"])
+@pytest.mark.parametrize(
+    "tied",
+    [pytest.param(False, id="own head", marks=pytest.mark.thorough), pytest.param(True, id="tied to the embedding")],
+)
 def test_two_ranks_give_the_logits_and_the_tokens_of_one(tmp_path: Path, tied: bool) -> None:
     folder = model_folder(tmp_path / "model", tied)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -102,6 +111,23 @@ def test_followers_make_the_steps_that_rank_0_makes_in_its_order(monkeypatch: py
     steps = [(TARGET, "prefill"), (DRAFT, "prefill"), (DRAFT, "propose"), (TARGET, "verify"), (TARGET, "verify")]
     assert made == steps
     assert (wire.parted, heard.parted) == (1, 1)
+
+
+def test_penalties_and_log_probabilities_are_those_of_one_process_on_every_rank_and_structures_are_refused() -> None:
+    penalized, wire, alone = SamplingParams(repetition_penalty=1.5), Wire(), toys()[0]
+    leader = Leader(toys()[0], wire, TARGET)
+    engine = Engine(leader, Batcher("test"), structures=_structures(leader, ToyTokenizer()))
+    engine.admit(penalized, 3)
+    with pytest.raises(InvalidField, match=r"^structure: not available"):
+        engine.admit(SamplingParams(structure=Structure(StructureKind.REGEX, "a+")))
+    processor = Processing(penalized, 3).after((5, 6, 7, 8))
+    row = VerifyRow(0, 3, 8, (5, 6), penalized, processor=processor, logprobs=3)
+    for each in (leader, alone):
+        each.prefill([PrefillRow(0, 0, (5, 6, 7))])
+    (verdict,) = leader.verify([row])
+    sent = pickle.loads(pickle.dumps(wire.said[-1]))
+    (elsewhere,) = alone.verify(sent[2])
+    assert elsewhere == verdict and verdict.logprobs  # type: ignore[union-attr]
 
 
 def noted(made: list[tuple[int, str]], which: int, name: str, step: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from tandem.runners.protocol import FusedRow as Fused
 from tandem.runners.protocol import PrefillRow, ProposeRow, RowFailed, VerifyRow, fused_step
 from tandem.runners.toy import END, ToyConfig, ToyTokenizer, toy_logits
-from tandem.speculation.types import Verdict
+from tandem.speculation.draws import draw
+from tandem.speculation.types import Rule, Verdict
 from tests.support import GREEDY, SAMPLED, oracle, toy
 
 PROMPT = (5, 6, 7, 8)
@@ -66,6 +69,24 @@ def test_propose_chains_the_oracles_tokens(sampling) -> None:
     runner.prefill([PrefillRow(0, 0, PROMPT[:-2])])
     (proposal,) = runner.propose([ProposeRow(0, 3, PROMPT[-2:], 5, sampling)])
     assert proposal.token_ids == oracle(PROMPT, sampling, 5, past_the_end=True)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_second_choices_are_what_the_draw_gives_without_the_first(sampling) -> None:
+    runner = toy()
+    runner.prefill([PrefillRow(0, 0, PROMPT[:-2])])
+    asked = ProposeRow(0, 3, PROMPT[-2:], 5, sampling, second_choices=True)
+    (proposal,) = runner.propose([asked])
+    (plain,) = runner.propose([replace(asked, second_choices=False)])
+    assert (proposal.token_ids, plain.second_choices) == (plain.token_ids, ())
+    tokens = list(PROMPT)
+    for token, choice in zip(proposal.token_ids, proposal.second_choices, strict=True):
+        logits = toy_logits(tokens, ToyConfig())
+        drawn = draw(logits, sampling, len(tokens))
+        assert choice == (drawn.second, drawn.margin) and choice.token != token
+        tokens.append(token)
+    (rejecting,) = runner.propose([replace(asked, rule=Rule.REJECTION)])
+    assert rejecting.second_choices == ()
 
 
 def test_a_fused_step_proposes_and_verifies() -> None:

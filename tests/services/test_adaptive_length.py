@@ -12,6 +12,7 @@ import pytest
 from tandem.engine.loading import DraftChoice, ModelConfig
 from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyConfig
+from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import ModelInfo, Rule
 from tests.support import (
     GREEDY,
@@ -55,7 +56,8 @@ async def asking(architecture: str) -> AsyncIterator[tuple[Generate, ModelInfo]]
     else:
         async with target_site() as target:
             if architecture == "draft_worker":
-                async with worker_site(target.address, config=hybrid()) as site, site.client() as client:
+                worker = worker_site(target.address, config=hybrid(), pipeline=Pipeline.OFF)
+                async with worker as site, site.client() as client:
                     yield client.generate, await client.model_info()
             else:
                 async with distributed(target.address, "miss=0.3", k=None) as (generator, _):

@@ -13,6 +13,7 @@ from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, MESSAGES, TARGET
 from tandem.runners.toy import ToyTokenizer
 from tandem.v1 import draft_worker_pb2, generation_pb2, target_verifier_pb2
+from tests.reliability.messages import is_repeated
 from tests.services.test_identity import PROMPT, opening, proposing, status_of
 from tests.support import REPOSITORY, SAMPLED, ids, raw_stub, run, target_site, toy, worker_site
 
@@ -29,7 +30,7 @@ def fields(message: Descriptor) -> Iterator[str]:
     for field in message.fields:
         if field.message_type:
             yield from fields(field.message_type)
-        if field.label == FieldDescriptor.LABEL_REPEATED or field.type in GROWS:
+        if is_repeated(field) or field.type in GROWS:
             yield f"{message.name}.{field.name}"
 
 
@@ -55,6 +56,21 @@ def text(length: int) -> Any:
     return target_verifier_pb2.TargetVerifierGenerateRequest(generation=generation)
 
 
+def sampling(**values: Any) -> Any:
+    message = generating()
+    message.generation.sampling.MergeFrom(generation_pb2.Sampling(**values))
+    return message
+
+
+def bias(tokens: int, biases: int) -> Any:
+    return sampling(logit_bias=generation_pb2.LogitBias(token_ids=range(tokens), biases=[1.0] * biases))
+
+
+def regex(length: int) -> Any:
+    kind = generation_pb2.STRUCTURE_KIND_REGEX
+    return sampling(structure=generation_pb2.Structure(kind=kind, text="x" * length))
+
+
 def changed(request: Any, **values: Any) -> Any:
     request.MergeFrom(type(request)(**values))
     return request
@@ -73,6 +89,18 @@ def drawn(tokens: int, weights: int) -> Any:
     )
 
 
+def running(**values: Any) -> Any:
+    return verifying(**{"draft_tokens": [1], "run_until": LENGTH, **values})
+
+
+def branch(tokens: int) -> Any:
+    return target_verifier_pb2.DraftBranch(token_ids=[1] * tokens)
+
+
+def following(**values: Any) -> Any:
+    return draft_worker_pb2.ProposeStreamRequest(**{"session_id": "s", "tokens": PROMPT, "sampling": {}, **values})
+
+
 CLOSE, END = target_verifier_pb2.CloseSessionRequest, draft_worker_pb2.EndProposalsRequest
 # Each field one beyond its limit: service, method, request, the limit as the refusal names it.
 BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
@@ -83,6 +111,9 @@ BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
         (TARGET, "Generate", generating(stop_strings=["x"] * 65), 64),
         (TARGET, "Generate", generating(stop_strings=["x" * 1025]), 1024),
     ],
+    "LogitBias.token_ids": [(TARGET, "Generate", bias(1025, 1), 1024)],
+    "LogitBias.biases": [(TARGET, "Generate", bias(1, 1025), 1024)],
+    "Structure.text": [(TARGET, "Generate", regex(65537), 65536)],
     "OpenSessionRequest.session_id": [(TARGET, "OpenSession", opening("x" * 129), 128)],
     "OpenSessionRequest.prefix": [(TARGET, "OpenSession", opening(prefix=[1] * (LENGTH + 1)), LENGTH)],
     **{
@@ -94,6 +125,9 @@ BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
     "VerifyRequest.distributions": [
         (TARGET, "Verify", changed(drawn(1, 1), distributions=[generation_pb2.SparseDistribution()]), 1)
     ],
+    "VerifyRequest.branches": [(TARGET, "VerifyStream", running(branches=[branch(1)] * 256), 256)],
+    "DraftBranch.token_ids": [(TARGET, "VerifyStream", running(branches=[branch(256)]), 256)],
+    "VerifyRequest.stop_token_ids": [(TARGET, "VerifyStream", running(stop_token_ids=[1] * 257), 256)],
     "SparseDistribution.token_ids": [(TARGET, "Verify", drawn(1025, 1), 1024)],
     "SparseDistribution.weights": [(TARGET, "Verify", drawn(1, 1025), 1024)],
     "CloseSessionRequest.session_id": [(TARGET, "CloseSession", CLOSE(session_id="x" * 4096), 4096)],
@@ -102,6 +136,9 @@ BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
     "ProposeRequest.tokenizer_sha256": [
         (DRAFT, "Propose", changed(proposing(0, PROMPT), tokenizer_sha256="x" * 257), 256)
     ],
+    "ProposeStreamRequest.session_id": [(DRAFT, "ProposeStream", following(session_id="x" * 129), 128)],
+    "ProposeStreamRequest.tokens": [(DRAFT, "ProposeStream", following(tokens=[1] * (LENGTH + 1)), LENGTH)],
+    "ProposeStreamRequest.tokenizer_sha256": [(DRAFT, "ProposeStream", following(tokenizer_sha256="x" * 257), 256)],
     "EndProposalsRequest.session_id": [(DRAFT, "EndProposals", END(session_id="x" * 4096), 4096)],
 }
 
@@ -121,13 +158,18 @@ def test_beyond_its_limit_a_field_is_refused_and_the_limit_is_named(field: str, 
             raw_stub(target.address, TARGET) as verifier,
             raw_stub(worker.address, DRAFT) as drafter,
         ):
-            await verifier.OpenSession(changed(opening(), sampling=wire.sampling_to_wire(SAMPLED), rule=2))
+            runs = BEYOND[field][0][1] == "VerifyStream"
+            rule = generation_pb2.VERIFICATION_RULE_AGREEMENT if runs else generation_pb2.VERIFICATION_RULE_REJECTION
+            await verifier.OpenSession(changed(opening(), sampling=wire.sampling_to_wire(SAMPLED), rule=rule))
             said = []
             for service, method, request, _ in BEYOND[field]:
-                call = getattr(verifier if service == TARGET else drafter, method)(request)
-                said.append(await status_of(call.read() if method == "Generate" else call))
+                called = getattr(verifier if service == TARGET else drafter, method)
+                streams = method.endswith("Stream")
+                call = called(iter([request]) if streams else request)
+                said.append(await status_of(call.read() if streams or method == "Generate" else call))
             return said
 
     for (code, message, _), (_, _, _, most) in zip(run(test()), BEYOND[field], strict=True):
         assert code == WORDS[field]
-        assert str(most) in message and (field.partition(".")[2] in message or code == "OUT_OF_RANGE" or most >= 4096)
+        name = "branches" if field.startswith("DraftBranch") else field.partition(".")[2]
+        assert str(most) in message and (name in message or code == "OUT_OF_RANGE" or most >= 4096)

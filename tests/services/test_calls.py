@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +15,7 @@ from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.channel import open_channel
 from tandem.rpc.request_context import current
 from tandem.services.errors import ErrorInterceptor
-from tandem.services.observability.calls import Call, CallInterceptor, CallObserver
+from tandem.services.observability.calls import Call, CallInterceptor, CallObserver, _timed, _why_cancelled
 from tandem.speculation.types import InvalidField
 from tandem.v1 import target_verifier_pb2 as pb
 from tandem.v1.target_verifier_pb2_grpc import (
@@ -120,21 +120,37 @@ def test_a_deadline_and_a_caller_that_leaves_are_told_apart() -> None:
     async def ask() -> list[str]:
         told = Told()
         async with serving(told) as stub:
-            began = time.monotonic()
-            for _ in range(2):
-                began = time.monotonic()
-                await stub.CloseSession(close("fine"))
+            await stub.CloseSession(close("fine"))
             with pytest.raises(grpc.RpcError):
-                await stub.CloseSession(close("slow"), timeout=max(0.05, 20 * (time.monotonic() - began)))
-            await until(lambda: len(told.calls) == 3)
+                await stub.CloseSession(close("slow"), timeout=1.0)
+            await until(lambda: len(told.calls) == 2)
             received = len(told.sizes)
             left = stub.CloseSession(close("slow"))
             await until(lambda: len(told.sizes) > received)
             left.cancel()
-            await until(lambda: len(told.calls) == 4)
+            await until(lambda: len(told.calls) == 3)
         return [call.code for call in told.calls]
 
-    assert run(ask()) == ["OK", "OK", "DEADLINE_EXCEEDED", "CANCELLED"]
+    assert run(ask()) == ["OK", "DEADLINE_EXCEEDED", "CANCELLED"]
+
+
+@pytest.mark.parametrize(
+    "seconds, left, code",
+    [
+        (10.0, 0.0, "DEADLINE_EXCEEDED"),
+        (10.0, -0.1, "DEADLINE_EXCEEDED"),
+        (10.0, 0.2, "DEADLINE_EXCEEDED"),  # the caller's clock began with the request, ours when it was read
+        (10.0, 0.3, "CANCELLED"),
+        (0.3, 0.09, "DEADLINE_EXCEEDED"),
+        (0.3, 0.11, "CANCELLED"),
+        (0.001, 0.2, "CANCELLED"),
+        (10.0, None, "CANCELLED"),
+    ],
+)
+def test_a_call_cancelled_at_its_deadline_or_just_before_it_exceeded_it(
+    seconds: float, left: float | None, code: str
+) -> None:
+    assert _why_cancelled(seconds, left) == code
 
 
 def test_each_reply_of_a_stream_is_told_with_the_request_that_it_answers_and_every_byte_is_counted() -> None:
@@ -176,3 +192,19 @@ def test_every_call_has_a_request_of_its_own() -> None:
         return {call.request_id for call in told.calls}
 
     assert len(run(ask())) == 20
+
+
+def test_of_a_runs_messages_only_the_newest_is_kept() -> None:
+    """A client may send as many as it likes, whatever limit they state."""
+
+    async def requests() -> AsyncIterator[pb.VerifyRequest]:
+        for base in range(100):
+            yield pb.VerifyRequest(base_length=base, run_until=0)
+
+    async def test() -> None:
+        unanswered: deque[tuple[Any, float]] = deque()
+        async for _ in _timed(requests(), unanswered):
+            pass
+        assert [request.base_length for request, _ in unanswered] == [99]
+
+    run(test())

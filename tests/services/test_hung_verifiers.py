@@ -26,7 +26,9 @@ REQUEST = ids(PROMPT, 60, sampling=SAMPLED, ignore_end_of_sequence=True)
 TRUTH = oracle(PROMPT, SAMPLED, 60, past_the_end=True)
 # Short where the first is silent; where it is serving, long enough for a busy machine to answer a health check.
 SILENT, SERVING = Deadlines(silence=0.4, stall=3600), Deadlines(silence=2.0, stall=0.2)
-BOTH = pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON], ids=["unary", "stream"])
+BOTH = pytest.mark.parametrize(
+    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
+)
 
 
 class Hanging(TargetVerifierServicer, health_pb2_grpc.HealthServicer):

@@ -18,6 +18,8 @@ from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.toy import ToyConfig, ToyRunner, ToyText, ToyTokenizer
 from tandem.services.errors import MAX_PARTIAL, Interrupted, QueueFull, to_status
 from tandem.services.generation import GenerateMethod
+from tandem.services.security.config import Security
+from tandem.services.security.limits import ServerLimits
 from tandem.v1 import generation_pb2
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.gate import Gate
@@ -112,10 +114,13 @@ def test_a_reader_that_never_reads_blocks_nobody_and_holds_no_slot() -> None:
     """G7: what it has not read waits in the server, bounded by one sequence; its slot goes to others."""
 
     async def test() -> None:
-        async with target_site(toy(ToyConfig(step_seconds=0.002), slots=1, max_length=512)) as site:
+        limits = ServerLimits(unread_seconds=10 * HANG)  # so that a slow machine does not end it meanwhile
+        runner = toy(ToyConfig(step_seconds=0.002), slots=1, max_length=512)
+        async with target_site(runner, security=Security(limits=limits)) as site:
             assert site.verifier is not None and site.engine is not None
             generator = plain_generator(Loaded(site.engine, Wordy()))
-            site.verifier._generate = GenerateMethod(generator, pb.TargetVerifierGenerateResponse, site.lifecycle, None)
+            reply = pb.TargetVerifierGenerateResponse
+            site.verifier._generate = GenerateMethod(generator, reply, site.lifecycle, None, limits=limits)
             message = MESSAGES[site.service].TargetVerifierGenerateRequest(
                 generation=wire.generation_to_wire(ids(b"abc", 400, ignore_end_of_sequence=True))
             )

@@ -39,6 +39,7 @@ from tests.support import (
     server_process,
 )
 
+OPENS = ("OpenSession", "CloseSession")
 PROMPTS = (b"abcabcabcabc", b"one two three", b"x", b"to be or not to be or not to")
 
 
@@ -131,7 +132,7 @@ def test_counters_of_a_fused_server_equal_its_completions(tmp_path: Path) -> Non
     assert scrape("tandem:startup_seconds", stage="total") > 0
 
 
-@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON])
+@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING])
 def test_counters_of_a_target_equal_the_completions_of_its_clients(tmp_path: Path, pipeline: Pipeline) -> None:
     """Rounds by Verify and by VerifyStream; what the target counts is what those who drafted say."""
 
@@ -140,12 +141,13 @@ def test_counters_of_a_target_equal_the_completions_of_its_clients(tmp_path: Pat
             done = await completions(generator.generate, [*asked(), *asked(speculation_length=4)])
         return done, sum(c.stats.bytes_up for c in done), sum(c.stats.bytes_down for c in done)
 
-    with server_process(tmp_path, "--role", "target", "--metrics_port", "0") as server:
+    with server_process(tmp_path, "--role", "target", "--model", "step=0.003", "--metrics_port", "0") as server:
         done, up, down = run(ask(server.wait_ready()))
         scrape = Scrape(server)
     check_speculation(scrape, done)
     rounds, stale = sum(c.stats.rounds for c in done), sum(c.stats.stale_rounds for c in done)
-    transport, other = ("unary", "stream") if pipeline is Pipeline.OFF else ("stream", "unary")
+    used = {Pipeline.OFF: "unary", Pipeline.ON: "stream", Pipeline.NEVER_WAITING: "run"}
+    transport, other = used[pipeline], used[Pipeline.ON if pipeline is Pipeline.OFF else Pipeline.OFF]
     assert scrape("tandem:rounds_total", outcome="applied", transport=transport) == rounds
     assert scrape("tandem:rounds_total", transport=other) == 0
     assert scrape("tandem:rounds_total", outcome="stale", transport=transport) <= stale
@@ -155,6 +157,16 @@ def test_counters_of_a_target_equal_the_completions_of_its_clients(tmp_path: Pat
     assert scrape("tandem:session_resumes_total") == 0
     assert scrape("tandem:step_rows_sum", kind="verify") == rounds
     assert scrape("tandem:rpcs_total", method="TargetVerifier/OpenSession", code="OK") == len(done)
+    if pipeline is Pipeline.NEVER_WAITING:
+        steps = sum(c.stats.run_steps for c in done)
+        drafted = sum(c.stats.drafted_per_position[0] for c in done if c.stats.drafted_per_position)
+        assert scrape("tandem:run_steps_total", draft="with") == drafted > 0
+        assert scrape("tandem:run_steps_total", draft="without") == steps - drafted
+        others = [scrape("tandem:bytes_total", method=f"TargetVerifier/{m}", direction="in") for m in OPENS]
+        assert scrape("tandem:run_bytes_total", direction="in") == up - sum(others) > 0
+        assert scrape("tandem:run_bytes_total", direction="out") > 0
+    else:
+        assert scrape("tandem:run_steps_total") == 0
     if pipeline is Pipeline.OFF:
         methods = ("OpenSession", "Verify", "CloseSession")
         assert sum(scrape("tandem:bytes_total", method=f"TargetVerifier/{m}", direction="in") for m in methods) == up

@@ -192,7 +192,7 @@ def test_the_other_servers_are_ready_listed_and_stop_too(tmp_path: Path, role: s
 
     drafting = ("--role", role, "--draft_model", "miss=0.3", "--batch", "2", "--profile")
     with server_process(tmp_path, "--role", "target", "--batch", "2", ready_file="target.json") as target:
-        host = ("--target_host", target.wait_ready()) if role == "draft_worker" else ()
+        host = ("--target_host", target.wait_ready(), "--pipeline", "off") if role == "draft_worker" else ()
         with server_process(tmp_path, *drafting, *host) as server:
             run(talk(server.wait_ready()))
             assert server.stop() == 0

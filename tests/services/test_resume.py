@@ -39,7 +39,9 @@ from tests.support import (
 )
 
 PROMPT = list(b"abcabcabcab")
-BOTH = pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON], ids=["unary", "stream"])
+BOTH = pytest.mark.parametrize(
+    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
+)
 LONG = ids(PROMPT, 90, sampling=SAMPLED, ignore_end_of_sequence=True)
 TRUTH = oracle(PROMPT, SAMPLED, 90, past_the_end=True)
 

@@ -37,7 +37,9 @@ from tests.support import toy as toy_runner
 PROMPT = list(b"abcabcabcab")
 LONG = ids(PROMPT, 90, sampling=SAMPLED, ignore_end_of_sequence=True)
 TRUTH = oracle(PROMPT, SAMPLED, 90, past_the_end=True)
-BOTH = pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON], ids=["unary", "stream"])
+BOTH = pytest.mark.parametrize(
+    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
+)
 
 
 async def after(count: int, generate: Any, then: Callable[[], Any]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from tandem.speculation.length import FixedLength
 from tandem.speculation.loop import speculate
 from tandem.speculation.step_times import MeasuredTimes, Times
 from tandem.speculation.stopping import Stopping, StopRules
-from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
+from tandem.speculation.types import Draft, SamplingParams, SecondChoice, SpeculationStats, Verdict
 from tests.speculation.laws import Silent
 
 PROMPT = [5, 6, 7]
@@ -43,6 +43,8 @@ class SimulatedDraft:
     tokens: int = 0
     fails_at: int = -1
     dry: bool = False
+    second: float | None = None
+    """Of the tokens that it misses, the share that are its second choice; None: it does not say."""
     _device: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None: ...
@@ -62,12 +64,20 @@ class SimulatedDraft:
         proposed: list[int] = []
         for _ in range(k):
             proposed.append(self._one([*tokens, *proposed]))
-        return Draft(tuple(proposed), compute_seconds=k * self.seconds)
+        seconds = [self._second([*tokens, *proposed[:i]], proposed[i]) for i in range(k)] if self.second else []
+        return Draft(tuple(proposed), compute_seconds=k * self.seconds, second_choices=tuple(seconds))
 
     async def _step(self, k: int) -> None:
         async with self._device:
             self.tokens += k
             await asyncio.sleep(k * self.seconds)
+
+    def _second(self, tokens: Sequence[int], first: int) -> SecondChoice:
+        """The target's token, or another. Its margin is small where the first choice is wrong, as models' are."""
+        chance = random.Random(hash((self.salt, 2, *tokens)))
+        missed, right = first != truth(tokens), chance.random() < (self.second or 0.0)
+        margin = chance.random() * (1.0 if missed else 4.0)
+        return SecondChoice(truth(tokens) if missed and right else (truth(tokens) + 2) % VOCABULARY, margin)
 
     def _one(self, tokens: Sequence[int]) -> int:
         right = random.Random(hash((self.salt, *tokens))).random() < self.acceptance

@@ -16,7 +16,7 @@ from typing import Any
 from tandem.comparison.analysis.findings import link_of, model_from_json
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.predictions import Model
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, NEVER_WAITING
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.report.comparison_file import read_comparison
 from tandem.comparison.report.formatting import name_in_sentence
@@ -87,8 +87,9 @@ def advise(comparison: Mapping[str, Any], rtt_ms: float | None = None, clients: 
 
 
 def _options(model: Model, link: LinkChoice, clients: int) -> tuple[Option, ...]:
-    """Returns every measured architecture, best first."""
-    options = [_option(model, name, link, clients) for name in (AUTOREGRESSIVE.name, *model.drafts)]
+    """Returns every measured architecture, and distributed at a target that never waits, best first."""
+    derived = [NEVER_WAITING.name] if DISTRIBUTED.name in model.drafts else []
+    options = [_option(model, name, link, clients) for name in (AUTOREGRESSIVE.name, *model.drafts, *derived)]
     return tuple(sorted(options, key=lambda option: option.tpot_s))
 
 
@@ -96,6 +97,10 @@ def _option(model: Model, name: str, link: LinkChoice, clients: int) -> Option:
     """Returns the option at the best length for this number of clients: shorter drafts load the target less."""
     if name == AUTOREGRESSIVE.name:
         return Option(name, 0, model.plain_tpot, model.plain_s, clients)
+    if name == NEVER_WAITING.name:  # its target is always busy
+        tpots = {g: model.tpot(name, link, g) for g in model.lengths(DISTRIBUTED.name)[1:]}
+        best = min(tpots, key=tpots.__getitem__)
+        return Option(name, best, tpots[best], tpots[best], clients)
     options = (
         Option(name, g, model.tpot(name, link, g), model.target_seconds(name, g), clients)
         for g in model.lengths(name)[1:]

@@ -9,7 +9,14 @@ from tandem.comparison.analysis.bootstrap import Interval
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.summary import Summary
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
+from tandem.comparison.measuring.architectures import (
+    AUTOREGRESSIVE,
+    COMPARED,
+    DISTRIBUTED,
+    FUSED,
+    NEVER_WAITING,
+    PIPELINED,
+)
 from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.report.formatting import joined, name_in_sentence
 
@@ -145,9 +152,13 @@ def _against(tpots: Mapping[str, float], theory: Theory | None) -> list[str]:
         crossed = theory.measured_break_even_rtt_s
         seen = f"; measured, the two cross at {_ms(crossed)}" if crossed is not None else ""
         sentences.append(f"Distributed breaks even with plain decoding at {_ms(even)} RTT, predicted{spread}{seen}.")
+    until = theory.waiting_pays_until_s
+    if until is not None and NEVER_WAITING.name in tpots:
+        sentences.append(f"A target that never waits is predicted to beat rounds that wait from {_ms(until)} RTT on.")
     if theory.distributed_over_fused_s is not None:
         more = theory.distributed_over_fused_s
-        sentences.append(f"Distributed pays {1000 * more:+.1f} ms a token over fused at the base link, measured.")
+        how = f"{abs(1000 * more):.1f} ms a token {'more' if more >= 0 else 'less'}"
+        sentences.append(f"Distributed pays {how} than fused at the base link, measured.")
     return sentences
 
 
@@ -158,11 +169,18 @@ def _would_change(best: str, tpots: Mapping[str, float], theory: Theory | None) 
     even, gain = theory.break_even_rtt_s, theory.model.capacity_gain()
     if best == FUSED.name and DISTRIBUTED.name in tpots:
         sentences.append("No round trip makes distributed faster than fused with the same draft: it pays one a round.")
-        if even is not None and even > 0:
+        if NEVER_WAITING.name in tpots and theory.waiting_pays_until_s is not None:
+            until = _ms(theory.waiting_pays_until_s)
+            sentences.append(
+                f"If the target's host cannot hold the draft: distributed below {until} RTT, never waiting above."
+            )
+        elif even is not None and even > 0:
             sentences.append(
                 f"If the target's host cannot hold the draft: distributed below {_ms(even)} RTT, plain decoding above."
             )
-    if best == DISTRIBUTED.name and even is not None:
+    if best == DISTRIBUTED.name and NEVER_WAITING.name in tpots and theory.waiting_pays_until_s is not None:
+        sentences.append(f"A round trip above {_ms(theory.waiting_pays_until_s)}: a target that never waits.")
+    elif best == DISTRIBUTED.name and even is not None:
         sentences.append(f"A round trip above {_ms(even)}: plain decoding is then predicted to be faster.")
     if gain is not None:
         sentences.append(

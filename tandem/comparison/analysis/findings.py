@@ -22,8 +22,16 @@ from tandem.comparison.analysis.predictions import (
     drafted,
 )
 from tandem.comparison.analysis.summary import Summary
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED, WIDTH_1
-from tandem.comparison.measuring.calibration import Calibration
+from tandem.comparison.measuring.architectures import (
+    AUTOREGRESSIVE,
+    COMPARED,
+    DISTRIBUTED,
+    FUSED,
+    NEVER_WAITING,
+    PIPELINED,
+    WIDTH_1,
+)
+from tandem.comparison.measuring.calibration import NOT_COSTED, Calibration
 from tandem.comparison.measuring.conditions import BASE, LINK, Condition, LinkChoice
 from tandem.comparison.measuring.records import Measurement, Record
 
@@ -44,6 +52,7 @@ class Theory:
     break_even_interval_s: Interval | None = None
     measured_break_even_rtt_s: float | None = None
     distributed_over_fused_s: float | None = None
+    waiting_pays_until_s: float | None = None
 
 
 def theory_of(
@@ -60,24 +69,26 @@ def theory_of(
     links = [c for c in conditions if c.varies in (BASE, LINK)]
     measured = {c.name: _mean_tpots(summaries[c.name]) for c in links}
     names = [AUTOREGRESSIVE.name, *model.drafts]
-    pipelined = [PIPELINED.name] if DISTRIBUTED.name in model.drafts else []
+    derived = [PIPELINED.name, NEVER_WAITING.name] if DISTRIBUTED.name in model.drafts else []
     predictions = tuple(
         Prediction(name, c.name, 1000 * c.link.seconds, model.tpot(name, c.link), measured[c.name].get(name))
         for c in links
-        for name in (*names, *pipelined)
+        for name in (*names, *derived)
     )
-    even, interval = model.break_even_rtt(conditions[0].link) if pipelined else (None, None)
+    even, interval = model.break_even_rtt(conditions[0].link) if derived else (None, None)
     longest = max(MIN_CURVE_MS, *(1000 * c.link.seconds for c in links), 1500 * (even or 0.0))
     base = measured[conditions[0].name]
+    points = tuple(curve(model, [*names, *derived], conditions[0].link, longest))
     return Theory(
         model,
         predictions,
-        tuple(curve(model, [*names, *pipelined], conditions[0].link, longest)),
+        points,
         tuple(best_length(model, name, c.link) for c in links for name in model.drafts),
         even,
         interval,
         _crossing(links, measured),
         _difference(base, DISTRIBUTED.name, FUSED.name),
+        _waits_until(points),
     )
 
 
@@ -93,7 +104,10 @@ def _model(base: Condition, records: Sequence[Record], found: Sequence[Calibrati
     drafts = {
         name: drafted(of)
         for name, of in by_prompt.items()
-        if name in COMPARED and name in costs and any(m.drafted for ms in of.values() for m in ms)
+        if name in COMPARED
+        and name in costs
+        and name not in NOT_COSTED
+        and any(m.drafted for ms in of.values() for m in ms)
     }
     return Model(plain.verify_fixed_s + plain.verify_slope_s, costs, drafts, length)
 
@@ -110,6 +124,17 @@ def _crossing(links: Sequence[Condition], measured: Mapping[str, Mapping[str, fl
     known = [(rtt, difference) for rtt, difference in found if difference is not None]
     at = crossing([rtt for rtt, _ in known], [difference for _, difference in known])
     return None if at is None else at / 1000
+
+
+def _waits_until(points: Sequence[tuple[float, Mapping[str, float]]]) -> float | None:
+    """Returns the round trip (seconds) up to which waiting for drafts is predicted to be faster than never waiting.
+
+    None if no point of the curve is beyond it.
+    """
+    for rtt_ms, tpots in points:
+        if NEVER_WAITING.name in tpots and tpots[NEVER_WAITING.name] < tpots[DISTRIBUTED.name]:
+            return rtt_ms / 1000
+    return None
 
 
 def _difference(tpots: Mapping[str, float], name: str, other: str) -> float | None:
@@ -163,6 +188,7 @@ def theory_as_json(theory: Theory) -> dict[str, Any]:
         "break_even_interval_s": list(theory.break_even_interval_s) if theory.break_even_interval_s else None,
         "measured_break_even_rtt_s": theory.measured_break_even_rtt_s,
         "distributed_over_fused_s": theory.distributed_over_fused_s,
+        "waiting_pays_until_s": theory.waiting_pays_until_s,
         "capacity_gain": model.capacity_gain(),
         "target_s_per_token": {name: model.target_seconds(name) for name in (AUTOREGRESSIVE.name, *model.drafts)},
         "notes": list(NOTES),

@@ -11,51 +11,13 @@ token. TPOT = (E2E - TTFT) / (n - 1) excludes prompt processing and all of a fir
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-
-import numpy as np
+from dataclasses import dataclass
 
 from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
 from tandem.comparison.measuring.records import CAUSES, Measurement, Record
 from tandem.speculation.types import rounds_by_length
-
-PERCENTS = (25, 50, 75, 90, 95, 99)
-"""The percentiles of a Distribution."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricDistribution:
-    """The distribution of a metric over requests; every value is None if nothing was measured."""
-
-    p25: float | None
-    p50: float | None
-    p75: float | None
-    p90: float | None
-    p95: float | None
-    p99: float | None
-    mean: float | None
-    min: float | None
-    max: float | None
-    stddev: float | None
-
-
-def distribution(values: Iterable[float | None]) -> MetricDistribution:
-    """Summarizes the values that are not None."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return MetricDistribution(*[None] * len(fields(MetricDistribution)))
-    return MetricDistribution(
-        **{
-            f"p{percent}": float(value) for percent, value in zip(PERCENTS, np.percentile(known, PERCENTS), strict=True)
-        },
-        mean=statistics.fmean(known),
-        min=min(known),
-        max=max(known),
-        stddev=statistics.stdev(known) if len(known) > 1 else None,
-    )
 
 
 def ratio(numerator: float, denominator: float) -> float | None:
@@ -128,6 +90,30 @@ def sent_ahead(measurements: Sequence[Measurement]) -> SentAhead | None:
         sum(m.stale_drafts for m in measurements),
         sum((i + 1) * n for i, n in enumerate(by_depth)) / sum(by_depth),
         len(by_depth),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RanOn:
+    """What a target that never waits did; comparison.schema.json describes the fields."""
+
+    run_steps: int
+    drafted_steps: int
+    wasted_steps: int
+    unverified_drafts: int
+
+
+def ran_on(measurements: Sequence[Measurement]) -> RanOn | None:
+    """Summarizes the steps of targets that did not wait; None if there were none."""
+    steps = sum(m.run_steps for m in measurements)
+    if not steps:
+        return None
+    ran = [m for m in measurements if m.run_steps]
+    return RanOn(
+        steps,
+        sum(m.drafted_per_position[0] for m in ran if m.drafted_per_position),
+        sum(m.wasted_steps for m in ran),
+        sum(m.stale_drafts for m in ran),
     )
 
 

@@ -16,10 +16,18 @@ from dataclasses import dataclass
 from tandem.comparison.analysis.bootstrap import Interval, ratio_interval
 from tandem.comparison.analysis.costs import ArchitectureCosts
 from tandem.comparison.analysis.metrics import ratio, sum_positions
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, COMPARED, DISTRIBUTED, FUSED, PIPELINED
+from tandem.comparison.measuring.architectures import (
+    AUTOREGRESSIVE,
+    COMPARED,
+    DISTRIBUTED,
+    FUSED,
+    NEVER_WAITING,
+    PIPELINED,
+)
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.measuring.records import Measurement
 from tandem.speculation import theory
+from tandem.speculation.never_waiting_theory import RunCosts, tpot_never_waiting
 from tandem.speculation.theory import StepCosts
 
 NOTES = (
@@ -27,6 +35,7 @@ NOTES = (
     "A draft and a verification cost a fixed part and a part per token, fitted by least squares; neither is below 0.",
     "Beyond the measured positions the last conditional acceptance is carried on.",
     "The figure of pipelined decoding is a lower bound: rounds in flight without end.",
+    "The figure of a target that never waits assumes the acceptance and the costs of distributed rounds.",
     "The break-even is that of long outputs: TPOT counts the first chunk's tokens, not its time.",
     "The capacity gain holds where the target is the bottleneck and requests do not share steps.",
 )
@@ -87,7 +96,7 @@ class Model:
         g = self.length if length is None else length
         if name == AUTOREGRESSIVE.name or g == 0:
             return self.plain_tpot
-        base = DISTRIBUTED.name if name == PIPELINED.name else name
+        base = DISTRIBUTED.name if name in (PIPELINED.name, NEVER_WAITING.name) else name
         of, drafts, steps = self.costs[base], self.drafts[base], self.steps(base, g)
         rates = theory.carried_on(drafts.rates, g)
         tokens = theory.expected_tokens_measured(rates)
@@ -95,12 +104,26 @@ class Model:
             return theory.tpot_pipelined(
                 steps, theory.rate_for(tokens, g), link.round_trip(of.message_bytes) + of.rpc_s
             )
+        if name == NEVER_WAITING.name:
+            return self._never_waiting(link, g, theory.rate_for(tokens, g))
         if COMPARED[base].split:
             waited, sent = link.seconds + of.rpc_s, link.transfer(of.message_bytes)
             value = theory.tpot_stop_and_wait(steps, rates, waited, sent, of.round_overhead_s)
         else:
             value = theory.tpot_fused(steps, rates, of.round_overhead_s)
         return value * _as_defined(drafts.tokens, tokens)
+
+    def _never_waiting(self, link: LinkChoice, length: int, rate: float) -> float:
+        """Returns the predicted seconds per token of a target that never waits, from the costs of rounds that wait."""
+        of, steps = self.costs[DISTRIBUTED.name], self.steps(DISTRIBUTED.name, length)
+        overhead = self.plain_tpot - self.plain_s
+        plain = self.plain_tpot
+
+        def step(tokens: int) -> float:
+            return plain if tokens <= 1 else max(plain, steps.verify(tokens - 1) + overhead)
+
+        costs = RunCosts(steps.draft, step, link.round_trip(of.message_bytes) + of.rpc_s)
+        return min(tpot_never_waiting(costs, rate, width) for width in range(length + 1))
 
     def closed_form(self, name: str, link: LinkChoice) -> float | None:
         """Returns the continuous optimum for one rate at all positions; None if there is none."""

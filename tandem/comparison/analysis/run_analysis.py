@@ -1,4 +1,4 @@
-"""Analyses a finished run: summaries, theory, decision. A part that fails becomes a remark."""
+"""Analyses a finished run: summaries, theory, decisions. A part that fails becomes a remark."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from functools import partial
 from tandem.comparison.analysis.decision import decide
 from tandem.comparison.analysis.findings import Theory, held_at_0, theory_of
 from tandem.comparison.analysis.summary import References, Summary, summarize
+from tandem.comparison.analysis.under_load import under_load
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
-from tandem.comparison.measuring.conditions import Condition
+from tandem.comparison.measuring.conditions import BASE, LOAD, Condition
 from tandem.comparison.measuring.deployment import baseline_of, incomparable
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import in_order
 from tandem.comparison.measuring.run_data import RunData
+from tandem.comparison.measuring.traffic import names_of
 from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.files import Comparison, ConditionResult, Partial
 from tandem.speculation.types import Rule
@@ -24,8 +26,10 @@ def analyse(measured: RunData) -> Comparison:
     if not measured.records:
         raise ValueError("records: no request was measured")
     config, attempts = measured.config, Attempts()
-    conditions = [c for c in config.conditions if any(r.condition == c.name for r in measured.records)]
-    records = in_order(measured.records, conditions, [e.architecture for e in measured.endpoints], config.prompts)
+    seen = {record.condition for record in measured.records}
+    conditions = [c for c in (*config.conditions, *config.load_conditions) if c.name in seen]
+    prompts = (*(prompt.name for prompt in config.prompts), *names_of(config))
+    records = in_order(measured.records, conditions, [e.architecture for e in measured.endpoints], prompts)
     results = tuple(
         ConditionResult(c, tuple(_summaries(measured, c, records, attempts)), measured.links.get(c.link))
         for c in conditions
@@ -34,6 +38,8 @@ def analyse(measured: RunData) -> Comparison:
     adaptive = config.speculation_length is None
     base = results[0]
     decision = attempts.of("The decision", lambda: decide(base.condition, base.summaries, theory, adaptive), None)
+    by_name = {result.condition.name: result.summaries for result in results}
+    loaded = attempts.of("The decision under load", lambda: under_load(conditions, by_name, records), None)
     return Comparison(
         config,
         measured.endpoints,
@@ -52,6 +58,7 @@ def analyse(measured: RunData) -> Comparison:
         warm_up_failures=tuple(measured.warm_up_failures.items()),
         theory=theory,
         decision=decision,
+        under_load=loaded,
         partial=Partial(measured.missing, len(measured.records), measured.planned) if measured.missing else None,
     )
 
@@ -59,18 +66,33 @@ def analyse(measured: RunData) -> Comparison:
 def _summaries(measured: RunData, condition: Condition, records: Sequence[Record], attempts: Attempts) -> list[Summary]:
     own = [record for record in records if record.condition == condition.name]
     baseline = baseline_of(list(measured.endpoints))
-    plain = any(e.architecture == AUTOREGRESSIVE for e in measured.endpoints)
+    has_plain = any(e.architecture == AUTOREGRESSIVE for e in measured.endpoints)
     references = References(
         baseline.architecture.name if baseline else None,
         # The rejection rule preserves the distribution, not the tokens.
-        AUTOREGRESSIVE.name if plain and condition.rule is Rule.AGREEMENT else None,
+        AUTOREGRESSIVE.name if has_plain and condition.rule is Rule.AGREEMENT else None,
     )
+    plain = _with_fewest_beside(records) if condition.varies == LOAD else None
     traces = {prompt: trace for (name, prompt), trace in measured.margins.items() if name == condition.name}
     found: list[Summary] = []
     for name in dict.fromkeys(record.architecture for record in own):
-        one = partial(summarize, own, references, traces, (name,))
+        one = partial(summarize, own, references, traces, (name,), plain)
         found += attempts.of(f"The summary of {name} under {condition.name}", one, [])
     return found
+
+
+def _with_fewest_beside(records: Sequence[Record]) -> list[Record]:
+    """Returns plain decoding's outputs to compare outputs under load with.
+
+    Of each prompt and run the first that was measured: alone if it was, else under the first load. So plain decoding
+    under load is compared with plain decoding alone.
+    """
+    first: dict[tuple[str, int], Record] = {}
+    for record in records:
+        of_base = record.condition == BASE or record.sent_s is not None
+        if of_base and record.architecture == AUTOREGRESSIVE.name and record.measurement:
+            first.setdefault((record.prompt, record.run), record)
+    return list(first.values())
 
 
 def _theory(measured: RunData, conditions: Sequence[Condition], results: Sequence[ConditionResult]) -> Theory | None:

@@ -7,33 +7,24 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tandem.comparison.analysis.bootstrap import Interval
+from tandem.comparison.analysis.distributions import DISTRIBUTIONS, MetricDistribution, distribution
 from tandem.comparison.analysis.identity import MarginTrace, TokenIdentity, identity
 from tandem.comparison.analysis.metrics import (
     Acceptance,
-    MetricDistribution,
+    RanOn,
     SentAhead,
     Speedup,
     acceptance,
     acceptance_interval,
     completed,
-    distribution,
     milliseconds_per_token,
+    ran_on,
     ratio,
     sent_ahead,
     speedup,
     tpot_interval,
 )
 from tandem.comparison.measuring.records import Measurement, Record
-
-DISTRIBUTIONS: tuple[str, ...] = (
-    "ttft_s",
-    "tpot_s",
-    "inter_token_latency_s",
-    "end_to_end_latency_s",
-    "request_output_throughput_token_per_s",
-    "number_input_tokens",
-    "number_output_tokens",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +70,7 @@ class Summary:
     identical: TokenIdentity | None
     workloads: Mapping[str, WorkloadSummary]
     sent_ahead: SentAhead | None = None
+    ran_on: RanOn | None = None
 
 
 def summarize(
@@ -86,11 +78,17 @@ def summarize(
     references: References,
     traces: Mapping[str, MarginTrace] | None = None,
     names: Sequence[str] | None = None,
+    plain: Sequence[Record] | None = None,
 ) -> list[Summary]:
-    """Summarizes the records of one condition for the architectures `names` (None: all, in order of appearance)."""
+    """Summarizes the records of one condition for the architectures `names` (None: all, in order of appearance).
+
+    `plain`: the outputs that others should equal; None: those of `references.autoregressive` in `records`.
+    """
     if names is None:
         names = list(dict.fromkeys(record.architecture for record in records))
-    return [_summarize_one(name, records, references, traces or {}) for name in names]
+    if plain is None or references.autoregressive is None:
+        plain = _of(records, references.autoregressive)
+    return [_summarize_one(name, records, references, traces or {}, plain) for name in names]
 
 
 def _of(records: Sequence[Record], architecture: str | None) -> list[Record]:
@@ -103,13 +101,16 @@ def _metric(measurement: Measurement, name: str) -> float | None:
 
 
 def _summarize_one(
-    name: str, records: Sequence[Record], references: References, traces: Mapping[str, MarginTrace]
+    name: str,
+    records: Sequence[Record],
+    references: References,
+    traces: Mapping[str, MarginTrace],
+    plain: Sequence[Record],
 ) -> Summary:
     own = _of(records, name)
     done = completed(own)
     tokens = sum(m.output_tokens for m in done)
     baseline = _of(records, references.baseline)
-    plain = _of(records, references.autoregressive)
     return Summary(
         architecture=name,
         requests=len(own),
@@ -129,6 +130,7 @@ def _summarize_one(
         identical=identity(own, plain, traces) if plain else None,
         workloads=_by_workload(own, baseline, plain, traces),
         sent_ahead=sent_ahead(done),
+        ran_on=ran_on(done),
     )
 
 
@@ -167,6 +169,7 @@ def summary_as_json(summary: Summary) -> dict[str, Any]:
         **_speedup_as_json(summary.speedup),
         "identical_to_autoregressive": asdict(summary.identical) if summary.identical else None,
         "sent_ahead": asdict(summary.sent_ahead) if summary.sent_ahead else None,
+        "ran_on": asdict(summary.ran_on) if summary.ran_on else None,
         "workloads": {kind: _workload_as_json(workload) for kind, workload in summary.workloads.items()},
     }
 

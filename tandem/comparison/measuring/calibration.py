@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, PIPELINED, WIDTH_1
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, NEVER_WAITING, PIPELINED, WIDTH_1
 from tandem.comparison.measuring.records import Measurement
 from tandem.comparison.measuring.run import Contender, RequestSettings, measure
 from tandem.comparison.measuring.workloads import Prompt
@@ -21,7 +21,7 @@ TOKENS = 24
 SAMPLES = 2
 """The minimum number of requests for each length and architecture."""
 PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
-NOT_COSTED = (*PLAIN, PIPELINED.name)
+NOT_COSTED = (*PLAIN, PIPELINED.name, NEVER_WAITING.name)
 """Not calibrated because its rounds overlap: its bound follows from the costs of stop-and-wait."""
 
 
@@ -35,7 +35,10 @@ class Calibration:
 
 
 class Calibrator:
-    """Sends calibration requests, a few after every measured prompt, and ignores those that fail."""
+    """Sends calibration requests, a few after every measured prompt, and ignores those that fail.
+
+    `predicts`: whether the run allows a prediction; None: if these contenders do.
+    """
 
     def __init__(
         self,
@@ -44,10 +47,11 @@ class Calibrator:
         lengths: Sequence[int],
         prompts: int,
         on_found: Callable[[Calibration], None],
+        predicts: bool | None = None,
     ) -> None:
         self._speculating = [c for c in contenders if c.name not in NOT_COSTED]
         self._plain = [c for c in contenders if c.name in PLAIN]
-        self._predicts = bool(self._plain and self._speculating and lengths)
+        self._predicts = bool(self._plain and self._speculating and lengths) if predicts is None else predicts
         self._settings = replace(settings, max_new_tokens=min(TOKENS, settings.max_new_tokens))
         self._lengths: Iterator[int] = itertools.cycle(lengths or (0,))
         self._each_time = math.ceil(SAMPLES * len(lengths) / prompts)
@@ -56,7 +60,7 @@ class Calibrator:
     async def after_prompt(self, prompt: Prompt) -> None:
         """Sends one plain request, and one to each speculating architecture at each length that is due.
 
-        Does nothing without plain decoding or without drafts, since no prediction is possible then.
+        Does nothing if the run has no plain decoding or no drafts, since no prediction is possible then.
         """
         if not self._predicts:
             return

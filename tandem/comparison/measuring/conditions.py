@@ -1,4 +1,4 @@
-"""Defines the conditions of a comparison: the link between client and servers, the sampling, the verification rule."""
+"""Defines the conditions of a comparison: the link between client and servers, the sampling, the rule, the load."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tandem.comparison.links.settings import LinkSettings
+from tandem.comparison.measuring.loads import Load
 from tandem.speculation.types import Rule, SamplingParams
 
-BASE, LINK, SAMPLING = "base", "link", "sampling"
+BASE, LINK, SAMPLING, LOAD = "base", "link", "sampling", "load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,18 @@ class LinkChoice:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One combination of link, sampling and rule. `name` is unique in a comparison."""
+    """One combination of link, sampling and rule. `name` is unique in a comparison. `load` None: one at a time."""
 
     name: str
     varies: str
     link: LinkChoice
     sampling: SamplingParams
     rule: Rule = Rule.AGREEMENT
+    load: Load | None = None
+
+    def under(self, load: Load) -> Condition:
+        """Returns this condition under a load."""
+        return replace(self, name=load.name, varies=LOAD, load=load)
 
 
 def plan(

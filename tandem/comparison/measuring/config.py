@@ -11,15 +11,22 @@ from typing import Any
 from tandem.comparison.links.settings import LINK_KINDS, LinkKind
 from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT
 from tandem.comparison.measuring.conditions import Condition, plan
+from tandem.comparison.measuring.loads import Length, Load, check_loads, length_of, plan_loads
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.write import FORMATS
+from tandem.planning.host_placement import BACKENDS, HostPlacement
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import Rule, SamplingParams
 
-BACKENDS: tuple[str, ...] = ("torch", "toy")
+DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda", "neuron")
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
+WEIGHTS: tuple[str, ...] = ("auto", "bfloat16", "float32", "int8", "q4", "as-stored")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
-PIPELINES: tuple[str, ...] = ("off", "on", "auto")
+PIPELINES: tuple[str, ...] = ("off", "on", "never-waiting", "auto")
+REQUESTS_PER_USER = 4
+"""The least number of requests of a load, for each concurrent user."""
+MIN_SLOTS = 4
+"""The least number of KV slots of a server that is measured under load; a server's own default."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,17 @@ class ComparisonConfig:
     tandem/comparison/measuring/conditions.py. Without `rtts_ms` and `bandwidth_mbps` no link is emulated.
     `speculation_length` None chooses the length adaptively. `connect` maps architectures to the HOST:PORT of running
     servers, and `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed
-    architecture. `baseline` is an earlier comparison.json, parsed.
+    architecture and, unless it is "on", to the target of remote_draft. `baseline` is an earlier comparison.json,
+    parsed.
+
+    `concurrency` and `rate` (requests per second) are the loads, see tandem/comparison/measuring/loads.py; each answers
+    `max_num_completed_requests` under the base condition. `mean_input_tokens` cuts their prompts to a length,
+    `mean_output_tokens` sets the length of their outputs.
+
+    `tp_degree` cores or processes share each target. With a `placement`, every architecture has the same cores of this
+    host, and they are measured in turn, because a device's core belongs to one process. `draft_device` "cpu" puts the
+    draft on the host's CPU where it is apart, whatever the target runs on. `neuron_config` and
+    `draft_neuron_config` (JSON or a file) and `compiled_dir` are passed on to servers.
     """
 
     prompts: tuple[Prompt, ...]
@@ -47,11 +64,26 @@ class ComparisonConfig:
     link: LinkKind = "emulated"
     temperatures: tuple[float, ...] = ()
     rules: tuple[Rule, ...] = (Rule.AGREEMENT,)
+    concurrency: tuple[int, ...] = ()
+    rate: tuple[float, ...] = ()
+    max_num_completed_requests: int | None = None
+    mean_input_tokens: int | None = None
+    stddev_input_tokens: int = 0
+    mean_output_tokens: int | None = None
+    stddev_output_tokens: int = 0
     sequence_length: int = 512
     batch: int | None = None
     threads: int | None = None
     backend: str = "torch"
+    device: str = "auto"
+    tp_degree: int = 1
+    placement: HostPlacement | None = None
+    draft_device: str | None = None
+    neuron_config: str | None = None
+    draft_neuron_config: str | None = None
+    compiled_dir: str | None = None
     dtype: str = "auto"
+    weights: str = "auto"
     model: str | None = None
     draft_model: str | None = None
     draft: str = "auto"
@@ -71,6 +103,7 @@ class ComparisonConfig:
             ("sequence-length", self.sequence_length, 2),
             ("batch", self.batch, 1),
             ("threads", self.threads, 1),
+            ("tp-degree", self.tp_degree, 1),
         ):
             if value is not None and value < least:
                 raise ValueError(f"{flag}: {value} is below {least}")
@@ -84,7 +117,10 @@ class ComparisonConfig:
             )
         for flag, chosen, known in (
             ("backend", (self.backend,), BACKENDS),
+            ("device", (self.device,), DEVICES),
+            ("draft-device", (self.draft_device or "cpu",), ("cpu",)),
             ("dtype", (self.dtype,), DTYPES),
+            ("weights", (self.weights,), WEIGHTS),
             ("draft", (self.draft,), DRAFTERS),
             ("pipeline", (self.pipeline,), PIPELINES),
             ("link", (self.link,), LINK_KINDS),
@@ -92,6 +128,7 @@ class ComparisonConfig:
         ):
             _check_names(flag, chosen, dict.fromkeys(known))
         self._check_conditions()
+        self._check_loads()
         if self.credentials != Credentials(insecure=self.credentials.insecure) and not self.connect:
             raise ValueError("connect: certificates and tokens are only for connected servers, and none is named")
         for address in self.connect.values():
@@ -111,10 +148,56 @@ class ComparisonConfig:
             if condition.link.settings is not None and self.connect:
                 raise ValueError("rtt-ms: only servers that are started here can be put behind an emulated link")
 
+    def _check_loads(self) -> None:
+        check_loads(self.concurrency, self.rate, self.max_num_completed_requests)
+        shaped = {
+            "max-num-completed-requests": self.max_num_completed_requests,
+            "mean-input-tokens": self.mean_input_tokens,
+            "mean-output-tokens": self.mean_output_tokens,
+        }
+        for flag, value in shaped.items():
+            if value is not None and not (self.concurrency or self.rate):
+                raise ValueError(f"{flag}: is for --concurrency and --rate, and neither is given")
+        longest_input = self.input_length.mean if self.input_length else 1
+        longest_output = self.output_length.mean if self.output_length else self.max_new_tokens
+        if longest_input + longest_output > self.sequence_length:
+            raise ValueError(
+                f"mean-input-tokens: {longest_input} and {longest_output} new tokens"
+                f" exceed a sequence length of {self.sequence_length}"
+            )
+
     @property
     def conditions(self) -> tuple[Condition, ...]:
-        """The conditions, the base first."""
+        """The conditions under which requests are sent one at a time, the base first."""
         return plan(self.sampling, self.rtts_ms, self.bandwidth_mbps, self.temperatures, self.rules)
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """The loads, all with the same number of requests."""
+        least = max(len(self.prompts) * self.num_runs, REQUESTS_PER_USER * max(self.concurrency, default=1))
+        return plan_loads(self.concurrency, self.rate, self.max_num_completed_requests or least)
+
+    @property
+    def load_conditions(self) -> tuple[Condition, ...]:
+        """The base condition under each load."""
+        return tuple(self.conditions[0].under(load) for load in self.loads)
+
+    @property
+    def input_length(self) -> Length | None:
+        """The length of a load's prompts in tokens; None: prompts as they are."""
+        return length_of("input", self.mean_input_tokens, self.stddev_input_tokens, self.sequence_length - 1)
+
+    @property
+    def output_length(self) -> Length | None:
+        """The length of a load's outputs in tokens; None: up to `max_new_tokens`, or the end of the sequence."""
+        return length_of("output", self.mean_output_tokens, self.stddev_output_tokens, self.sequence_length - 1)
+
+    @property
+    def slots(self) -> int | None:
+        """KV slots of a server: as many as requests are under way at once; None: the server's choice."""
+        if self.batch is not None or not self.concurrency:
+            return self.batch
+        return max(MIN_SLOTS, *self.concurrency)
 
 
 def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
@@ -125,6 +208,7 @@ def settings_as_json(config: ComparisonConfig) -> dict[str, Any]:
         "output_dir": str(config.output_dir),
         "rules": [rule.value for rule in config.rules],
         "baseline": config.baseline["started_at"] if config.baseline else None,
+        "placement": asdict(config.placement) if config.placement else None,
         "connect": dict(config.connect),
         "sampling": asdict(config.sampling),
         "prompts": [asdict(prompt) for prompt in config.prompts],

@@ -12,19 +12,16 @@ from tandem.comparison.measuring.architectures import (
     AUTOREGRESSIVE,
     DISTRIBUTED,
     FUSED,
+    NEVER_WAITING,
     PIPELINED,
     REMOTE_DRAFT,
     WIDTH_1,
     Architecture,
 )
+from tandem.comparison.measuring.commands import drafting_command, target_command, target_of, whole_of
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.site import Site
-from tandem.launch import LAUNCH
-from tandem.rpc.credentials import on_this_machine
 from tandem.speculation.types import ModelInfo
-
-MIN_LENGTH = 5
-"""The least maximum speculation length of servers, so that costs can be measured at several lengths."""
 
 T = TypeVar("T")
 Describe = Callable[[str, str], Awaitable[ModelInfo]]
@@ -65,52 +62,24 @@ class Endpoint:
         return self.across or self.address
 
 
-def server_command(
-    config: ComparisonConfig,
-    role: str,
-    *extra: str,
-    speculation_length: int | None = None,
-    host: str = "127.0.0.1",
-) -> list[str]:
-    """Returns the command of a server. Its maximum speculation length also covers calibration requests."""
-    length = speculation_length
-    if length is None:
-        length = max(config.speculation_length or 0, min(MIN_LENGTH, config.sequence_length - 1))
-    command = [*LAUNCH, "--role", role, "--host", host, "--port", "0"]
-    command += ["--max_speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
-    command += ["--backend", config.backend]
-    dtype = None if config.dtype == "auto" else config.dtype
-    for flag, value in (("--batch", config.batch), ("--threads", config.threads), ("--dtype", dtype)):
-        command += [flag, str(value)] if value is not None else []
-    if not on_this_machine(host):  # safe in a network namespace that only this machine reaches
-        command.append("--insecure")
-    return [*command, *extra]
-
-
-def target_command(
-    config: ComparisonConfig, *extra: str, speculation_length: int | None = None, host: str = "127.0.0.1"
-) -> list[str]:
-    model = ["--model", config.model] if config.model else []
-    return server_command(config, "target", *model, *extra, speculation_length=speculation_length, host=host)
-
-
-def drafting_command(config: ComparisonConfig, role: str, *extra: str, host: str = "127.0.0.1") -> list[str]:
-    """Returns the command of a role that drafts. A draft worker also needs the target, for its tokenizer."""
-    models = ["--target_model", config.model] if config.model else []
-    models += ["--draft_model", config.draft_model] if config.draft_model else []
-    return server_command(config, role, *models, "--draft", config.draft, *extra, host=host)
-
-
 async def deploy(
-    config: ComparisonConfig, starter: Starter, describe: Describe, site: Site | None = None
+    config: ComparisonConfig,
+    starter: Starter,
+    describe: Describe,
+    site: Site | None = None,
+    turn: tuple[str, ...] | None = None,
 ) -> list[Endpoint]:
-    """Starts the servers that are not connected and returns the endpoints in report order."""
-    deployment = _Deployment(config, starter, describe, site or Site())
-    groups = await _together(deployment.plain_and_distributed(), deployment.fused())
+    """Starts the servers of a turn (None: of all) that are not connected; returns the endpoints in report order."""
+    deployment = _Deployment(config, starter, describe, site or Site(), turn or config.architectures)
+    groups = await _together(deployment.plain_and_distributed(), deployment.fused(), deployment.width_1())
     found = [endpoint for group in groups for endpoint in group]
     found += await deployment.remote_draft(found)
+    return in_report_order(config, found)
+
+
+def in_report_order(config: ComparisonConfig, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
     order = [name for asked in config.architectures for name in _with_width_1(asked)]
-    return sorted(found, key=lambda endpoint: order.index(endpoint.architecture.name))
+    return sorted(endpoints, key=lambda endpoint: order.index(endpoint.architecture.name))
 
 
 def _with_width_1(name: str) -> tuple[str, ...]:
@@ -123,9 +92,10 @@ class _Deployment:
     starter: Starter
     describe: Describe
     site: Site
+    turn: tuple[str, ...]
 
     def _starts(self, architecture: Architecture) -> bool:
-        return architecture.name in self.config.architectures and architecture.name not in self.config.connect
+        return architecture.name in self.turn and architecture.name not in self.config.connect
 
     async def _connected(self, architecture: Architecture) -> Endpoint:
         address = self.config.connect[architecture.name]
@@ -143,11 +113,11 @@ class _Deployment:
         return replace(endpoint, across=await self.site.across(endpoint.address))
 
     async def fused(self) -> list[Endpoint]:
-        if FUSED.name not in self.config.architectures:
+        if FUSED.name not in self.turn:
             return []
         if FUSED.name in self.config.connect:
             return [await self._connected(FUSED)]
-        command = drafting_command(self.config, "fused_target", host=self.site.host)
+        command = drafting_command(self.config, "fused_target", group=whole_of(self.config), host=self.site.host)
         return [await self._started_across(FUSED, command)]
 
     async def plain_and_distributed(self) -> list[Endpoint]:
@@ -157,31 +127,40 @@ class _Deployment:
             self._plain(target),
             self._distributed(DISTRIBUTED, target, self.config.pipeline),
             self._distributed(PIPELINED, target, "on"),
+            self._distributed(NEVER_WAITING, target, "never-waiting"),
         )
         return [endpoint for group in groups for endpoint in group]
 
     async def _target(self) -> Endpoint | None:
         connected = AUTOREGRESSIVE.name in self.config.connect
-        drafted_for = self._starts(DISTRIBUTED) or self._starts(PIPELINED)
-        if connected and (AUTOREGRESSIVE.name in self.config.architectures or drafted_for):
+        drafted_for = any(map(self._starts, (DISTRIBUTED, PIPELINED, NEVER_WAITING)))
+        if connected and (AUTOREGRESSIVE.name in self.turn or drafted_for):
             return await self._connected(AUTOREGRESSIVE)
         if self._starts(AUTOREGRESSIVE) or drafted_for:
-            return await self._started_across(AUTOREGRESSIVE, target_command(self.config, host=self.site.host))
+            group = target_of(self.config) if drafted_for else whole_of(self.config)
+            command = target_command(self.config, group=group, host=self.site.host)
+            return await self._started_across(AUTOREGRESSIVE, command)
         return None
 
     async def _plain(self, target: Endpoint | None) -> list[Endpoint]:
-        if target is None or AUTOREGRESSIVE.name not in self.config.architectures:
+        if target is None or AUTOREGRESSIVE.name not in self.turn:
             return []
         if WIDTH_1.name in self.config.connect:
             return [target, await self._connected(WIDTH_1)]
-        # A connected target gets no baseline: plain decoding on this machine would not be comparable.
-        if target.model.plain_width == 1 or target.log is None:
+        if self.config.placement or not wants_width_1(target):  # placed, it gets a turn of its own
             return [target]
-        command = target_command(self.config, speculation_length=0, host=self.site.host)
-        return [target, await self._started_across(WIDTH_1, command)]
+        return [target, await self._started_width_1()]
+
+    async def width_1(self) -> list[Endpoint]:
+        return [await self._started_width_1()] if WIDTH_1.name in self.turn else []
+
+    async def _started_width_1(self) -> Endpoint:
+        group, host = whole_of(self.config), self.site.host
+        command = target_command(self.config, group=group, speculation_length=0, host=host)
+        return await self._started_across(WIDTH_1, command)
 
     async def _distributed(self, worker: Architecture, target: Endpoint | None, pipeline: str) -> list[Endpoint]:
-        if worker.name not in self.config.architectures:
+        if worker.name not in self.turn:
             return []
         if target is None or worker.name in self.config.connect:
             return [await self._connected(worker)]
@@ -191,14 +170,17 @@ class _Deployment:
 
     async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
         """Starts remote_draft; the draft worker of `distributed`, if there is one in `found`, drafts for it too."""
-        if REMOTE_DRAFT.name not in self.config.architectures:
+        if REMOTE_DRAFT.name not in self.turn:
             return []
         if REMOTE_DRAFT.name in self.config.connect:
             return [await self._connected(REMOTE_DRAFT)]
         workers = [endpoint for endpoint in found if endpoint.architecture == DISTRIBUTED]
         shown = self._shown_to(workers[0]) if workers else []
         drafter = await self.site.across(workers[0].address if workers else await self._proposing())
-        command = target_command(self.config, "--draft_host", drafter, *shown, host=self.site.host)
+        group = target_of(self.config)
+        pipeline = "off" if self.config.pipeline == "on" else self.config.pipeline  # it has one round at a time
+        drafting = ("--draft_host", drafter, "--pipeline", pipeline, *shown)
+        command = target_command(self.config, *drafting, group=group, host=self.site.host)
         return [await self._started_across(REMOTE_DRAFT, command)]
 
     def _shown_to(self, endpoint: Endpoint) -> list[str]:
@@ -207,7 +189,8 @@ class _Deployment:
 
     def _worker_command(self, *extra: str) -> list[str]:
         """Returns the command of a draft worker on the client side, reachable from the target side."""
-        return drafting_command(self.config, "draft_worker", *extra, host=self.site.near_host)
+        group = self.config.placement.draft if self.config.placement else None
+        return drafting_command(self.config, "draft_worker", *extra, group=group, host=self.site.near_host)
 
     async def _proposing(self) -> str:
         """Starts a draft worker without a target and returns its address."""
@@ -223,6 +206,14 @@ async def _together(*work: Coroutine[Any, Any, T]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def wants_width_1(target: Endpoint) -> bool:
+    """Whether plain decoding at width 1 is to be started beside a target, as the baseline of speedups.
+
+    Not beside a connected one: plain decoding on this machine would not be comparable with it.
+    """
+    return target.model.plain_width != 1 and target.log is not None
 
 
 def baseline_of(endpoints: list[Endpoint]) -> Endpoint | None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Protocol
 
+from tandem.clients.encoding import target_tokenizer
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, WIDTH_1
 from tandem.comparison.measuring.config import ComparisonConfig
-from tandem.comparison.measuring.deployment import Describe, Endpoint, deploy
+from tandem.comparison.measuring.deployment import Describe, Endpoint, deploy, in_report_order, wants_width_1
 from tandem.comparison.measuring.environment import these_versions, this_machine
 from tandem.comparison.measuring.interruption import Interruption
 from tandem.comparison.measuring.measurement import Measuring, ServerDied, while_all_live
@@ -22,7 +24,8 @@ from tandem.comparison.measuring.records import failure_of
 from tandem.comparison.measuring.run import Contender, CountingGenerator
 from tandem.comparison.measuring.run_data import RunData
 from tandem.comparison.measuring.servers import Fleet, Server, ServerFailed
-from tandem.comparison.measuring.site import LinkUnavailable, open_site
+from tandem.comparison.measuring.site import LinkUnavailable, Site, open_site
+from tandem.comparison.measuring.traffic import Encoder
 from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.publishing import FAILED, OK, SERVER_DIED, USAGE, publish
 from tandem.speculation.types import ModelInfo
@@ -40,6 +43,10 @@ Connect = Callable[[str, str], AbstractAsyncContextManager[ComparedClient]]
 
 class Unreachable(RuntimeError):
     """No server of the expected service answers at an address."""
+
+
+class NoTokenizer(RuntimeError):
+    """A load's prompts cannot be cut: the target's tokenizer is not here; the message is one line."""
 
 
 def run_comparison(config: ComparisonConfig, connect: Connect) -> int:
@@ -79,7 +86,7 @@ def _measured(log: RecordLog, connect: Connect, interruption: Interruption) -> i
         return _ended(log, f"{error}".splitlines()[0], SERVER_DIED)
     except ServerFailed as error:
         return _refused(log, error, USAGE if error.returncode == USAGE else FAILED)
-    except LinkUnavailable as error:
+    except (LinkUnavailable, NoTokenizer) as error:
         return _refused(log, error, USAGE)
     except Unreachable as error:
         return _refused(log, error, FAILED)
@@ -107,21 +114,80 @@ def _refused(log: RecordLog, error: Exception, code: int) -> int:
 async def measure(log: RecordLog, connect: Connect, interruption: Interruption, progress: Progress) -> None:
     """Starts the servers, measures everything into the log and stops the servers.
 
-    Raises ServerFailed, ServerDied, Unreachable or LinkUnavailable.
+    Raises ServerFailed, ServerDied, Unreachable, LinkUnavailable or NoTokenizer.
     """
     config = log.measured.config
-    async with contextlib.AsyncExitStack() as stack:
-        stack.enter_context(progress)
-        site = await stack.enter_async_context(open_site(config))
-        fleet = Fleet(config.output_dir / "logs", config.startup_timeout_s, on_wait=progress.waiting)
-        stack.enter_context(interruption.killing(fleet.kill))  # also while the fleet stops its servers
-        await stack.enter_async_context(fleet)
-        endpoints = await deploy(config, _Announcing(fleet, progress), _describing(connect), site)
-        log.servers(endpoints)
-        contenders = [await _connected(stack, connect, endpoint) for endpoint in endpoints]
-        await while_all_live(Measuring(config, endpoints, contenders, site, progress, log).run(), fleet, log)
-        log.end()
-        progress.say("stopping the servers")
+    tokenizer = _tokenizer(config)
+    with progress:
+        async with open_site(config) as site:
+            session = _Session(log, connect, interruption, progress, site, tokenizer)
+            if config.placement:
+                log.remark(f"Architectures were measured in turn, each with all of its cores: {config.placement}.")
+            turns = turns_of(config)
+            while turns:
+                await session.turn(turns.pop(0), turns)
+
+
+def turns_of(config: ComparisonConfig) -> list[tuple[str, ...]]:
+    """Returns which architectures run at the same time: all, or one after the other where they share cores.
+
+    Plain decoding comes last: it then traces the margins of all the others.
+    """
+    if config.placement is None:
+        return [config.architectures]
+    return sorted(((name,) for name in config.architectures), key=lambda turn: turn == (AUTOREGRESSIVE.name,))
+
+
+@dataclass(frozen=True)
+class _Session:
+    """Starts and measures the servers of one turn after the other."""
+
+    log: RecordLog
+    connect: Connect
+    interruption: Interruption
+    progress: Progress
+    site: Site
+    tokenizer: Encoder | None
+
+    async def turn(self, names: tuple[str, ...], later: list[tuple[str, ...]]) -> None:
+        """Starts servers, measures and stops them; appends to the `later` turns the one that this one asks for."""
+        log, config = self.log, self.log.measured.config
+        logs = config.output_dir / "logs" / names[0] if config.placement else config.output_dir / "logs"
+        fleet = Fleet(logs, config.startup_timeout_s, on_wait=self.progress.waiting)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(self.interruption.killing(fleet.kill))  # also while the fleet stops its servers
+            await stack.enter_async_context(fleet)
+            starter = _Announcing(fleet, self.progress)
+            endpoints = await deploy(config, starter, _describing(self.connect), self.site, names)
+            log.servers(in_report_order(config, [*log.measured.endpoints, *endpoints]))
+            _check_tokenizer(self.tokenizer, endpoints)
+            if config.placement and any(e.architecture == AUTOREGRESSIVE and wants_width_1(e) for e in endpoints):
+                later.append((WIDTH_1.name,))
+            contenders = [await _connected(stack, self.connect, endpoint) for endpoint in endpoints]
+            measuring = Measuring(config, endpoints, contenders, self.site, self.progress, log, self.tokenizer)
+            await while_all_live(measuring.run(), fleet, log)
+            if not later:
+                log.end()
+            self.progress.say("stopping the servers")
+
+
+def _tokenizer(config: ComparisonConfig) -> Encoder | None:
+    """Returns the target's tokenizer if prompts are cut to a length. Raises NoTokenizer."""
+    if config.input_length is None:
+        return None
+    try:
+        return target_tokenizer(config.backend, config.model)
+    except ValueError as error:
+        raise NoTokenizer(f"mean-input-tokens: {error}") from error
+
+
+def _check_tokenizer(tokenizer: Encoder | None, endpoints: Sequence[Endpoint]) -> None:
+    """Raises NoTokenizer if a server's tokenizer is another one: the ids would mean another text."""
+    for endpoint in endpoints if tokenizer else ():
+        if tokenizer and endpoint.model.tokenizer_sha256 != tokenizer.sha256:
+            raise NoTokenizer(
+                f"mean-input-tokens: {endpoint.architecture.name} has another tokenizer than --model names here"
+            )
 
 
 def _describing(connect: Connect) -> Describe:

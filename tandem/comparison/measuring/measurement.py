@@ -1,4 +1,4 @@
-"""Measures against running servers: warm-up, links, requests, margins."""
+"""Measures against running servers: warm-up, links, requests, margins, loads."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from typing import Any
 
 from tandem.comparison.analysis.identity import diverged_prompts
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
-from tandem.comparison.measuring.calibration import Calibrator
+from tandem.comparison.measuring.calibration import NOT_COSTED, Calibrator
 from tandem.comparison.measuring.conditions import Condition
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.measuring.loading import Loader
+from tandem.comparison.measuring.loads import Load
 from tandem.comparison.measuring.progress import Progress
 from tandem.comparison.measuring.record_log import RecordLog
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.measuring.run import Contender, RequestSettings, Stage, measure_all, trace_margins, warm_up
 from tandem.comparison.measuring.servers import Fleet
 from tandem.comparison.measuring.site import Site
+from tandem.comparison.measuring.traffic import Encoder, requests_of
 from tandem.comparison.report.attempt import format_error
 from tandem.speculation.types import Rule
 
@@ -49,7 +52,7 @@ async def while_all_live(work: Coroutine[Any, Any, None], fleet: Fleet, log: Rec
 
 @dataclass(frozen=True)
 class Measuring:
-    """Measures every condition and logs each result at once."""
+    """Measures every condition and logs each result at once. `encoder` cuts a load's prompts, if it has a length."""
 
     config: ComparisonConfig
     endpoints: Sequence[Endpoint]
@@ -57,6 +60,7 @@ class Measuring:
     site: Site
     progress: Progress
     log: RecordLog
+    encoder: Encoder | None = None
 
     async def run(self) -> None:
         config, stages = self.config, [self._stage(condition) for condition in self.config.conditions]
@@ -71,6 +75,7 @@ class Measuring:
             self._lengths(),
             len(config.prompts) * config.num_runs,
             self.log.calibration,
+            self._predicts(),
         )
         self.progress.expect(self.log.measured.planned)
         await measure_all(
@@ -89,6 +94,20 @@ class Measuring:
                 self.log.remark(
                     f"Margins of outputs that parted were not traced under {condition.name}: {format_error(error)}"
                 )
+        if config.loads:
+            await stages[0].enter()
+            await self._loads(stages[0].settings)
+
+    async def _loads(self, settings: RequestSettings) -> None:
+        config = self.config
+        asked = requests_of(config, config.loads[0].requests, settings, self.encoder)
+        loader = Loader(
+            self.contenders, asked, config.sampling.seed, config.timeout_s, self._under_load, self._measured
+        )
+        await loader.measure(config.load_conditions)
+
+    def _under_load(self, architecture: str, load: Load) -> None:
+        self.progress.say(f"{architecture}, {load}: {load.requests} requests")
 
     def _measured(self, record: Record) -> None:
         self.log.record(record)
@@ -105,6 +124,13 @@ class Measuring:
         """Returns the speculation lengths to calibrate: those that every speculating server supports."""
         most = [e.model.max_speculation_length for e in self.endpoints if e.model.draft_name]
         return tuple(range(1, min(most) + 1)) if most and self.config.speculation_length else ()
+
+    def _predicts(self) -> bool | None:
+        """Whether plain and speculating servers are both measured, where that is in turn; else None."""
+        if self.config.placement is None:
+            return None
+        asked = set(self.config.architectures)
+        return bool(self.config.speculation_length and AUTOREGRESSIVE.name in asked and asked - {*NOT_COSTED})
 
     async def _links(self) -> None:
         """Measures the overhead of every link, the base's last so that it stays set."""

@@ -64,7 +64,7 @@ class Progress:
     def expect(self, total: int) -> None:
         """Sets the number of requests to come."""
         self._total = total
-        self._bar.update(self._task, total=total, completed=0)
+        self._bar.update(self._task, total=total, completed=self._done)
 
     def measuring(self, architecture: str, prompt: str) -> None:
         self._bar.update(self._task, description=f"{architecture} · {escape(prompt)}")

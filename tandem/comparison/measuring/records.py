@@ -73,6 +73,8 @@ class Measurement:
     stale_drafts: int = 0
     guessed_rounds: int = 0
     sent_by_depth: tuple[int, ...] = ()
+    run_steps: int = 0
+    wasted_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,10 @@ def failure_of(error: Exception) -> Failure:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The measurement or the failure of one architecture, prompt and run under one condition."""
+    """The measurement or the failure of one architecture, prompt and run under one condition.
+
+    sent_s, ended_s: under a load, when the request was sent and when it ended, in seconds since the load began.
+    """
 
     architecture: str
     prompt: str
@@ -100,11 +105,17 @@ class Record:
     measurement: Measurement | None = None
     error: Failure | None = None
     condition: str = "base"
+    sent_s: float | None = None
+    ended_s: float | None = None
+
+
+HEAD: tuple[str, ...] = ("condition", "architecture", "prompt", "workload", "run", "sent_s", "ended_s")
+"""The fields of a record besides its measurement and its error, in the order of files."""
 
 
 def record_as_json(record: Record) -> dict[str, Any]:
     """Returns one flat object. A failed request has the same keys, with null for what was not measured."""
-    head = {name: getattr(record, name) for name in ("condition", "architecture", "prompt", "workload", "run")}
+    head = {name: getattr(record, name) for name in HEAD}
     measured: dict[str, Any] = {f.name: None for f in fields(Measurement)}
     if record.measurement:
         measured = asdict(record.measurement)

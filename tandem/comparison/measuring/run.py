@@ -18,13 +18,15 @@ WARM_UP_TOKENS = 8
 
 
 class CountingGenerator(Protocol):
-    """Generates tokens and counts its payload bytes."""
+    """Generates tokens and counts its payload bytes. `sharing`: another one on the same connection, counting anew."""
 
     @property
     def bytes_up(self) -> int: ...
 
     @property
     def bytes_down(self) -> int: ...
+
+    def sharing(self) -> CountingGenerator: ...
 
     def generate(
         self, request: GenerationRequest, timeout: float | None = None
@@ -45,6 +47,10 @@ class Contender:
     name: str
     generator: CountingGenerator
     split: bool = False
+
+    def apart(self) -> Contender:
+        """Returns one whose bytes are not mixed with those of requests that run at the same time."""
+        return replace(self, generator=self.generator.sharing())
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,19 +143,25 @@ def in_order(
     records: Sequence[Record],
     conditions: Sequence[Named],
     architectures: Sequence[Named],
-    prompts: Sequence[Named],
+    prompts: Sequence[str],
 ) -> list[Record]:
-    """Sorts records by condition, architecture, run and prompt, as a report lists them."""
-    part, place, page = ({one.name: i for i, one in enumerate(found)} for found in (conditions, architectures, prompts))
+    """Sorts records by condition, architecture, run and prompt, as a report lists them. `prompts`: their names."""
+    part, place = ({one.name: i for i, one in enumerate(found)} for found in (conditions, architectures))
+    page = {name: i for i, name in enumerate(prompts)}
     return sorted(records, key=lambda r: (part[r.condition], place[r.architecture], r.run, page[r.prompt]))
 
 
 async def _record(contender: Contender, prompt: Prompt, run: int, stage: Stage) -> Record:
-    """Measures one request. Any error becomes a record, so that one failing architecture does not stop the others."""
     record = Record(contender.name, prompt.name, prompt.kind, run, condition=stage.name)
+    return await attempt(contender, record, stage.settings.request(prompt, run), stage.settings.timeout_s)
+
+
+async def attempt(
+    contender: Contender, record: Record, request: GenerationRequest, timeout_s: float | None = None
+) -> Record:
+    """Measures one request and completes its record. Any error is recorded: one that fails must not stop the others."""
     try:
-        measurement = await measure(contender, stage.settings.request(prompt, run), stage.settings.timeout_s)
-        return replace(record, measurement=measurement)
+        return replace(record, measurement=await measure(contender, request, timeout_s))
     except Exception as error:
         return replace(record, error=failure_of(error))
 
@@ -233,6 +245,8 @@ def _measurement(stream: _Stream, bytes_up: int, bytes_down: int) -> Measurement
         stale_drafts=stats.stale_drafts,
         guessed_rounds=stats.guessed_rounds,
         sent_by_depth=tuple(stats.sent_by_depth),
+        run_steps=stats.run_steps,
+        wasted_steps=stats.wasted_steps,
     )
 
 

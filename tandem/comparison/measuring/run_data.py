@@ -42,7 +42,10 @@ class RunData:
     def planned(self) -> int:
         """The number of requests to measure."""
         config = self.config
-        return len(config.conditions) * len(self.endpoints) * len(config.prompts) * config.num_runs
+        alone = len(config.conditions) * len(config.prompts) * config.num_runs
+        return max(len(self.endpoints), len(config.architectures)) * (
+            alone + sum(load.requests for load in config.loads)
+        )
 
     @property
     def missing(self) -> str | None:

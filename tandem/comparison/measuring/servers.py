@@ -185,4 +185,4 @@ def _read_ready(path: Path) -> tuple[str, int, float] | None:
     if not path.exists():
         return None
     ready = json.loads(path.read_text())
-    return str(ready["host"]), int(ready["port"]), float(ready["startup_seconds"])
+    return str(ready["host"]), int(ready["port"]), float(ready.get("startup_seconds", 0.0))

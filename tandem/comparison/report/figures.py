@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.comparison.report import formatting as fmt
-from tandem.comparison.report import plots_acceptance, plots_link, plots_speedup, plots_time, reading
+from tandem.comparison.report import plots_acceptance, plots_link, plots_load, plots_speedup, plots_time, reading
 from tandem.comparison.report.attempt import format_error
 from tandem.comparison.report.blocks import Plot
 from tandem.comparison.report.plots_acceptance import bytes_per_token
@@ -196,6 +196,21 @@ def _acceptance_by_temperature(comparison: JSON) -> str:
     )
 
 
+def _latency_by_throughput(comparison: JSON) -> str:
+    rows = plots_load.drawable(comparison)
+    most = max(rows, key=lambda row: float(row.figures[plots_load.THROUGHPUT]))
+    closed, opened = plots_load.loads_of(rows)
+    points = " and ".join(text for load, text in ((closed, f"solid, {closed}"), (opened, f"dashed, {opened}")) if load)
+    return _capitalised(
+        [
+            f"{fmt.name(most.architecture)} reaches the most, {fmt.number(most.figures[plots_load.THROUGHPUT], 0)}"
+            f" tokens/s with {most.load}, at a median TTFT of {fmt.milliseconds(most.summary['ttft_s']['p50'], 0)} ms"
+            f" and TPOT of {fmt.milliseconds(most.summary['tpot_s']['p50'])} ms.",
+            f"Further right and lower is better. Points of a line, in order: {points}.",
+        ]
+    )
+
+
 def _warm(condition: JSON) -> bool:
     return float(condition["sampling"]["temperature"]) > 0
 
@@ -216,6 +231,12 @@ FIGURES = (
         "Acceptance by position and workload",
         _acceptance_by_position,
         plots_acceptance.acceptance_by_position,
+    ),
+    Figure(
+        "latency-by-throughput",
+        "Latency against throughput under load",
+        _latency_by_throughput,
+        plots_load.latency_by_throughput,
     ),
     Figure("tokens-over-time", "Tokens over time", _tokens_over_time, plots_time.tokens_over_time),
     Figure(

@@ -1,4 +1,4 @@
-"""Defines the result of a comparison and writes comparison.json and comparison.csv.
+"""Defines the result of a comparison and writes comparison.json, comparison.csv and loads.csv.
 
 comparison.schema.json describes comparison.json.
 """
@@ -17,14 +17,16 @@ from typing import Any
 from tandem.comparison.analysis.decision import Decision
 from tandem.comparison.analysis.findings import Theory, theory_as_json
 from tandem.comparison.analysis.summary import Summary, summary_as_json
+from tandem.comparison.analysis.under_load import UnderLoad, under_load_as_json
 from tandem.comparison.links.overhead import LinkOverhead
-from tandem.comparison.measuring.conditions import SAMPLING, Condition, LinkChoice
+from tandem.comparison.measuring.conditions import BASE, LINK, Condition, LinkChoice
 from tandem.comparison.measuring.config import ComparisonConfig, settings_as_json
 from tandem.comparison.measuring.deployment import Endpoint, baseline_of
 from tandem.comparison.measuring.environment import Machine, Versions
-from tandem.comparison.measuring.records import CAUSES, Failure, Measurement, Record, record_as_json
+from tandem.comparison.measuring.records import CAUSES, HEAD, Failure, Measurement, Record, record_as_json
 from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.comparison_file import SCHEMA_VERSION
+from tandem.comparison.report.load_tables import loads_as_csv
 from tandem.comparison.report.write import write_atomically
 
 
@@ -51,7 +53,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison: configuration, records, summaries, theory and decision. `print` shows the tables."""
+    """The result of a comparison: configuration, records, summaries, theory, decisions. `print` shows the tables."""
 
     config: ComparisonConfig
     endpoints: tuple[Endpoint, ...]
@@ -64,6 +66,7 @@ class Comparison:
     warm_up_failures: tuple[tuple[str, Failure], ...] = ()
     theory: Theory | None = None
     decision: Decision | None = None
+    under_load: UnderLoad | None = None
     partial: Partial | None = None
 
     def __str__(self) -> str:
@@ -83,7 +86,7 @@ class Comparison:
     @property
     def link(self) -> str:
         """Describes the links: emulated ones are called so, and servers beyond this machine's loopback are named."""
-        rtts = [f"{result.condition.link}" for result in self.results if result.condition.varies != SAMPLING]
+        rtts = [f"{result.condition.link}" for result in self.results if result.condition.varies in (BASE, LINK)]
         if self.base.condition.link.rtt_ms is not None:
             return f"{self.config.link} ({'; '.join(rtts)})"
         elsewhere = [f"{e.architecture.name} at {e.address}" for e in self.endpoints if not _on_loopback(e.address)]
@@ -114,6 +117,7 @@ def comparison_as_json(comparison: Comparison) -> dict[str, Any]:
         "conditions": [_condition_as_json(result, comparison.config.link) for result in comparison.results],
         "theory": said,
         "decision": asdict(decision) if decision else None,
+        "under_load": under_load_as_json(comparison.under_load) if comparison.under_load else None,
         "records": [record_as_json(record) for record in comparison.records],
     }
     return {key: _finite(value) for key, value in found.items()}
@@ -144,6 +148,7 @@ def _condition_as_json(result: ConditionResult, kind: str) -> dict[str, Any]:
         "link": _link_as_json(condition.link, kind, result.link),
         "sampling": asdict(condition.sampling),
         "rule": condition.rule.value,
+        "load": asdict(condition.load) if condition.load else None,
         "architectures": {summary.architecture: summary_as_json(summary) for summary in result.summaries},
     }
 
@@ -169,11 +174,7 @@ def _endpoint_as_json(endpoint: Endpoint) -> dict[str, Any]:
 
 
 CSV_COLUMNS: tuple[str, ...] = (
-    "condition",
-    "architecture",
-    "prompt",
-    "workload",
-    "run",
+    *HEAD,
     *(f.name for f in fields(Measurement) if f.name != "seconds_by_cause"),
     *(f"{cause}_seconds" for cause in CAUSES),
     "error_code",
@@ -209,3 +210,7 @@ def write_json(as_json: Mapping[str, Any], folder: Path) -> Path:
 
 def write_csv(records: Sequence[Record], folder: Path) -> Path:
     return write_atomically(folder / "comparison.csv", comparison_as_csv(records))
+
+
+def write_loads(as_json: Mapping[str, Any], folder: Path) -> Path:
+    return write_atomically(folder / "loads.csv", loads_as_csv(as_json))

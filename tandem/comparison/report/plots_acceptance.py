@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+TOP = 0.85
+"""From this share on, a value is written below its point: above it is the panel's title."""
 RULES: dict[str, tuple[str, str, Any]] = {"agreement": (INK, "o", "-"), "rejection": (QUIET, "s", (0, (4, 2)))}
 
 
@@ -56,7 +58,7 @@ def acceptance_by_position(comparison: JSON) -> Figure:
         axes.plot(x, y, color=of.color, marker=of.marker, markeredgecolor=PAPER, zorder=3, clip_on=False)
         for at, value in zip(x, y, strict=True):
             if at in (x[0], x[-1]):
-                value_label(axes, number(value), (at, value), (0, 6))
+                value_label(axes, number(value), (at, value), (0, 6 if value < TOP else -6))
         axes.set_title(_short(kind.replace("_", " ")))
         only_grid(axes, "y")
     for axes in panels[len(found) :]:

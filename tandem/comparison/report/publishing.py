@@ -14,7 +14,7 @@ from tandem.comparison.analysis.run_analysis import analyse
 from tandem.comparison.measuring.history import append_run
 from tandem.comparison.measuring.run_data import RunData
 from tandem.comparison.report.attempt import Attempts
-from tandem.comparison.report.files import Comparison, comparison_as_json, write_csv, write_json
+from tandem.comparison.report.files import Comparison, comparison_as_json, write_csv, write_json, write_loads
 from tandem.comparison.report.terminal import TABLE_WIDTH, print_comparison
 from tandem.comparison.report.write import write_report
 
@@ -59,6 +59,7 @@ def _write(comparison: Comparison, as_json: Mapping[str, Any], attempts: Attempt
     return (
         *attempts.of("comparison.json", lambda: (write_json(as_json, folder),), none),
         *attempts.of("comparison.csv", lambda: (write_csv(comparison.records, folder),), none),
+        *attempts.of("loads.csv", lambda: (write_loads(as_json, folder),) if comparison.under_load else none, none),
         *attempts.of(f"The report as {' and '.join(formats)}", lambda: write_report(as_json, folder, formats), none),
     )
 

@@ -23,6 +23,7 @@ from tandem.comparison.report.blocks import (
     table,
 )
 from tandem.comparison.report.figures import FIGURES
+from tandem.comparison.report.load_tables import load_blocks
 from tandem.comparison.report.reading import JSON
 from tandem.comparison.report.tables import (
     architecture_table,
@@ -64,6 +65,9 @@ def report_of(comparison: JSON) -> Report:
             [plots["speedup-by-workload"]],
             tried("The table of workloads", lambda: table_of(workload_table)),
             [plots["acceptance-by-position"], plots["tokens-over-time"]],
+        ]),
+        ("load", "Under load", [
+            tried("The figures under load", lambda: load_blocks(comparison)), [plots["latency-by-throughput"]]
         ]),
         ("theory", "Theory beside measurement", [
             tried("Theory beside measurement", lambda: theory_blocks(comparison)), [plots["tpot-by-length"]]
@@ -148,9 +152,9 @@ def _decision(comparison: JSON) -> DecisionBlock:
         (fmt.length(length) if length != 0 else "none", "speculation length"),
         (fmt.times(decision["speedup"]), f"speedup over plain decoding; {sure}"),
     ]
-    return DecisionBlock(
-        decision["headline"], tuple(figures), tuple(decision["because"]), tuple(decision["would_change"])
-    )  # fmt: skip
+    loaded = comparison.get("under_load")
+    because = [*decision["because"], *([loaded["headline"]] if loaded and loaded["headline"] else [])]
+    return DecisionBlock(decision["headline"], tuple(figures), tuple(because), tuple(decision["would_change"]))
 
 
 def _why_undecided(comparison: JSON) -> str:
@@ -190,7 +194,7 @@ def _divergences(comparison: JSON) -> Block:
         (condition["name"], name, of["identical_to_autoregressive"])
         for condition in comparison["conditions"]
         for name, of in condition["architectures"].items()
-        if of["identical_to_autoregressive"] and name != reading.AUTOREGRESSIVE
+        if of["identical_to_autoregressive"] and (name != reading.AUTOREGRESSIVE or condition["varies"] == "load")
     ]
     total = sum(claim["total"] for _, _, claim in claims)
     if not total:

@@ -39,6 +39,7 @@ LOOKS = {
     "fused": Look("#cf5a0a", "D", ""),
     "remote_draft": Look("#0a8f6c", "^", "\\\\\\\\\\\\"),
     "pipelined": Look("#a8558c", "v", ""),
+    "never_waiting": Look("#7a6a00", ">", "...."),
     "autoregressive_width_1": Look("#8b919c", "P", ""),
 }
 OTHERS = (Look("#8a6d00", "X", "xxxx"), Look("#5b53b5", "p", "||||"), Look("#3d3d44", "h", "----"))
@@ -160,7 +161,7 @@ def value_label(axes: Axes, text: str, at: tuple[float, float], away: tuple[floa
         away,
         textcoords="offset points",
         ha="center" if not away[0] else "left",
-        va="center" if not away[1] else "bottom",
+        va="center" if not away[1] else "bottom" if away[1] > 0 else "top",
         fontsize=9,
         bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.85},
         zorder=5,
@@ -209,7 +210,7 @@ def label_lines(axes: Axes, ends: Sequence[tuple[float, str, str]], height_inche
             va="center",
             color=color,
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 2},
+            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.7, "shrinkA": 1, "shrinkB": 2, "relpos": (0, 0.5)},
         )
 
 

@@ -102,7 +102,7 @@ def architecture_table(comparison: JSON) -> Table:
         "Bold: best in its column. TTFT: time to the first token; TPOT: time per token after it; both at the"
         " client. Mean acceptance length: tokens committed in a round, the target's own included. Bytes are payload:"
         " between draft and target where they are apart, else between client and server. Identical: requests whose"
-        f" tokens are those of plain decoding.{_sent_ahead(found)}",
+        f" tokens are those of plain decoding.{_sent_ahead(found)}{_ran_on(found)}",
     )
 
 
@@ -114,6 +114,16 @@ def _sent_ahead(found: JSON) -> str:
         f" {ahead['stale_rounds']} stale, with {ahead['stale_drafts']} draft tokens."
         for name, of in found.items()
         if (ahead := of.get("sent_ahead"))
+    )
+
+
+def _ran_on(found: JSON) -> str:
+    """Describes what targets that never wait spent without use."""
+    return "".join(
+        f" The target of {fmt.name(name)} made {ran['run_steps']} steps, {ran['drafted_steps']} with a draft, and"
+        f" {ran['wasted_steps']} for nothing; {ran['unverified_drafts']} draft tokens were never verified."
+        for name, of in found.items()
+        if (ran := of.get("ran_on"))
     )
 
 

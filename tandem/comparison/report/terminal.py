@@ -16,7 +16,13 @@ from tandem.comparison.report import terminal_lines as lines
 from tandem.comparison.report.attempt import Attempts
 from tandem.comparison.report.blocks import Table
 from tandem.comparison.report.files import Comparison
-from tandem.comparison.report.terminal_tables import architecture_table, cause_table, prediction_table, workload_table
+from tandem.comparison.report.terminal_tables import (
+    architecture_table,
+    cause_table,
+    load_table,
+    prediction_table,
+    workload_table,
+)
 
 TABLE_WIDTH = 130
 """Columns where there is no terminal to ask."""
@@ -30,6 +36,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(escape(f"PARTIAL: {comparison.partial}"), style="bold red", highlight=False)
     if comparison.decision:
         console.print(escape(comparison.decision.headline), style="bold", highlight=False)
+    loaded = comparison.under_load
+    if loaded and loaded.headline:
+        console.print(escape(loaded.headline), style="bold", highlight=False)
 
     def show(what: str, make: Callable[[], Table]) -> None:
         table = attempts.of(what, lambda: rich_table(make()), None)
@@ -41,16 +50,21 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         for line in attempts.of(what, lambda: list(make()), none):
             console.print(escape(line), style=style)
 
-    for result in comparison.results:
+    for result in (result for result in comparison.results if result.condition.load is None):
         show(f"The table of {result.condition.name}", partial(architecture_table, comparison, result))
+    if loaded:
+        show("The table under load", partial(load_table, loaded, comparison.results))
     show("The table by workload", lambda: workload_table(comparison))
     show("The table by cause", lambda: cause_table(base))
     if comparison.theory:
         show("The table of predictions", partial(prediction_table, comparison.theory))
+    if loaded:
+        say("", "The decisions under load", lambda: (p.best.sentence for p in loaded.points if p.best))
     say("dim", "The settings", lambda: lines.settings(comparison))
     say("dim", "The link measurements", lambda: lines.links(comparison))
     say("dim", "The proposers", lambda: lines.proposers(base))
     say("dim", "The rounds in flight", lambda: lines.rounds_in_flight(base))
+    say("dim", "The steps without waiting", lambda: lines.steps_without_waiting(base))
     say("dim", "The draft lengths", lambda: lines.draft_lengths(base))
     say("yellow", "The outputs that differ", lambda: lines.divergences(comparison.results))
     say("yellow", "The remarks", lambda: comparison.remarks)

@@ -78,6 +78,16 @@ def rounds_in_flight(summaries: Sequence[Summary]) -> Iterator[str]:
             )
 
 
+def steps_without_waiting(summaries: Sequence[Summary]) -> Iterator[str]:
+    """What targets that never wait spent, and what of it was for nothing."""
+    for summary in summaries:
+        if (ran := summary.ran_on) is not None:
+            yield (
+                f"steps without waiting, {summary.architecture}: {ran.run_steps}, {ran.drafted_steps} with a draft,"
+                f" {ran.wasted_steps} wasted; {ran.unverified_drafts} draft tokens never verified"
+            )
+
+
 def divergences(results: Sequence[ConditionResult]) -> Iterator[str]:
     """The outputs that differ from the autoregressive ones, up to SHOWN for each architecture."""
     for result in results:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tandem.comparison.analysis.findings import Theory
 from tandem.comparison.analysis.predictions import Prediction
 from tandem.comparison.analysis.summary import Summary
+from tandem.comparison.analysis.under_load import UnderLoad
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE
 from tandem.comparison.measuring.deployment import baseline_of
 from tandem.comparison.measuring.records import CAUSES
@@ -118,3 +119,40 @@ def cause_table(summaries: Sequence[Summary]) -> Table:
         [[s.architecture, *(fmt.number(s.milliseconds_per_token[cause]) for cause in CAUSES)] for s in summaries],
         f"in {clamped} requests the named causes overlapped, and other was set to 0" if clamped else "",
     )
+
+
+LOAD_HEADINGS = (
+    "tokens\n/s",
+    "requests\n/min",
+    "TTFT\np50 ms",
+    "TPOT\np50 ms",
+    "E2E\np50 ms",
+    "errors",
+    "iden-\ntical",
+)
+
+
+def load_table(found: UnderLoad, results: Sequence[ConditionResult]) -> Table:
+    """Throughput and latency of every architecture under each load; `*` is the one to use."""
+    summaries = {(r.condition.name, s.architecture): s for r in results for s in r.summaries}
+    rows: list[list[Cell | str]] = []
+    for point in found.points:
+        rows.append([Cell(f"{point.load}:"), *[""] * len(LOAD_HEADINGS)])
+        for name, of in point.figures.items():
+            summary = summaries[point.condition, name]
+            times = [summary.distributions[key].p50 for key in ("ttft_s", "tpot_s", "end_to_end_latency_s")]
+            same = summary.identical
+            rows.append(
+                [
+                    f"{'* ' if point.best and point.best.architecture == name else '  '}{name}",
+                    fmt.number(of.mean_output_throughput_token_per_s, 1),
+                    fmt.number(of.num_completed_requests_per_minute, 1),
+                    *(fmt.milliseconds(seconds) for seconds in times),
+                    Cell(str(of.number_errors), tone="bad" if of.number_errors else ""),
+                    Cell(f"{same.count}/{same.total}", tone="good" if same.count == same.total else "bad")
+                    if same and same.total
+                    else Cell(fmt.MISSING),
+                ]
+            )
+    note = "* the most tokens/s, and the least latency of those within 3 %; identical: to plain decoding alone"
+    return table("Under load", [Column("architecture", False), *map(Column, LOAD_HEADINGS)], rows, note)

@@ -1,4 +1,5 @@
 // What Python calls, through ctypes: plain C. Errors are a null or non-zero result; nothing throws across.
+#include "logprobs.h"
 #include "rounds.h"
 #include <chrono>
 
@@ -6,7 +7,6 @@ using namespace tandem;
 
 extern "C" {
 
-int tandem_version() { return 1; }
 const char* tandem_instructions() {
 #if defined(__AVX512BF16__)
     return "avx512_bf16";
@@ -30,36 +30,55 @@ void* tandem_model(void* pool, int dtype, const Shape* shape, const void* embedd
 } catch (...) { return nullptr; }
 void tandem_model_free(void* model) { delete static_cast<Model*>(model); }
 
+// Returns 1 where memory is short, 2 where neighbouring rows have different formats.
 int tandem_set_layer(void* model, int layer, const LayerWeights* weights) try {
     static_cast<Model*>(model)->set_layer(layer, *weights);
     return 0;
-} catch (...) { return 1; }
-int tandem_set_head(void* model, const void* norm, const void* weights, const void* bias) try {
-    static_cast<Model*>(model)->set_head(norm, weights, bias);
+} catch (const std::invalid_argument&) { return 2; } catch (...) { return 1; }
+int tandem_set_head(void* model, const void* norm, const Matrix* head) try {
+    static_cast<Model*>(model)->set_head(norm, *head);
     return 0;
 } catch (...) { return 1; }
+
+int64_t tandem_weight_bytes(void* model) { return int64_t(static_cast<Model*>(model)->weight_bytes()); }
+
+// One packed matrix times x, as in transformer.h.
+void tandem_product(void* model, int layer, int which, const void* x, int tokens, float* to) {
+    static_cast<Model*>(model)->product(layer, which, x, tokens, to);
+}
+
+// Float32 weights [outputs, inputs] as rows of blocks, in Q8_0 or Q4_1.
+void tandem_encode(int format, int outputs, int inputs, const float* weights, uint8_t* to) {
+    const size_t bytes = row_bytes(Format(format), inputs);
+    for (int row = 0; row < outputs; row++) encode<Float32>(Format(format), inputs, weights + size_t(row) * inputs, to + row * bytes);
+}
 
 // `wants`: 0 nothing, 1 the logits of each row's last token, 2 of all tokens; [wanted, outputs] float32.
 void tandem_feed(void* model, const Rows* rows, int wants, float* logits) {
     std::vector<Best> best;
     static_cast<Model*>(model)->feed(*rows, wants, logits, best);
 }
-void tandem_propose(void* draft, const Rows* tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts) {
-    propose(*static_cast<Model*>(draft), *tails, counts, only, stride, drafts);
+void tandem_logprobs(void* pool, const float* const* logits, int rows, int count, int top, double* totals, int32_t* ids) {
+    logprobs(*static_cast<Pool*>(pool), logits, rows, count, top, totals, ids);
 }
-void tandem_verify(void* target, const Rows* rows, int32_t* said, int32_t* accepted) {
-    verify(*static_cast<Model*>(target), *rows, said, accepted);
+void tandem_propose(void* draft, const Rows* tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) {
+    propose(*static_cast<Model*>(draft), *tails, counts, only, stride, drafts, drawing);
+}
+void tandem_verify(void* target, const Rows* rows, int32_t* said, int32_t* accepted, float* logits) {
+    verify(*static_cast<Model*>(target), *rows, said, accepted, logits);
 }
 
 // Draft and verification in one call. drafts[r * stride ...] holds counts[r] given tokens where given[r], else is filled.
-// Draft tokens from `known` on are not the target's: a draft ends before the first. said[r * (stride + 1) ...].
+// Draft tokens from `known` on are not the target's: a draft ends before the first. `said` and `logits`: as for verify, for
+// each row's last token and its draft.
 void tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, const int32_t* given, const int32_t* only, int known,
-                  int stride, int32_t* drafts, int32_t* said, int32_t* accepted, double* draft_seconds) {
+                  int stride, int32_t* drafts, int32_t* said, int32_t* accepted, float* logits, const Drawing* drawing,
+                  double* draft_seconds) {
     auto started = std::chrono::steady_clock::now();
     std::vector<int32_t> asked(counts, counts + tails->count), slots, starts, begins{0}, tokens;
     for (int r = 0; r < tails->count; r++)
         if (given[r]) asked[r] = 0;
-    propose(*static_cast<Model*>(draft), *tails, asked.data(), only, stride, drafts);
+    propose(*static_cast<Model*>(draft), *tails, asked.data(), only, stride, drafts, drawing);
     *draft_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
     for (int r = 0; r < tails->count; r++) {
         if (!given[r]) counts[r] = asked[r];
@@ -72,10 +91,7 @@ void tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts,
         tokens.insert(tokens.end(), drafts + r * stride, drafts + r * stride + counts[r]);
         begins.push_back(int(tokens.size()));
     }
-    std::vector<int32_t> all_said(tokens.size());
-    verify(*static_cast<Model*>(target), {tails->count, slots.data(), starts.data(), begins.data(), tokens.data()}, all_said.data(), accepted);
-    for (int r = 0; r < tails->count; r++)
-        std::copy(&all_said[begins[r]], &all_said[begins[r]] + (begins[r + 1] - begins[r]), said + r * (stride + 1));
+    verify(*static_cast<Model*>(target), {tails->count, slots.data(), starts.data(), begins.data(), tokens.data()}, said, accepted, logits);
 }
 
 }  // extern "C"

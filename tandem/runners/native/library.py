@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,36 @@ class ModelShape(ctypes.Structure):
     )
 
 
-LAYER_FIELDS = (
-    *("attention_norm", "q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias", "q_norm", "k_norm"),
-    *("mlp_norm", "gate", "up", "down", "gate_bias", "up_bias", "down_bias"),
-)
+class Matrix(ctypes.Structure):
+    """Matrix of transformer.h: addresses of weights and bias, and GGML's numbers of two formats, 0 for dense."""
+
+    _fields_ = (("weights", c_void_p), ("bias", c_void_p), ("stored", c_int32), ("packed", c_int32))
+
+
+NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 class LayerWeights(ctypes.Structure):
-    """LayerWeights of transformer.h: addresses of weights, None for those that the model lacks."""
+    """LayerWeights of transformer.h: addresses of norms, None for those that the model lacks, and matrices."""
 
-    _fields_ = tuple((name, c_void_p) for name in LAYER_FIELDS)
+    _fields_ = (*((name, c_void_p) for name in NORMS), *((name, Matrix) for name in MATRICES))
 
 
 class Rows(ctypes.Structure):
     """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r]."""
 
     _fields_ = (("count", c_int32), *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens")))
+
+
+DRAW = ctypes.CFUNCTYPE(c_int32, c_int32, c_int32, c_int32)
+"""Draws a draft token: (row, place of its logits, token of the largest or -1) to the token, or -1 to end the draft."""
+
+
+class Drawing(ctypes.Structure):
+    """Drawing of rounds.h: who draws the draft tokens of the rows marked in `rows`, and room for logits."""
+
+    _fields_ = (("rows", POINTER(c_int32)), ("logits", POINTER(c_float)), ("draw", DRAW))
 
 
 def ints(values: Sequence[int]) -> Ints:
@@ -67,7 +81,7 @@ class RowBatch:
         self.rows = Rows(len(tokens), ints(slots), ints(starts), self.begins, self.tokens)
 
 
-_INTS = POINTER(c_int32)
+_INTS, _FLOATS = POINTER(c_int32), POINTER(c_float)
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_instructions": (ctypes.c_char_p, ()),
     "tandem_pool": (c_void_p, (c_int,)),
@@ -75,16 +89,23 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_model": (c_void_p, (c_void_p, c_int, POINTER(ModelShape), c_void_p, POINTER(c_float), POINTER(c_float))),
     "tandem_model_free": (None, (c_void_p,)),
     "tandem_set_layer": (c_int, (c_void_p, c_int, POINTER(LayerWeights))),
-    "tandem_set_head": (c_int, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "tandem_set_head": (c_int, (c_void_p, c_void_p, POINTER(Matrix))),
+    "tandem_weight_bytes": (c_int64, (c_void_p,)),
+    "tandem_product": (None, (c_void_p, c_int, c_int, c_void_p, c_int, c_void_p)),
+    "tandem_encode": (None, (c_int, c_int, c_int, c_void_p, c_void_p)),
     "tandem_feed": (None, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),
     "tandem_propose": (
         None,
-        (c_void_p, POINTER(Rows), POINTER(c_int32), POINTER(c_int32), c_int, POINTER(c_int32)),
+        (c_void_p, POINTER(Rows), _INTS, _INTS, c_int, _INTS, POINTER(Drawing)),
     ),
-    "tandem_verify": (None, (c_void_p, POINTER(Rows), POINTER(c_int32), POINTER(c_int32))),
+    "tandem_logprobs": (None, (c_void_p, POINTER(c_void_p), c_int, c_int, c_int, POINTER(c_double), _INTS)),
+    "tandem_verify": (None, (c_void_p, POINTER(Rows), _INTS, _INTS, _FLOATS)),
     "tandem_fused": (
         None,
-        (c_void_p, c_void_p, POINTER(Rows), *[_INTS] * 3, c_int, c_int, *[_INTS] * 3, POINTER(c_double)),
+        (
+            *(c_void_p, c_void_p, POINTER(Rows), *[_INTS] * 3, c_int, c_int, *[_INTS] * 3),
+            *(_FLOATS, POINTER(Drawing), POINTER(c_double)),
+        ),
     ),
 }
 

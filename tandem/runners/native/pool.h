@@ -49,18 +49,11 @@ public:
             until([this] { return running_.load(std::memory_order_acquire) == 0; });
     }
 
-    // Waits until `threads` threads are here; meanwhile, again and again, does a little of `idle`.
-    template <class Idle> void meet(int threads, Idle idle) {
-        if (threads == 1) return;
-        uint32_t round = met_.load(std::memory_order_acquire);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
-            arrived_.store(0, std::memory_order_relaxed);
-            met_.store(round + 1, std::memory_order_release);
-        } else {
-            until([this, round, &idle] {
-                idle();
-                return met_.load(std::memory_order_acquire) != round;
-            });
+    // Waits until `condition` holds; after some tens of microseconds, other threads of this core go first.
+    template <class Condition> static void until(Condition condition) {
+        for (int spins = 0; !condition(); spins++) {
+            if (spins < SPINS) relax();
+            else sched_yield();
         }
     }
 
@@ -80,12 +73,6 @@ private:
 
     static constexpr int SPINS = 4000;  // some tens of microseconds
 
-    template <class Condition> static void until(Condition condition) {
-        for (int spins = 0; !condition(); spins++) {
-            if (spins < SPINS) relax();
-            else sched_yield();
-        }
-    }
     void announce() {
         generation_.fetch_add(1, std::memory_order_release);
         generation_.notify_all();
@@ -119,8 +106,6 @@ private:
     int active_ = 0;
     alignas(64) std::atomic<uint32_t> generation_{0};
     alignas(64) std::atomic<int> running_{0};
-    alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<uint32_t> met_{0};
 };
 
 }  // namespace tandem

@@ -14,9 +14,11 @@ class Model {
 public:
     virtual ~Model() = default;
     virtual void set_layer(int layer, const LayerWeights& weights) = 0;
-    virtual void set_head(const void* norm, const void* weights, const void* bias) = 0;
+    virtual void set_head(const void* norm, const Matrix& head) = 0;
     virtual void step(const Step& step) = 0;
     virtual const Shape& shape() const = 0;
+    virtual void product(int layer, int which, const void* x, int tokens, float* to) const = 0;
+    virtual size_t weight_bytes() const = 0;
 
     // Feeds rows. `wants`: 0 nothing, 1 each row's last token, 2 all tokens.
     void feed(const Rows& rows, int wants, float* logits, std::vector<Best>& best) {
@@ -40,17 +42,31 @@ template <class D> class Typed : public Model {
 public:
     template <class... Arguments> explicit Typed(Arguments&&... arguments) : transformer_(arguments...) {}
     void set_layer(int layer, const LayerWeights& weights) override { transformer_.set_layer(layer, weights); }
-    void set_head(const void* norm, const void* weights, const void* bias) override { transformer_.set_head(norm, weights, bias); }
+    void set_head(const void* norm, const Matrix& head) override { transformer_.set_head(norm, head); }
     void step(const Step& step) override { transformer_.run(step); }
     const Shape& shape() const override { return transformer_.shape; }
+    void product(int layer, int which, const void* x, int tokens, float* to) const override {
+        transformer_.product(layer, which, x, tokens, to);
+    }
+    size_t weight_bytes() const override { return transformer_.weight_bytes(); }
 
 private:
     Transformer<D> transformer_;
 };
 
-// Greedy drafts: `counts[r]` tokens of row r into drafts[r * stride ...]; a row whose logits are unsound ends there, with
-// what it has. The head's outputs stand for tokens only[...] (null: for themselves). Returns via `counts` what was drafted.
-inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts) {
+// Who draws the draft tokens of the rows r where rows[r]: draw(r, at, best) gives the next one, or -1 to end the draft.
+// `logits` has room for all rows; those of row r lie at logits[at * outputs ...], and `best` is the token of the largest
+// of them, -1 if they are unsound.
+struct Drawing {
+    const int32_t* rows;
+    float* logits;
+    int32_t (*draw)(int32_t row, int32_t at, int32_t best);
+};
+
+// Drafts: `counts[r]` tokens of row r into drafts[r * stride ...], those with the largest logits unless `drawing` (or null)
+// says otherwise; a row whose logits are unsound ends there, with what it has. The head's outputs stand for tokens
+// only[...] (null: for themselves). Returns via `counts` what was drafted.
+inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) {
     std::vector<int32_t> active, slots, starts, begins{0}, tokens;
     for (int r = 0; r < tails.count; r++)
         if (counts[r]) {
@@ -62,15 +78,16 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
         }
     std::vector<Best> best;
     for (int i = 0; !active.empty(); i++) {
-        draft.feed({int(active.size()), slots.data(), starts.data(), begins.data(), tokens.data()}, 1, nullptr, best);
+        draft.feed({int(active.size()), slots.data(), starts.data(), begins.data(), tokens.data()}, 1, drawing ? drawing->logits : nullptr, best);
         std::vector<int32_t> left, left_slots, left_starts, left_begins{0}, left_tokens;
         for (size_t a = 0; a < active.size(); a++) {
             const int r = active[a];
-            if (!best[a].sound) {
+            int32_t token = !best[a].sound ? -1 : only ? only[best[a].token] : best[a].token;
+            if (drawing && drawing->rows[r]) token = drawing->draw(r, int32_t(a), token);
+            if (token < 0) {
                 counts[r] = i;
                 continue;
             }
-            const int32_t token = only ? only[best[a].token] : best[a].token;
             drafts[r * stride + i] = token;
             if (i + 1 >= counts[r]) continue;
             left.push_back(r);
@@ -84,20 +101,18 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
 }
 
 // Greedy verification: how many of each row's tokens after the first are what the target says, and what it says at every
-// token (`said`, as the rows lie). accepted[r] is -1 where a logit that counts is unsound.
-inline void verify(Model& target, const Rows& rows, int32_t* said, int32_t* accepted) {
+// token (`said`, as the rows lie; -1 where its logits are unsound). accepted[r] is -1 where a logit that counts is unsound.
+// `logits`: room for those of all tokens, or null.
+inline void verify(Model& target, const Rows& rows, int32_t* said, int32_t* accepted, float* logits) {
     std::vector<Best> best;
-    target.feed(rows, 2, nullptr, best);
+    target.feed(rows, 2, logits, best);
+    for (size_t i = 0; i < best.size(); i++) said[i] = best[i].sound ? best[i].token : -1;
     for (int r = 0; r < rows.count; r++) {
-        const int begin = rows.begins[r], drafted = rows.begins[r + 1] - begin - 1;
-        accepted[r] = -1;
-        for (int i = 0; i <= drafted && best[begin + i].sound; i++) {
-            said[begin + i] = best[begin + i].token;
-            if (i == drafted || best[begin + i].token != rows.tokens[begin + i + 1]) {
-                accepted[r] = i;
-                break;
-            }
-        }
+        const int32_t *own = said + rows.begins[r], *drafted = rows.tokens + rows.begins[r] + 1;
+        const int count = rows.begins[r + 1] - rows.begins[r] - 1;
+        int same = 0;
+        while (same < count && own[same] == drafted[same]) same++;
+        accepted[r] = own[same] < 0 ? -1 : same;
     }
 }
 

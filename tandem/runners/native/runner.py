@@ -1,4 +1,4 @@
-"""Runs the steps on a NativeModel: ragged rows, no padding, no buckets; a greedy round is one call into C++."""
+"""Runs the steps on a NativeModel: ragged rows, no padding, no buckets; a round is one call into C++."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import ctypes
 import functools
 import time
 from collections.abc import Sequence
-from ctypes import c_double
+from ctypes import c_double, c_float
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.runners.batch_invariance import check_batch_invariance
-from tandem.runners.native.library import Ints, RowBatch, ints, zeros
+from tandem.runners.native.drawing import DraftDraws
+from tandem.runners.native.library import Ints, RowBatch, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
 from tandem.runners.protocol import (
     TAIL,
@@ -29,13 +30,13 @@ from tandem.runners.protocol import (
     RunnerIdentity,
     StepShapes,
     VerifyRow,
-    fused_step,
     sized,
+    to_verify,
     verdict_or_failure,
+    verify_row,
 )
 from tandem.runners.startup import Startup
-from tandem.speculation.rules import draft_token, verify_draft
-from tandem.speculation.types import SparseDistribution, Verdict
+from tandem.speculation.types import Verdict
 
 Logits = NDArray[np.float32]
 _UNSOUND = "target logits: no finite largest logit"
@@ -66,12 +67,22 @@ class NativeRunner:
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        if all(row.sampling.greedy and not row.margins for row in rows):
-            return self._verify_greedily(rows)
+        batch = _fed(rows)
+        begins, said, accepted = batch.begins, zeros(len(batch.tokens)), zeros(len(rows))
+        logits = None if all(row.plain for row in rows) else self.model.room(len(batch.tokens))
+        self.model.library.tandem_verify(
+            self.model.handle, ctypes.byref(batch.rows), said, accepted, pointer(logits, c_float)
+        )
         return [
-            verdict_or_failure(functools.partial(_verify_row, row, own))
-            for row, own in zip(rows, self.verify_logits(rows), strict=True)
+            _verdict(said, begin, n) if row.plain else self._judge(row, said, logits, begin)
+            for row, begin, n in zip(rows, begins, accepted, strict=False)
         ]
+
+    def _judge(self, row: VerifyRow, said: Ints, logits: Logits | None, begin: int) -> Verdict | RowFailed:
+        """Judges a row whose first token's largest logit is that of said[begin], of logits[begin]."""
+        assert logits is not None
+        own, best = logits[begin:], said[begin : begin + 1 + len(row.draft)]
+        return verdict_or_failure(lambda: verify_row(row, own.__getitem__, self.model.logprobs, best.__getitem__))
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> list[Logits]:
         """Each row's logits [1 + draft tokens, vocabulary], float32; entry i predicts the token after draft[:i]."""
@@ -83,24 +94,39 @@ class NativeRunner:
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         """Like Runner.propose; a row leaves the batch once it has its k tokens."""
         started = time.perf_counter()
-        greedy = all(row.sampling.greedy for row in rows)
-        drafts = self._propose_greedily(rows) if greedy else self._propose_drawn(rows)
+        tails, counts = _tails(rows), ints([row.k for row in rows])
+        stride, drawing = max(1, *(row.k for row in rows)), DraftDraws.of(self.model, rows)
+        drafts = zeros(len(rows) * stride)
+        self.model.library.tandem_propose(
+            self.model.handle,
+            ctypes.byref(tails.rows),
+            counts,
+            self.model.stands_for,
+            stride,
+            drafts,
+            drawing and ctypes.byref(drawing.passed()),
+        )
+        sent = drawing.finished() if drawing else [()] * len(rows)
+        choices = drawing.choices if drawing else [()] * len(rows)
         seconds = time.perf_counter() - started
-        return [Proposal(tokens, seconds, sent) for tokens, sent in drafts]
+        return [
+            Proposal(tuple(drafts[r * stride : r * stride + count]), seconds, sent[r], choices[r])
+            for r, count in enumerate(counts)
+        ]
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
-        """Drafts and verifies greedy rows in one call of the library, if the draft is native too."""
+        """Drafts and verifies in one call of the library, if the draft is native too."""
         return functools.partial(self._fused, draft) if isinstance(draft, NativeRunner) else None
 
     def _fused(self, draft: NativeRunner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-        if not all(row.propose.sampling.greedy and not row.margins for row in rows):
-            return fused_step(self, draft, rows)
         tails = _tails([row.propose for row in rows])
         stride = max(1, *(max(row.propose.k, len(row.copied)) for row in rows))
         counts = ints([len(row.copied) or row.propose.k for row in rows])
-        drafts, committed, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
+        drafts, said, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
         for r, row in enumerate(rows):
             drafts[r * stride : r * stride + len(row.copied)] = list(row.copied)
+        drawing = DraftDraws.of(draft.model, [row.propose for row in rows])
+        logits = None if all(row.plain for row in rows) else self.model.room(len(said))
         seconds = c_double()
         self.model.library.tandem_fused(
             draft.model.handle,
@@ -112,82 +138,38 @@ class NativeRunner:
             self.limits.vocab_size,
             stride,
             drafts,
-            committed,
+            said,
             accepted,
+            pointer(logits, c_float),
+            drawing and ctypes.byref(drawing.passed()),
             ctypes.byref(seconds),
         )
-        widths = [1 + count for count in counts]
+        sent = drawing.finished() if drawing else [()] * len(rows)
+        widths, begin = [1 + count for count in counts], 0
         results: list[FusedResult | RowFailed] = []
         for r, row in enumerate(rows):
             drafted = tuple(drafts[r * stride : r * stride + counts[r]])
-            proposal = Proposal(drafted, 0.0 if row.copied else seconds.value)
-            verdict = _verdict(committed, r * (stride + 1), accepted[r])
+            proposal = Proposal(drafted, 0.0 if row.copied else seconds.value, sent[r][: len(drafted)])
+            if row.plain:
+                verdict = _verdict(said, begin, accepted[r])
+            else:
+                verdict = self._judge(to_verify(row, proposal), said, logits, begin)
             results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
+            begin += widths[r]
         return [sized(result, self.shapes, widths, seconds.value) for result in results]
-
-    def _verify_greedily(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        batch = RowBatch(
-            [row.slot for row in rows],
-            [row.position for row in rows],
-            [(row.last_token, *row.draft) for row in rows],
-        )
-        committed, accepted = zeros(len(batch.tokens)), zeros(len(rows))
-        self.model.library.tandem_verify(self.model.handle, ctypes.byref(batch.rows), committed, accepted)
-        return [_verdict(committed, begin, n) for begin, n in zip(batch.begins, accepted, strict=False)]
-
-    def _propose_greedily(self, rows: Sequence[ProposeRow]) -> list[_Draft]:
-        tails, counts = _tails(rows), ints([row.k for row in rows])
-        stride = max(1, *(row.k for row in rows))
-        drafts = zeros(len(rows) * stride)
-        self.model.library.tandem_propose(
-            self.model.handle,
-            ctypes.byref(tails.rows),
-            counts,
-            self.model.stands_for,
-            stride,
-            drafts,
-        )
-        return [(tuple(drafts[r * stride : r * stride + count]), ()) for r, count in enumerate(counts)]
-
-    def _propose_drawn(self, rows: Sequence[ProposeRow]) -> list[_Draft]:
-        drafts: list[tuple[list[int], list[SparseDistribution]]] = [([], []) for _ in rows]
-        active = [r for r, row in enumerate(rows) if row.k]
-        while active:
-            rounds = [(rows[r], drafts[r][0]) for r in active]
-            logits = self.model.feed(
-                [row.slot for row, _ in rounds],
-                [row.position + (len(tokens) or 1 - len(row.tail)) for row, tokens in rounds],
-                [tokens[-1:] or row.tail for row, tokens in rounds],
-                1,
-            )
-            assert logits is not None
-            for r, own in zip(active, self.model.widened(logits), strict=True):
-                row, (tokens, sent) = rows[r], drafts[r]
-                token, drawn_from = draft_token(
-                    own, row.sampling, row.rule, row.position + 1 + len(tokens), row.target_vocab_size
-                )
-                tokens.append(token)
-                sent += [drawn_from] if drawn_from else []
-            active = [r for r in active if len(drafts[r][0]) < rows[r].k]
-        return [(tuple(tokens), tuple(sent)) for tokens, sent in drafts]
-
-
-_Draft = tuple[tuple[int, ...], tuple[SparseDistribution, ...]]
 
 
 def _tails(rows: Sequence[ProposeRow]) -> RowBatch:
     return RowBatch([r.slot for r in rows], [r.position + 1 - len(r.tail) for r in rows], [r.tail for r in rows])
 
 
-def _verdict(committed: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
-    """Parses one row's verdict from `committed[begin:]`."""
-    return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(committed[begin : begin + accepted + 1]), accepted)
+def _fed(rows: Sequence[VerifyRow]) -> RowBatch:
+    return RowBatch([r.slot for r in rows], [r.position for r in rows], [(r.last_token, *r.draft) for r in rows])
 
 
-def _verify_row(row: VerifyRow, logits: Logits) -> Verdict:
-    return verify_draft(
-        row.draft, row.distributions, logits.__getitem__, row.sampling, row.rule, row.position + 1, row.margins
-    )
+def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
+    """Parses one plain row's verdict from `said[begin:]`."""
+    return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
 
 
 def check_ragged_invariance(model: NativeModel, limits: Limits, shapes: StepShapes) -> StepShapes:

@@ -1,52 +1,61 @@
-// The phases of a step. Between two phases all threads meet; inside one they claim pieces.
+// The phases of a step. Inside one, threads claim pieces; it ends when all pieces are done, whoever is still here.
 #pragma once
 #include "transformer.h"
 
 namespace tandem {
 
-// Ends a phase: claims a piece of the next one and, until all are here, fetches what it reads.
-template <class D> void Transformer<D>::meet(Place& place, const Linear<D>* then) {
-    place.claimed = claims_[++place.phase].fetch_add(1, std::memory_order_relaxed);
+// Ends a phase: claims a piece of the next one and, until all pieces of this one are done, fetches what that reads. A
+// thread that the system has taken away is waited for only while it has a piece.
+template <class D> void Transformer<D>::finish(Place& place, int pieces, const Linear<D>* then) {
+    const std::atomic<int>& done = phases_[place.phase].done;
+    place.claimed = phases_[++place.phase].claimed.fetch_add(1, std::memory_order_relaxed);
     Soon soon = then && place.claimed < then->panels() ? then->soon(place.claimed) : Soon{};
-    pool_.meet(threads_, [&] { soon.fetch(4); });
+    Pool::until([&] {
+        soon.fetch(4);
+        return done.load(std::memory_order_acquire) == pieces;
+    });
 }
 
 template <class D> template <class Piece> void Transformer<D>::share(Place& place, int pieces, const Linear<D>* then, Piece piece) {
-    std::atomic<int>& next = claims_[place.phase];
-    for (int i = place.claimed; i < pieces; i = next.fetch_add(1, std::memory_order_relaxed)) piece(i);
-    meet(place, then);
+    Phase& phase = phases_[place.phase];
+    for (int i = place.claimed; i < pieces; i = phase.claimed.fetch_add(1, std::memory_order_relaxed)) {
+        piece(i);
+        phase.done.fetch_add(1, std::memory_order_release);
+    }
+    finish(place, pieces, then);
 }
 
-// The panel after this one is claimed early, to be fetched meanwhile. One or two tokens leave no time for that.
+// The panel after this one is claimed early, to be fetched meanwhile; with the last one, what the next layer begins with.
 template <class D> template <class Done>
-void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const stored* x, size_t stride, int tokens, Done done) {
-    std::atomic<int>& next = claims_[place.phase];
+void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done done) {
+    Phase& phase = phases_[place.phase];
     for (int panel = place.claimed, after = 0; panel < layer.panels(); panel = after) {
-        after = next.fetch_add(1, std::memory_order_relaxed);
-        Soon soon = tokens > 2 && after < layer.panels() ? layer.soon(after) : Soon{};
-        layer.panel(panel, x, stride, tokens, soon, [&](int t, v16f first, v16f last) { done(panel, t, first, last); });
+        after = phase.claimed.fetch_add(1, std::memory_order_relaxed);
+        Soon soon = layer.fetches_ahead(tokens) && after < layer.panels() ? layer.soon(after) : Soon{};
+        layer.panel(panel, input, tokens, soon, [&](int t, v16f first, v16f last) { done(panel, t, first, last); });
+        phase.done.fetch_add(1, std::memory_order_release);
     }
-    meet(place, then);
+    finish(place, layer.panels(), then);
 }
 
 template <class D> void Transformer<D>::work(int thread) {
     Place place;
-    place.claimed = claims_[0].fetch_add(1, std::memory_order_relaxed);
+    place.claimed = phases_[0].claimed.fetch_add(1, std::memory_order_relaxed);
     share(place, step_.tokens, &layers_[0].qkv, [&](int t) {
         std::memcpy(&x_[t * hidden_], embedding_ + size_t(step_.ids[t]) * shape.hidden, shape.hidden * sizeof(stored));
     });
     for (size_t i = 0; i < layers_.size(); i++) work_layer(layers_[i], i + 1 < layers_.size() ? &layers_[i + 1].qkv : &head_, thread, place);
     if (!step_.count) return;
-    const stored* last = normed(final_norm_, thread, step_.wanted, step_.count);
-    multiply(place, head_, nullptr, last, hidden_, step_.count, [&](int panel, int wanted, v16f first, v16f second) {
+    const Input<D> last = input(place, thread, head_, {x_.data(), hidden_, &final_norm_, step_.wanted}, step_.count);
+    multiply(place, head_, nullptr, last, step_.count, [&](int panel, int wanted, v16f first, v16f second) {
         choose(thread, panel, wanted, first, second);
     });
 }
 
 template <class D> void Transformer<D>::work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place) {
     const int tokens = step_.tokens, turned = shape.heads + shape.kv_heads;
-    const stored* in = normed(layer.attention_norm, thread, nullptr, tokens);
-    multiply(place, layer.qkv, nullptr, in, hidden_, tokens, [&](int panel, int t, v16f first, v16f last) {
+    Input<D> in = input(place, thread, layer.qkv, {x_.data(), hidden_, &layer.attention_norm}, tokens);
+    multiply(place, layer.qkv, nullptr, in, tokens, [&](int panel, int t, v16f first, v16f last) {
         D::keep(&qkv_[t * wide_ + panel * PANEL], first);
         D::keep(&qkv_[t * wide_ + panel * PANEL + LANES], last);
     });
@@ -62,20 +71,31 @@ template <class D> void Transformer<D>::work_layer(Layer& layer, const Linear<D>
         D::keep(x, D::wide(x) + first);
         D::keep(x + LANES, D::wide(x + LANES) + last);
     };
-    multiply(place, layer.o, &layer.gate_up, attended_.data(), size_t(shape.heads) * shape.head_dim, tokens, add);
-    in = normed(layer.mlp_norm, thread, nullptr, tokens);
-    multiply(place, layer.gate_up, &layer.down, in, hidden_, tokens, [&](int panel, int t, v16f gate, v16f up) {
+    in = input(place, thread, layer.o, {attended_.data(), size_t(shape.heads) * shape.head_dim}, tokens);
+    multiply(place, layer.o, &layer.gate_up, in, tokens, add);
+    in = input(place, thread, layer.gate_up, {x_.data(), hidden_, &layer.mlp_norm}, tokens);
+    multiply(place, layer.gate_up, &layer.down, in, tokens, [&](int panel, int t, v16f gate, v16f up) {
         v16f silu = D::rounded(gate / (1.0f + exponential(-gate)));
         D::keep(&gated_[t * inner_ + panel * LANES], silu * up);
     });
-    multiply(place, layer.down, then, gated_.data(), inner_, tokens, add);
+    in = input(place, thread, layer.down, {gated_.data(), inner_}, tokens);
+    multiply(place, layer.down, then, in, tokens, add);
 }
 
-// Every thread norms for itself: cheaper than to meet once more.
-template <class D> const typename D::stored* Transformer<D>::normed(const Buffer<stored>& weight, int thread, const int32_t* which, int count) {
-    stored* to = normed_[thread].data();
-    for (int i = 0; i < count; i++) norm(&x_[(which ? which[i] : i) * hidden_], weight.data(), shape.hidden, to + i * hidden_);
-    return to;
+// Few tokens are normed and quantised by every thread for itself, which is cheaper than a phase of its own.
+template <class D> Input<D> Transformer<D>::input(Place& place, int thread, const Linear<D>& layer, const Activations& from, int tokens) {
+    const bool dealt = tokens >= DEALT && threads_ > 1 && (from.norm || layer.blocks());
+    const int whose = dealt ? 0 : thread;
+    stored* normed = normed_[whose].data();
+    const Input<D> made{from.norm ? normed : from.values, from.norm ? hidden_ : from.stride, groups8_[whose].data(), layer.group_stride()};
+    auto make = [&](int t) {
+        if (from.norm) norm(from.values + (from.which ? from.which[t] : t) * from.stride, from.norm->data(), shape.hidden, normed + t * hidden_);
+        if (layer.blocks()) quantise<D>(made.values + t * made.stride, layer.inputs(), groups8_[whose].data() + t * made.group_stride);
+    };
+    if (dealt) share(place, tokens, &layer, make);
+    else if (place.claimed < layer.panels())  // otherwise others have all panels, and may be done with these rows
+        for (int t = 0; t < tokens; t++) make(t);
+    return made;
 }
 
 template <class D> void Transformer<D>::norm(const stored* from, const stored* weight, int width, stored* to) const {
@@ -146,7 +166,9 @@ template <class D> void Transformer<D>::choose(int thread, int panel, int wanted
         best.nan |= value != value;
         if (step_.logits) {
             int at = panel * PANEL + part * LANES, room = std::min(LANES, shape.outputs - at);
-            if (room > 0) std::memcpy(step_.logits + size_t(wanted) * shape.outputs + at, &value, room * sizeof(float));
+            float* to = step_.logits + size_t(wanted) * shape.outputs + at;
+            if (room == LANES) store(to, value);  // a copy of known size is one instruction
+            else if (room > 0) std::memcpy(to, &value, room * sizeof(float));
         }
     }
 }

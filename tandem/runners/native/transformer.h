@@ -14,10 +14,17 @@ struct Shape {
     float epsilon, scale;
 };
 
-// Pointers to [outputs, inputs] weights and [outputs] biases in the model's dtype; biases and norms of heads may be null.
+// Weights [outputs, inputs] as they are stored, and the format they are packed in; biases [outputs] in the model's dtype, or
+// null.
+struct Matrix {
+    const void *weights, *bias;
+    Format stored, packed;
+};
+
+// Norms are in the model's dtype; those of heads may be null.
 struct LayerWeights {
-    const void *attention_norm, *q, *k, *v, *o, *q_bias, *k_bias, *v_bias, *o_bias, *q_norm, *k_norm;
-    const void *mlp_norm, *gate, *up, *down, *gate_bias, *up_bias, *down_bias;
+    const void *attention_norm, *mlp_norm, *q_norm, *k_norm;
+    Matrix q, k, v, o, gate, up, down;
 };
 
 // The token with the largest logit, the lowest id among equals; `sound` if that logit is finite and none is NaN.
@@ -42,11 +49,17 @@ public:
     // Tables of cosines and sines are [length, head_dim / 2]; they and the embedding [vocabulary, hidden] must outlive this.
     Transformer(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
     void set_layer(int layer, const LayerWeights& weights);
-    void set_head(const void* norm, const void* weights, const void* bias);
+    void set_head(const void* norm, const Matrix& head);
     void run(const Step& step);
+    // Outputs [tokens, panels * 32] of x [tokens, inputs]: of q, k and v (0), o (1), gate and up (2) or down (3) of a layer,
+    // or of the head for layer -1. Outputs lie as they are packed: 16 of the gate beside 16 of up.
+    void product(int layer, int which, const void* x, int tokens, float* to) const;
+    size_t weight_bytes() const;  // of all matrices: what a step reads
     const Shape shape;
 
 private:
+    static constexpr int DEALT = 8;  // tokens of a step from which on norming and quantising them is shared work
+
     struct Layer {
         Linear<D> qkv, o, gate_up, down;
         Buffer<stored> attention_norm, mlp_norm, q_norm, k_norm;
@@ -60,6 +73,16 @@ private:
         v16i token = v16i{} + INT32_MAX, nan = v16i{};
     };
 
+    struct Activations {  // rows `stride` apart, those of `which` or the first ones, to be normed where `norm` is given
+        const stored* values;
+        size_t stride;
+        const Buffer<stored>* norm = nullptr;
+        const int32_t* which = nullptr;
+    };
+
+    struct alignas(64) Phase {  // pieces that were claimed, and those of them that are done
+        std::atomic<int> claimed{0}, done{0};
+    };
     struct Place {  // where a thread is: the phase, and the piece of it that it has claimed
         int phase = 0, claimed = 0;
     };
@@ -69,9 +92,9 @@ private:
     // A thread's part of a phase, in pieces or in panels; `then` is what the next phase reads.
     template <class Piece> void share(Place& place, int pieces, const Linear<D>* then, Piece piece);
     template <class Done>
-    void multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const stored* x, size_t stride, int tokens, Done done);
-    void meet(Place& place, const Linear<D>* then);
-    const stored* normed(const Buffer<stored>& weight, int thread, const int32_t* which, int count);
+    void multiply(Place& place, const Linear<D>& layer, const Linear<D>* then, const Input<D>& input, int tokens, Done done);
+    void finish(Place& place, int pieces, const Linear<D>* then);
+    Input<D> input(Place& place, int thread, const Linear<D>& layer, const Activations& from, int tokens);
     void norm(const stored* from, const stored* weight, int width, stored* to) const;
     void rotate(Layer& layer, int token, int head);
     void attend_group(Layer& layer, const Group& group, int head, int thread);
@@ -89,10 +112,11 @@ private:
     size_t hidden_, wide_, inner_;
     Buffer<stored> x_, qkv_, attended_, gated_;
     std::vector<Buffer<stored>> normed_;
+    std::vector<Buffer<Group8>> groups8_;  // input of a layer with blocks, each thread's own or in the first for all
     std::vector<Scores<D>> scores_;
     std::vector<std::vector<Running>> running_;
     std::vector<Group> groups_;
-    std::vector<std::atomic<int>> claims_;
+    std::vector<Phase> phases_;
     Step step_{};
     int threads_;
 };
@@ -103,10 +127,14 @@ template <class T> Buffer<T> copied(const void* from, size_t count) {
     return made;
 }
 
-// One of several matrices laid one below the other, and the row of it that an output belongs to.
+inline size_t row_bytes(Format format, int inputs) {
+    return with_blocks(format, [&](auto blocks) { return up(inputs, decltype(blocks)::INPUTS) / decltype(blocks)::INPUTS * decltype(blocks)::BYTES; });
+}
+
+// Several matrices laid one below the other, and the row of them that an output belongs to.
 template <class D> struct Stack {
     struct Part {
-        const void *weights, *bias;
+        Matrix matrix;
         int rows;
     };
     std::vector<Part> parts;
@@ -114,18 +142,23 @@ template <class D> struct Stack {
 
     template <class Found> void find(int output, Found found) const {
         for (auto& part : parts) {
-            if (output < part.rows) return found(part, output);
+            if (output < part.rows) return found(part.matrix, output);
             output -= part.rows;
         }
     }
-    Row<D> row(int output) const {
-        Row<D> result = nullptr;
-        find(output, [&](const Part& part, int row) { result = static_cast<Row<D>>(part.weights) + size_t(row) * inputs; });
+    Row row(int output) const {
+        Row result;
+        find(output, [&](const Matrix& matrix, int row) {
+            const size_t bytes = matrix.stored == DENSE ? inputs * sizeof(typename D::stored) : row_bytes(matrix.stored, inputs);
+            result = {static_cast<const char*>(matrix.weights) + row * bytes, matrix.stored, matrix.packed};
+        });
         return result;
     }
     float bias(int output, float beyond = 0) const {
         float result = beyond;
-        find(output, [&](const Part& part, int row) { result = part.bias ? D::wide1(static_cast<Row<D>>(part.bias)[row]) : 0; });
+        find(output, [&](const Matrix& matrix, int row) {
+            result = matrix.bias ? D::wide1(static_cast<const typename D::stored*>(matrix.bias)[row]) : 0;
+        });
         return result;
     }
     Linear<D> packed(Arena& arena, float beyond = 0) const {
@@ -142,9 +175,11 @@ Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embeddin
       wide_(up(size_t(given.heads + 2 * given.kv_heads) * given.head_dim, PANEL)), inner_(up(given.intermediate, LANES)),
       x_(given.most_tokens * hidden_), qkv_(given.most_tokens * wide_),
       attended_(size_t(given.most_tokens) * given.heads * given.head_dim), gated_(given.most_tokens * inner_),
-      running_(given.threads), claims_(6 * given.layers + 3), threads_(given.threads) {
+      running_(given.threads), phases_(10 * given.layers + 4), threads_(given.threads) {
     for (int t = 0; t < threads_; t++) {
         normed_.emplace_back(given.most_tokens * hidden_);
+        const int widest = std::max({given.hidden, given.heads * given.head_dim, given.intermediate});
+        groups8_.emplace_back(size_t(given.most_tokens) * Linear<D>::groups(widest));
         scores_.emplace_back(given.length);
     }
 }
@@ -156,25 +191,50 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
     layer.mlp_norm = copied<stored>(w.mlp_norm, shape.hidden);
     layer.q_norm = copied<stored>(w.q_norm, dim);
     layer.k_norm = copied<stored>(w.k_norm, dim);
-    layer.qkv = Stack<D>{{{w.q, w.q_bias, shape.heads * dim}, {w.k, w.k_bias, kv}, {w.v, w.v_bias, kv}}, shape.hidden}.packed(weights_);
-    layer.o = Stack<D>{{{w.o, w.o_bias, shape.hidden}}, shape.heads * dim}.packed(weights_);
+    layer.qkv = Stack<D>{{{w.q, shape.heads * dim}, {w.k, kv}, {w.v, kv}}, shape.hidden}.packed(weights_);
+    layer.o = Stack<D>{{{w.o, shape.hidden}}, shape.heads * dim}.packed(weights_);
     // 16 outputs of the gate beside the same 16 of up: a panel has all that their product needs.
-    Stack<D> gate{{{w.gate, w.gate_bias, shape.intermediate}}, shape.hidden}, up_part{{{w.up, w.up_bias, shape.intermediate}}, shape.hidden};
+    Stack<D> gate{{{w.gate, shape.intermediate}}, shape.hidden}, up_part{{{w.up, shape.intermediate}}, shape.hidden};
     auto part = [&](int output) -> const Stack<D>& { return output % PANEL < LANES ? gate : up_part; };
     auto row = [](int output) { return output / PANEL * LANES + output % LANES; };
     layer.gate_up = Linear<D>(weights_, shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); }, [&](int o) { return part(o).bias(row(o)); });
-    layer.down = Stack<D>{{{w.down, w.down_bias, shape.hidden}}, shape.intermediate}.packed(weights_);
+    layer.down = Stack<D>{{{w.down, shape.hidden}}, shape.intermediate}.packed(weights_);
     layer.cache = std::make_unique<LayerCache<D>>(caches_, shape.slots, shape.kv_heads, shape.length, dim);
 }
 
-template <class D> void Transformer<D>::set_head(const void* norm, const void* weights, const void* bias) {
+template <class D> void Transformer<D>::set_head(const void* norm, const Matrix& head) {
     final_norm_ = copied<stored>(norm, shape.hidden);
-    head_ = Stack<D>{{{weights, bias, shape.outputs}}, shape.hidden}.packed(weights_, -INFINITY);
+    head_ = Stack<D>{{{head, shape.outputs}}, shape.hidden}.packed(weights_, -INFINITY);
+}
+
+template <class D> void Transformer<D>::product(int index, int which, const void* x, int tokens, float* to) const {
+    const Layer& layer = layers_[std::max(index, 0)];
+    const Linear<D>* parts[] = {&layer.qkv, &layer.o, &layer.gate_up, &layer.down};
+    const Linear<D>& linear = index < 0 ? head_ : *parts[which];
+    Buffer<Group8> groups(size_t(tokens) * Linear<D>::groups(linear.inputs()));
+    const Input<D> input{static_cast<const stored*>(x), size_t(linear.inputs()), groups.data(), linear.group_stride()};
+    for (int t = 0; linear.blocks() && t < tokens; t++)
+        quantise<D>(input.values + t * input.stride, linear.inputs(), groups.data() + t * input.group_stride);
+    for (int panel = 0; panel < linear.panels(); panel++)
+        linear.panel(panel, input, tokens, Soon{}, [&](int token, v16f first, v16f last) {
+            float* at = to + (size_t(token) * linear.panels() + panel) * PANEL;
+            store(at, first);
+            store(at + LANES, last);
+        });
+}
+
+template <class D> size_t Transformer<D>::weight_bytes() const {
+    size_t total = head_.bytes();
+    for (const Layer& layer : layers_) total += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
+    return total;
 }
 
 template <class D> void Transformer<D>::run(const Step& step) {
     step_ = step;
-    for (auto& claim : claims_) claim.store(0, std::memory_order_relaxed);
+    for (auto& phase : phases_) {
+        phase.claimed.store(0, std::memory_order_relaxed);
+        phase.done.store(0, std::memory_order_relaxed);
+    }
     for (auto& running : running_) running.assign(step.count, Running{});
     group();
     pool_.run([](void* self, int thread) { static_cast<Transformer*>(self)->work(thread); }, this, threads_);

@@ -1,9 +1,11 @@
 // Vectors of 16 floats, written with GCC's vector types so that any CPU compiles them; bfloat16 products use AVX-512
-// BF16 where the CPU has it. Every operation is lane by lane: no result depends on how work is divided.
+// BF16 where the CPU has it. Every operation is lane by lane: no result depends on how work is divided. Those of float32
+// have the same bits on every CPU that multiplies and adds with one rounding (x86-64-v3, ARM64).
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512F__
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -13,6 +15,8 @@ typedef float v16f __attribute__((vector_size(64)));
 typedef int32_t v16i __attribute__((vector_size(64)));
 typedef uint32_t v16u __attribute__((vector_size(64)));
 typedef uint16_t v16h __attribute__((vector_size(32)));
+typedef int8_t v16b __attribute__((vector_size(16)));
+typedef uint8_t v16c __attribute__((vector_size(16)));
 constexpr int LANES = 16;
 
 template <class V> inline V load(const void* from) {
@@ -47,6 +51,10 @@ inline v16f widen(v16h value) { return (v16f)(__builtin_convertvector(value, v16
 inline v16f fused(v16f a, v16f b, v16f c) {
 #if defined(__AVX512F__)
     return (v16f)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FP_FAST_FMAF)
+    v16f result;
+    for (int i = 0; i < LANES; i++) result[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return result;
 #else
     return a * b + c;
 #endif

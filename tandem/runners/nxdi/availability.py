@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import sys
 
-from tandem.planning.detect import missing
-from tandem.planning.packages import installed_package
+from tandem.planning.clashes import clashes, refusal
+from tandem.planning.detect import DOCTOR, missing
+from tandem.planning.packages import installed_package, installed_packages
 
+log = logging.getLogger("tandem.engine")
 PACKAGES = ("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx")
 ALSO = ("neuronx-cc", "torch", "transformers")
 
@@ -16,8 +19,14 @@ ALSO = ("neuronx-cc", "torch", "transformers")
 def require_nxdi() -> None:
     """Raises ValueError, one line that says what to do, unless NxDI and its dependencies are installed.
 
-    Does not look for devices: a machine without one may compile.
+    Does not look for devices: a machine without one may compile. Other versions than NxDI's own metadata ask for are
+    refused where NxDI calls or is compiled against them, and else said in the log.
     """
+    found = clashes(installed_packages())
+    if why := refusal(found):
+        raise ValueError(f"backend: nxdi is not available here: {why}; {DOCTOR}")
+    for clash in found:
+        log.warning("%s", clash)
     absent = [package for package in PACKAGES if not importable(package)]
     if absent:
         why = missing("nxdi", compile_only=True)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
 from tandem.checkpoints.locate import Checkpoint, find
-from tandem.runners.backends import LoadRequest
+from tandem.planning.cores import format_cores, parse_cores
+from tandem.runners.backends import LoadRequest, Unfused
 from tandem.runners.nxdi.availability import require_nxdi
-from tandem.runners.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
-from tandem.runners.nxdi.settings import NxdiSettings
+from tandem.runners.nxdi.checkpoint import local
+from tandem.runners.nxdi.load import compile_nxdi, compile_nxdi_pair, load_nxdi, load_nxdi_pair, start_on_device
+from tandem.runners.nxdi.settings import NxdiSettings, apart, draft_apart
 from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
+
+VISIBLE_CORES = "NEURON_RT_VISIBLE_CORES"
 
 
 class NxdiBackend:
@@ -20,7 +28,8 @@ class NxdiBackend:
         require_nxdi()
 
     def find(self, model: str | None) -> Checkpoint:
-        return find(model)
+        """A hub id is downloaded, unless it is in Hugging Face's cache: NxDI shards weights from a folder."""
+        return local(find(model))
 
     def tokenizer(self, checkpoint: Checkpoint) -> None:
         return None
@@ -29,6 +38,7 @@ class NxdiBackend:
         return not _settings(request).eagle  # an EAGLE head has none
 
     def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
+        take_cores(request)
         with startup.stage("loading"):
             return load_nxdi(
                 checkpoint, request.execution, request.shape, _settings(request), request.verifies, start_on_device
@@ -37,8 +47,50 @@ class NxdiBackend:
     def load_pair(
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
     ) -> tuple[Runner, Runner]:
+        take_cores(request)
         with startup.stage("loading"):
             return load_nxdi_pair(target, draft, request.execution, request.shape, _settings(request), start_on_device)
+
+    def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
+        """With --pair both, a fused server loads its models apart as well."""
+        own = (request.execution, request.shape)
+        if part != "fused":
+            if part == "draft" and _settings(request).eagle:
+                raise ValueError("compile_for: an EAGLE head drafts in its target's graph alone; compile fused")
+            settings = replace(_settings(request), eagle=False, draft_neuron_config={})
+            checkpoint = draft if part == "draft" and draft is not None else target
+            yield compile_nxdi(checkpoint, *own, settings, part == "target")
+            return
+        assert draft is not None
+        if self.fuses(request):
+            yield compile_nxdi_pair(target, draft, *own, _settings(request))
+        if apart := self.unfused(request):
+            yield compile_nxdi(target, *own, _settings(apart.target), True)
+            if apart.draft is not None:
+                yield compile_nxdi(draft, *own, _settings(apart.draft), False)
+
+    def fuses(self, request: LoadRequest) -> bool:
+        return _settings(request).pair != "apart"
+
+    def unfused(self, request: LoadRequest) -> Unfused | None:
+        """The fused graph is greedy and keeps its logits; models apart answer what asks for more."""
+        settings = _settings(request)
+        if settings.pair == "fused":
+            return None
+        target = replace(request, settings=apart(settings), verifies=True)
+        if settings.eagle:
+            return Unfused(target, None)
+        return Unfused(target, replace(request, settings=draft_apart(settings), verifies=False))
+
+
+def take_cores(request: LoadRequest) -> None:
+    """Names this process's cores to the runtime, before anything initializes it. Raises ValueError if too few."""
+    if request.execution.cores is None:
+        return
+    cores, degree = parse_cores(request.execution.cores), _settings(request).tp_degree
+    if len(cores) < degree:
+        raise ValueError(f"cores: tp_degree {degree} needs as many cores, and {len(cores)} are named")
+    os.environ[VISIBLE_CORES] = format_cores(cores)
 
 
 def _settings(request: LoadRequest) -> NxdiSettings:

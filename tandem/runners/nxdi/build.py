@@ -112,11 +112,19 @@ def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:
             )
     fields = given | ours
     fields.setdefault("padding_side", "right")
+    _as_argmax(fields)
     _lengths(fields, request, span)
     if request.kind is Kind.FUSED:
         fields.setdefault("on_device_sampling_config", {"do_sample": False})
     _kv_quantization(fields)
     return fields
+
+
+def _as_argmax(fields: dict[str, Any]) -> None:
+    """Compiles an argmax where the user asks for draws among one token: the same result, and speculation allows it."""
+    sampling = fields.get("on_device_sampling_config")
+    if isinstance(sampling, Mapping) and sampling.get("do_sample") and sampling.get("top_k") == 1:
+        fields["on_device_sampling_config"] = {**sampling, "do_sample": False}
 
 
 def _lengths(fields: dict[str, Any], request: BuildRequest, span: int) -> None:

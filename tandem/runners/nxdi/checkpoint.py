@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,28 @@ class ModelFacts:
     digest: str
 
 
+HUB_FILES = ["*.json", "*.safetensors", "*.model", "tokenizer*", "merges.txt", "vocab*"]
+
+
+def local(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint in a folder of this machine. Raises CheckpointError if it is named by hub id and not to be had."""
+    if checkpoint.gguf is not None or Path(checkpoint.folder).is_dir():
+        return checkpoint
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = snapshot_download(checkpoint.folder, allow_patterns=HUB_FILES)
+    except Exception as error:  # of the network, of the hub, or of its cache
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"{checkpoint.folder}: neither a folder nor to be had from the hub: {why}") from None
+    return replace(checkpoint, folder=folder)
+
+
 def facts(checkpoint: Checkpoint, max_length: int) -> ModelFacts:
     """Reads the facts. Raises CheckpointError or ValueError if NxDI cannot run the model for `max_length` tokens."""
     folder = Path(checkpoint.folder)
     if checkpoint.gguf is not None:
         raise CheckpointError(f"{folder / checkpoint.gguf}: nxdi reads Hugging Face folders (safetensors), not GGUF")
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{checkpoint.folder}: nxdi shards weights from a local folder; download the model and name its folder"
-        )
     text = (folder / "config.json").read_bytes()
     config = json.loads(text)
     kind = str(config.get("model_type"))
@@ -46,6 +59,24 @@ def facts(checkpoint: Checkpoint, max_length: int) -> ModelFacts:
     vocab_size = int(inner["vocab_size"])
     digest = hashlib.sha256(text).hexdigest()[:16]
     return ModelFacts(str(folder), kind, vocab_size, str(dtype), _end_ids(folder, inner), digest)
+
+
+def older_rope(folder: str) -> dict[str, Any]:
+    """The fields by which transformers 4.57 knows a rotary embedding that transformers 5 wrote into config.json.
+
+    It ignores `rope_parameters` and takes its default base (10000) without a word. Empty if nothing is to be said.
+    Raises CheckpointError if the file has one for each kind of layer.
+    """
+    file = Path(folder) / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    written = config.get("rope_parameters")
+    if not written or "rope_theta" in config:
+        return {}
+    if "rope_theta" not in written:
+        raise CheckpointError(f"{file}: rope_parameters have no rope_theta, and NxD Inference reads one for all layers")
+    fields = {"rope_theta": written["rope_theta"]}
+    scaling = {name: value for name, value in written.items() if name != "rope_theta"}
+    return fields if scaling.get("rope_type", "default") == "default" else fields | {"rope_scaling": scaling}
 
 
 def _check_length(config: dict[str, Any], max_length: int) -> None:

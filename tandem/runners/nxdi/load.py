@@ -13,11 +13,12 @@ from tandem.runners.nxdi.checkpoint import ModelFacts, facts
 from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
 from tandem.runners.nxdi.runner import NxdiRunner
 from tandem.runners.nxdi.settings import NxdiSettings
+from tandem.runners.nxdi.store import publish
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution, Shape
-    from tandem.runners.nxdi.sdk import Application
+    from tandem.runners.nxdi.sdk import Application, Source
 
 Start = Callable[[Build, ModelFacts, ModelFacts | None, CompiledFolder], "Application"]
 
@@ -26,10 +27,8 @@ def load_nxdi(
     checkpoint: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, verifies: bool, start: Start
 ) -> Runner:
     """Loads a target (`verifies`) or a draft. Raises CheckpointError or ValueError, one line each."""
-    kind = Kind.WINDOW if verifies and shape.max_draft else Kind.PLAIN
-    build = plan_build(_request(kind, execution, shape), settings)
-    own = facts(checkpoint, build.max_length)
-    device = start(build, own, None, _wanted(build, checkpoint, own, None, settings))
+    build, own, wanted = _planned(checkpoint, execution, shape, settings, verifies)
+    device = start(build, own, None, wanted)
     limits = _limits(build, shape, own)
     identity = _identity(checkpoint, own, device.dtype)
     return NxdiRunner(device, build.layout, limits, identity, verifies, execution.exact, build.tokens_only)
@@ -39,13 +38,8 @@ def load_nxdi_pair(
     target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, start: Start
 ) -> tuple[FusedRunner, FusedDraft]:
     """Loads target and draft as one graph. Raises CheckpointError or ValueError."""
-    build = plan_build(_request(Kind.FUSED, execution, shape), settings)
-    own, other = facts(target, build.max_length), facts(draft, build.max_length)
-    if own.vocab_size != other.vocab_size:
-        raise CheckpointError(
-            f"{other.folder}: {other.vocab_size} token ids, the target has {own.vocab_size}; a fused graph has one"
-        )
-    device = start(build, own, other, _wanted(build, target, own, (draft, other), settings))
+    build, own, other, wanted = _planned_pair(target, draft, execution, shape, settings)
+    device = start(build, own, other, wanted)
     limits = _limits(build, shape, own)
     runner = FusedRunner(
         device, build.layout, limits, _identity(target, own, device.dtype), True, execution.exact, True
@@ -53,13 +47,67 @@ def load_nxdi_pair(
     return runner, FusedDraft(runner, _identity(draft, other, device.dtype))
 
 
+def compile_nxdi(
+    checkpoint: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, verifies: bool
+) -> str:
+    """Compiles what `load_nxdi` would load, and puts it into the store if there is one. Returns a line about it."""
+    from tandem.runners.nxdi.sdk import compile_only
+
+    build, own, wanted = _planned(checkpoint, execution, shape, settings, verifies)
+    return _kept(wanted, compile_only(build, _source_of(own), None, wanted))
+
+
+def compile_nxdi_pair(
+    target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings
+) -> str:
+    """Like `compile_nxdi`, for what `load_nxdi_pair` would load."""
+    from tandem.runners.nxdi.sdk import compile_only
+
+    build, own, other, wanted = _planned_pair(target, draft, execution, shape, settings)
+    return _kept(wanted, compile_only(build, _source_of(own), _source_of(other), wanted))
+
+
+def _kept(wanted: CompiledFolder, compiled_now: bool) -> str:
+    line = f"{wanted.folder.name}: {'compiled' if compiled_now else 'there already'}"
+    if wanted.store is None:
+        return f"{line}, in {wanted.folder.parent}"
+    published = publish(wanted.folder, wanted.made_from, wanted.store)
+    return f"{line}, {'published to' if published else 'in'} {wanted.store}"
+
+
+def _planned(
+    checkpoint: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, verifies: bool
+) -> tuple[Build, ModelFacts, CompiledFolder]:
+    kind = Kind.WINDOW if verifies and shape.max_draft else Kind.PLAIN
+    build = plan_build(_request(kind, execution, shape), settings)
+    own = facts(checkpoint, build.max_length)
+    return build, own, _wanted(build, checkpoint, own, None, settings)
+
+
+def _planned_pair(
+    target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings
+) -> tuple[Build, ModelFacts, ModelFacts, CompiledFolder]:
+    build = plan_build(_request(Kind.FUSED, execution, shape), settings)
+    own, other = facts(target, build.max_length), facts(draft, build.max_length)
+    if own.vocab_size != other.vocab_size:
+        raise CheckpointError(
+            f"{other.folder}: {other.vocab_size} token ids, the target has {own.vocab_size}; a fused graph has one"
+        )
+    return build, own, other, _wanted(build, target, own, (draft, other), settings)
+
+
 def start_on_device(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> Application:
     """Imports NxD Inference, compiles if necessary, loads. Raises ValueError if it is not installed."""
     require_nxdi()
-    from tandem.runners.nxdi.sdk import Source, start
+    from tandem.runners.nxdi.sdk import start
 
-    other = None if draft is None else Source(draft.folder, draft.model_type)
-    return start(build, Source(target.folder, target.model_type), other, wanted)
+    return start(build, _source_of(target), None if draft is None else _source_of(draft), wanted)
+
+
+def _source_of(facts: ModelFacts) -> Source:
+    from tandem.runners.nxdi.sdk import Source
+
+    return Source(facts.folder, facts.model_type)
 
 
 def _request(kind: Kind, execution: Execution, shape: Shape) -> BuildRequest:
@@ -90,7 +138,8 @@ def _wanted(
     }
     if draft is not None:
         made_from |= {"draft": _source(*draft), "draft_neuron_config": dict(build.draft or {})}
-    return compiled(settings.compiled_dir, f"{checkpoint.name}-{build.kind.value}", made_from)
+    name = f"{checkpoint.name.replace('/', '--')}-{build.kind.value}"
+    return compiled(settings.compiled_dir, name, made_from, settings.artifacts)
 
 
 def _source(checkpoint: Checkpoint, own: ModelFacts) -> Mapping[str, str]:

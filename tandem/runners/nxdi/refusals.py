@@ -1,6 +1,6 @@
-"""Refuses, before anything compiles, combinations of fields that NxD Inference 0.9 is known to break.
+"""Refuses, before anything compiles, fields that NxD Inference 0.9 breaks, and fields that would have no effect.
 
-Each was found in its source, in the file that the reason names; most were also seen to fail.
+Each combination was found in its source, in the file that the reason names; most were also seen to fail.
 """
 
 from __future__ import annotations
@@ -36,12 +36,32 @@ def _qkv_kernel(c: Fields) -> bool:
     return bool(c.get("qkv_kernel_enabled") or c.get("qkv_nki_kernel_enabled"))
 
 
+def _argmax_only(c: Fields) -> bool:
+    """Whether fields of the sampler are given that an argmax does not read, with other values than its own."""
+    given = _sampling(c) if isinstance(_sampling(c), Mapping) else {}
+    return any(given.get(name, value) != value for name, value in ARGMAX.items())
+
+
 def _adapters(c: Fields) -> int:
     return max(len(_lora(c).get("lora_ckpt_paths") or ()), int(_lora(c).get("max_loras", 1)))
 
 
 def _context_buckets(c: Fields) -> list[int]:
     return [*(c.get("context_encoding_buckets") or ()), int(c["max_context_length"])]
+
+
+ARGMAX = {
+    "top_k": 1,
+    "top_p": 1.0,
+    "temperature": 1.0,
+    "dynamic": False,
+    "deterministic": False,
+    "global_topk": 256,
+    "sampling_dp_degree": 1,
+}
+"""Fields of the sampler, with the values that an argmax has."""
+DTYPES = ("int8", "f8e4m3", "f8e4m3fn", "f8e5m2")
+TYPES = ("per_tensor_symmetric", "per_channel_symmetric")
 
 
 RULES: tuple[Rule, ...] = (
@@ -73,7 +93,14 @@ RULES: tuple[Rule, ...] = (
         "on_device_sampling_config",
         lambda c: _sampling(c).get("do_sample"),
         "do_sample draws on the device: a verification then gives one token per row, fused speculation fails "
-        "(model_base.py), and no draw could be repeated. Draws are ours, from logits on the host",
+        "(model_base.py), and no draw could be repeated. Draws are ours, from logits on the host. With top_k 1 it is "
+        "an argmax, and accepted",
+    ),
+    (
+        "on_device_sampling_config",
+        _argmax_only,
+        "the device is asked for its argmax alone, so of top_k, top_p, temperature, dynamic, deterministic, "
+        "global_topk and sampling_dp_degree it would read none. Requests bring their own, and are drawn on the host",
     ),
     (
         "on_device_sampling_config",
@@ -113,9 +140,35 @@ RULES: tuple[Rule, ...] = (
         "implemented in NxDI (model_base.py)",
     ),
     (
-        "is_medusa",
-        lambda c: c.get("is_medusa") or c.get("medusa_speculation_length"),
+        "prefix_buckets, pa_num_blocks, pa_block_size",
+        lambda c: any(c.get(name) is not None for name in ("prefix_buckets", "pa_num_blocks", "pa_block_size")),
+        "they are read with is_prefix_caching or is_block_kv_layout alone, and this backend sends no block tables",
+    ),
+    (
+        "is_medusa, medusa_speculation_length, num_medusa_heads, medusa_tree",
+        lambda c: any(
+            c.get(name) for name in ("is_medusa", "medusa_speculation_length", "num_medusa_heads", "medusa_tree")
+        ),
         "Medusa heads propose trees, and a round here verifies one sequence",
+    ),
+    (
+        "n_active_tokens, bucket_n_active_tokens, buckets, max_new_tokens",
+        lambda c: any(
+            c.get(name) is not None
+            for name in ("n_active_tokens", "bucket_n_active_tokens", "buckets", "max_new_tokens")
+        ),
+        "NxDI sets them anew for every sub-model (model_base.py); --sequence_length, context_encoding_buckets and "
+        "token_generation_buckets say what is meant, and requests how much they want",
+    ),
+    (
+        "enable_eagle_draft_input_norm",
+        lambda c: c.get("enable_eagle_draft_input_norm") and not c.get("enable_eagle_speculation"),
+        "it is read with --eagle alone",
+    ),
+    (
+        "draft_model_modules_to_not_convert",
+        lambda c: c.get("draft_model_modules_to_not_convert") is not None and not _fused(c),
+        "it is for the draft of --role fused_target; this role loads one model",
     ),
     (
         "token_tree_config",
@@ -179,6 +232,24 @@ RULES: tuple[Rule, ...] = (
         "quantized",
         lambda c: c.get("quantized") and not c.get("quantized_checkpoints_path"),
         "quantized_checkpoints_path is missing: where the quantized weights are, or are to be written (config.py)",
+    ),
+    (
+        "quantization_dtype",
+        lambda c: c.get("quantization_dtype", DTYPES[0]) not in DTYPES,
+        f"it is not one of {', '.join(DTYPES)}",
+    ),
+    (
+        "quantization_type",
+        lambda c: c.get("quantization_type", TYPES[0]) not in TYPES,
+        f"it is not one of {', '.join(TYPES)}, for which NxDI quantizes and loads dense weights (application_base.py)",
+    ),
+    (
+        "quantization_dtype, quantization_type, modules_to_not_convert",
+        lambda c: (
+            not any(c.get(n) for n in ("quantized", "quantized_mlp_kernel_enabled", "activation_quantization_type"))
+            and any(c.get(n) is not None for n in ("quantization_dtype", "quantization_type", "modules_to_not_convert"))
+        ),
+        "they are read with quantized: true, or with a quantized MLP kernel or activations",
     ),
     (
         "quantized",

@@ -27,12 +27,13 @@ from tandem.runners.protocol import (
     RunnerIdentity,
     StepShapes,
     VerifyRow,
+    draft_next,
     verdict_or_failure,
+    verify_row,
 )
 from tandem.runners.startup import Startup
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import Drawn
-from tandem.speculation.rules import draft_token, verify_draft
 from tandem.speculation.types import SparseDistribution, Verdict
 
 Array = NDArray[Any]
@@ -218,18 +219,7 @@ class NxdiRunner:
 
     def _verify_row(self, row: VerifyRow, outputs: Array) -> Verdict | RowFailed:
         if not self.tokens_only:
-            return verdict_or_failure(
-                functools.partial(
-                    verify_draft,
-                    row.draft,
-                    row.distributions,
-                    lambda i: outputs[i],
-                    row.sampling,
-                    row.rule,
-                    row.position + 1,
-                    row.margins,
-                )
-            )
+            return verdict_or_failure(functools.partial(verify_row, row, lambda i: outputs[i]))
         if not row.sampling.greedy:
             return RowFailed(
                 f"temperature: {row.sampling.temperature}: logits stay on this device, it only decodes greedily"
@@ -241,9 +231,7 @@ class NxdiRunner:
         if self.tokens_only:
             tokens.append(int(outputs))
             return
-        token, drawn_from = draft_token(
-            outputs, row.sampling, row.rule, row.position + 1 + len(tokens), row.target_vocab_size
-        )
+        token, drawn_from = draft_next(row, outputs, tokens)
         tokens.append(token)
         sent += [drawn_from] if drawn_from else []
 

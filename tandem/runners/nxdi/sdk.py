@@ -20,6 +20,7 @@ import numpy as np
 
 from tandem.runners.nxdi.artifacts import CompiledFolder, ensure
 from tandem.runners.nxdi.build import Build, Kind
+from tandem.runners.nxdi.checkpoint import older_rope
 from tandem.runners.nxdi.lines import ForwardCall
 from tandem.runners.nxdi.runner import StepOutput
 
@@ -108,6 +109,13 @@ def start(build: Build, target: Source, draft: Source | None, wanted: CompiledFo
         return Application(application, build.kind)
 
 
+def compile_only(build: Build, target: Source, draft: Source | None, wanted: CompiledFolder) -> bool:
+    """Compiles unless already compiled or in the store, and loads nothing; returns whether it compiled."""
+    with _own_workdir(wanted.folder):
+        application = _open(build, target, draft)
+        return ensure(wanted, lambda folder: _compile(application, build, folder))
+
+
 def _open(build: Build, target: Source, draft: Source | None) -> Any:
     cls = _class(target)
     fields = copy.deepcopy(dict(build.neuron))
@@ -187,7 +195,15 @@ def _class(source: Source) -> Any:
 def _load_config(folder: str) -> Any:
     from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
-    return load_pretrained_config(folder)
+    rope = older_rope(folder)
+    if not rope:
+        return load_pretrained_config(folder)
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    for name, value in rope.items():
+        setattr(config, name, value)
+    return load_pretrained_config(hf_config=config)
 
 
 def _is_fp8(fields: Mapping[str, Any]) -> bool:

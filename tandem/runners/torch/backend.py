@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.runners.backends import LoadRequest
@@ -34,6 +36,15 @@ class TorchBackend:
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup
     ) -> tuple[Runner, Runner]:
         raise NotImplementedError("this backend loads target and draft one by one")
+
+    def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
+        raise NotImplementedError("its graphs are made one by one (tandem/engine/compile_ahead.py)")
+
+    def fuses(self, request: LoadRequest) -> bool:
+        return False
+
+    def unfused(self, request: LoadRequest) -> None:
+        return None
 
 
 BACKEND = TorchBackend()

@@ -35,10 +35,8 @@ class FusedGraph:
         self.draft_share = 0.0
 
     def fits(self, rows: Sequence[FusedRow]) -> bool:
-        """Whether a graph can run these rows: all greedy, all asking for a draft, none for margins."""
-        return bool(self._graphs) and all(
-            row.propose.sampling.greedy and row.propose.k and not row.copied and not row.margins for row in rows
-        )
+        """Whether a graph can run these rows: all greedy, all asking for a draft, none for margins or more."""
+        return bool(self._graphs) and all(row.plain and row.propose.k and not row.copied for row in rows)
 
     def step(self, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
         """Runs one round of every row."""

@@ -110,7 +110,7 @@ class GraphRunner(TorchRunner):
         return [None] * len(rows)
 
     def _verdicts(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        if not all(row.sampling.greedy and not row.margins for row in rows):
+        if not all(row.plain for row in rows):
             return super()._verdicts(rows)
         _, results = self._verified(rows)
         return [_verdict(values, self.model.buckets.width) for values in to_host(results)[: len(rows)]]
@@ -125,10 +125,10 @@ class GraphRunner(TorchRunner):
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         k = max(row.k for row in rows)
-        greedy = all(row.sampling.greedy for row in rows)
+        greedy = all(row.plain for row in rows)
         if not k or not (greedy or self.model.platform.only_graphs):
             return super().propose(rows)
-        if any(samples_from_its_own(row.rule, row.sampling) for row in rows):
+        if any(row.processor or samples_from_its_own(row.rule, row.sampling) for row in rows):
             return self._propose_by_logits(rows, k)
         began = time.perf_counter()
         if greedy:
@@ -145,7 +145,7 @@ class GraphRunner(TorchRunner):
         drafts: list[list[DraftedToken]] = [[] for _ in rows]
         for i in range(k):
             logits = self.model.logits(slots, fed, starts)
-            for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, i), strict=True):
+            for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, drafts), strict=True):
                 draft.append(drafted)
             fed, starts = [[draft[-1][0]] for draft in drafts], [row.position + 1 + i for row in rows]
         seconds = time.perf_counter() - began

@@ -6,6 +6,7 @@ the first query reserves cores.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tandem.checkpoints.trusted_cache import cache_root
-from tandem.planning.packages import installed_package
+from tandem.planning.clashes import clashes, refusal
+from tandem.planning.cores import format_cores, parse_cores, share_of
+from tandem.planning.packages import installed_package, installed_packages
 
 INSTALL = "docs/trainium-torchneuron.md explains how to install it"
 AWS_INDEX = "https://pip.repos.neuron.amazonaws.com"
@@ -27,7 +30,8 @@ class Platform:
     (tandem/runners/loading.py); the default is the first of `automatic` that works, or of `shared` if ranks share a
     model. graphs: how steps are compiled (tandem/runners/torch/graph_compilers.py), with dynamo's `backend` and
     `options`. collectives: torch.distributed's backend. absent: why the device cannot be used, or None. cores: the
-    environment variable that names the cores a process may use. code: the variable that names the folder of compiled
+    environment variable that names the cores a process may use; None: the process's CPU affinity does. core_per_rank:
+    a rank must see one core, its own. code: the variable that names the folder of compiled
     code; folder: that folder's name in Tandem's cache. environment: variables to set before the device is first used.
     every_bucket: graphs are cheap, so there is one for each power of two of rows and each draft length. overwrites: a
     graph's next call overwrites its results. only_graphs: module code must not run between graphs, so sampled drafts
@@ -48,6 +52,7 @@ class Platform:
     backend: str = "inductor"
     options: Mapping[str, object] = field(default_factory=dict)
     cores: str | None = None
+    core_per_rank: bool = False
     code: str | None = None
     folder: str = "compiled"
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -65,21 +70,28 @@ class Platform:
         """The folder of compiled code: `folder`, which may be shared, or one in Tandem's cache."""
         return Path(folder).expanduser() if folder else cache_root() / self.folder
 
-    def prepare(self, folder: str | None = None, cores: str | None = None) -> None:
-        """Sets the environment variables that the device's software reads when it is first used.
+    def prepare(self, folder: str | None = None, cores: str | None = None, rank: int = 0, degree: int = 1) -> None:
+        """Sets what the device's software reads when it is first used: variables, and the cores of this process.
 
-        `folder`: as for `kept`; without one, a variable that is already set stays. `cores`: such as "0-3". Raises
-        ValueError if the platform takes no cores.
+        `folder`: as for `kept`; without one, a variable that is already set stays. `cores`: such as "0-3", those of all
+        `degree` ranks, of which this process is `rank`. Raises ValueError.
         """
         for name, value in self.environment.items():
             os.environ.setdefault(name, value)
         if self.code is not None and (folder or self.code not in os.environ):
             os.environ[self.code] = str(self.kept(folder))
-        if cores is None:
-            return
+        if cores is None and self.core_per_rank and degree > 1:
+            cores = _several(os.environ.get(self.cores or "", ""))
+        if cores is not None:
+            self._take(parse_cores(cores), rank, degree)
+
+    def _take(self, cores: tuple[int, ...], rank: int, degree: int) -> None:
+        if self.core_per_rank and degree > 1 and len(cores) != degree:
+            raise ValueError(f"cores: {degree} ranks use one core each, and {len(cores)} are named")
         if self.cores is None:
-            raise ValueError(f"cores: {self.name} takes none; --threads sets its number of threads")
-        os.environ[self.cores] = cores
+            _pin(share_of(cores, rank, degree))
+        else:
+            os.environ[self.cores] = format_cores(share_of(cores, rank, degree) if self.core_per_rank else cores)
 
     def describe(self) -> str:
         """One line for a server's log: name, memory, cores."""
@@ -126,6 +138,23 @@ def compile_order(compile: str, platform: Platform, ranks: int = 1) -> tuple[str
 
 def _either(names: tuple[str, ...]) -> str:
     return f"auto or {' or '.join(names)}"
+
+
+def _several(cores: str) -> str | None:
+    """The list if it names more than one core: those of all ranks, which the user has set."""
+    return cores if {",", "-"} & set(cores) else None
+
+
+def _pin(cores: tuple[int, ...]) -> None:
+    """Restricts this process, with all its threads, to some of the machine's CPUs. Raises ValueError."""
+    if not hasattr(os, "sched_setaffinity"):
+        raise ValueError("cores: this system cannot restrict a process to some of its CPUs")
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread), cores)
+    except OSError:
+        raise ValueError(f"cores: this process may not use all of CPUs {format_cores(cores)}") from None
 
 
 def _nothing() -> None:
@@ -192,7 +221,7 @@ def _neuron_package() -> str | None:
         return f"torch-neuronx {package.version} is PyPI's empty placeholder; AWS's own is on {AWS_INDEX}"
     if not package.native:
         return f"torch-neuronx {package.version} is the PyTorch/XLA package, not TorchNeuron (2.13.3 or newer)"
-    return None
+    return refusal(clashes(installed_packages()))
 
 
 def _neuron_memory() -> int:
@@ -250,6 +279,7 @@ NEURON = Platform(
     synchronize=_neuron_synchronize,
     backend="neuron",
     cores="NEURON_RT_VISIBLE_CORES",
+    core_per_rank=True,
     code="TORCH_NEURONX_NEFF_CACHE_DIR",
     folder="neff",
     # Running anything uncompiled is an error rather than slow, and no tensor is copied implicitly.

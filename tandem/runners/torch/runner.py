@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.runners.batch_invariance import check_batch_invariance
@@ -28,14 +27,17 @@ from tandem.runners.protocol import (
     RunnerIdentity,
     StepShapes,
     VerifyRow,
+    draft_next,
+    draft_two,
     verdict_or_failure,
+    verify_row,
 )
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import TorchModel
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, Drawn
-from tandem.speculation.rules import draft_token, verify_draft
-from tandem.speculation.types import SamplingParams, SparseDistribution, Verdict
+from tandem.speculation.logprobs import Logits
+from tandem.speculation.types import SamplingParams, SecondChoice, SparseDistribution, Verdict
 
 
 class TorchRunner:
@@ -87,10 +89,12 @@ class TorchRunner:
 
     def _verdicts(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
         logits = self.verify_logits(rows)
-        if all(row.sampling.greedy and not row.margins for row in rows):
+        if all(row.plain for row in rows):
             return _verdicts_greedy(rows, logits)
-        host = logits.float().cpu().numpy()
-        return [verdict_or_failure(functools.partial(_verify_row, row, host[r])) for r, row in enumerate(rows)]
+        host = logits.cpu().float().numpy()  # in this order: nothing but graphs runs on the device
+        return [
+            verdict_or_failure(functools.partial(verify_row, row, host[r].__getitem__)) for r, row in enumerate(rows)
+        ]
 
     def verify_logits(self, rows: Sequence[VerifyRow]) -> Tensor:
         """The target's logits [rows or more, width, vocabulary]; column i predicts the token after draft[:i]."""
@@ -116,7 +120,7 @@ class TorchRunner:
                 logits = self._forward(slots, [[d[-1][0]] for d in drafts], [row.position + i for row in rows])[
                     : len(rows), 0
                 ]
-            for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, i), strict=True):
+            for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, drafts), strict=True):
                 draft.append(drafted)
         seconds = time.perf_counter() - started
         return [proposal_of(draft[: row.k], seconds) for draft, row in zip(drafts, rows, strict=True)]
@@ -139,31 +143,36 @@ def _padded(tokens: Sequence[int], width: int) -> list[int]:
     return [*tokens, *[tokens[-1]] * (width - len(tokens))]
 
 
-DraftedToken = tuple[int, SparseDistribution | None]
+class DraftedToken(NamedTuple):
+    """A draft token, what it was drawn from if the verifier needs that, and its second choice if it was asked for."""
+
+    token: int
+    distribution: SparseDistribution | None = None
+    choice: SecondChoice | None = None
 
 
-def draft_each(model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, i: int) -> list[DraftedToken]:
-    """Draft token i of every row, drawn for the position it would stand at, and what it was drawn from."""
-    if all(row.sampling.greedy for row in rows):
-        return [(token, None) for token in model.tokens_of(logits.argmax(-1)).tolist()]
+def draft_each(
+    model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, drafts: Sequence[Sequence[DraftedToken]]
+) -> list[DraftedToken]:
+    """The next draft token of every row after those of its draft, and what it was drawn from."""
+    if all(row.plain and not row.chooses for row in rows):
+        return [DraftedToken(token) for token in model.tokens_of(logits.argmax(-1)).tolist()]
     host = model.widened(logits).cpu().numpy()
-    return [
-        draft_token(host[r], row.sampling, row.rule, row.position + 1 + i, row.target_vocab_size)
-        for r, row in enumerate(rows)
-    ]
+    return [_drafted(row, host[r], [each.token for each in drafts[r]]) for r, row in enumerate(rows)]
+
+
+def _drafted(row: ProposeRow, logits: Logits, drafted: Sequence[int]) -> DraftedToken:
+    if not row.chooses:
+        return DraftedToken(*draft_next(row, logits, drafted))
+    token, choice = draft_two(row, logits, drafted)
+    return DraftedToken(token, choice=choice)
 
 
 def proposal_of(drafted: Sequence[DraftedToken], seconds: float) -> Proposal:
     """The proposal of one row's draft tokens."""
-    sent = tuple(distribution for _, distribution in drafted if distribution is not None)
-    return Proposal(tuple(token for token, _ in drafted), seconds, sent)
-
-
-def _verify_row(row: VerifyRow, logits: NDArray[np.float32]) -> Verdict:
-    """A row's verdict from the target's logits [width, vocabulary]."""
-    return verify_draft(
-        row.draft, row.distributions, lambda i: logits[i], row.sampling, row.rule, row.position + 1, row.margins
-    )
+    sent = tuple(each.distribution for each in drafted if each.distribution is not None)
+    choices = tuple(each.choice for each in drafted) if any(each.choice for each in drafted) else ()
+    return Proposal(tuple(each.token for each in drafted), seconds, sent, choices)
 
 
 def _verdicts_greedy(rows: Sequence[VerifyRow], logits: Tensor) -> list[Verdict | RowFailed]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tandem.comparison.analysis.metrics import distribution
+from tandem.comparison.analysis.distributions import distribution
 from tests.comparison.report.example_theory import theory_and_decision
 
 JSON = dict[str, Any]
@@ -32,6 +32,8 @@ WORKLOADS = {  # conditional acceptance by position
     "prose": (0.48, 0.55, 0.51),
 }
 PROMPTS = [(f"{kind}/{name}", kind) for kind in WORKLOADS for name in ("first", "second")]
+LOADS = [{"requests": len(PROMPTS), "concurrency": users, "rate": None} for users in (1, 4, 8)]
+LOADS += [{"requests": len(PROMPTS), "concurrency": None, "rate": rate} for rate in (0.5, 2.0)]
 RTTS_MS = (0.0, 20.0, 50.0, 100.0)
 LENGTH, TOKENS, SEED = 3, 64, 20261121
 PLAIN_S, DRAFT_S, VERIFY_S, RPC_S, OVERHEAD_S = 0.0373, 0.0027, 0.0386, 0.0014, 0.0012
@@ -51,6 +53,9 @@ def example() -> JSON:
         for rule in ("agreement", "rejection"):
             name = f"temperature {temperature:g}, {rule}"
             conditions.append(_condition(name, "sampling", rtt_link(0.0), sampling(temperature), rule))
+    for load in LOADS:
+        name = f"concurrency {load['concurrency']}" if load["concurrency"] else f"rate {load['rate']:g}/s"
+        conditions.append({**_condition(name, "load", rtt_link(0.0), sampling(0.0)), "load": load})
     records = [r for condition in conditions for r in _requests(condition, ARCHITECTURES, rng)]
     failed = next(r for r in records if (r["condition"], r["architecture"]) == ("RTT 100 ms", "remote_draft"))
     failed.update(dict.fromkeys(MEASURED), error={"code": "DEADLINE_EXCEEDED", "message": "no reply in 300 s"})
@@ -65,7 +70,30 @@ def example() -> JSON:
     found["link"] = "emulated (RTT 0 ms; RTT 20 ms; RTT 50 ms; RTT 100 ms)"
     found["remarks"] = ["synthetic: test data, nothing here was measured"]
     found["theory"], found["decision"] = theory_and_decision(conditions)
+    found["under_load"] = _under_load([c for c in conditions if c["varies"] == "load"])
     return found
+
+
+def _under_load(conditions: list[JSON]) -> JSON:
+    """Throughputs as if requests waited for each other: more at once, and each one slower."""
+    points = []
+    for condition in conditions:
+        load, figures = condition["load"], {}
+        users = load["concurrency"] or 3
+        for name, of in condition["architectures"].items():
+            slower = 1 + 0.35 * (users - 1)
+            for key in ("ttft_s", "tpot_s", "end_to_end_latency_s"):
+                of[key] = {statistic: value * slower for statistic, value in of[key].items()}
+            seconds = load["requests"] * of["end_to_end_latency_s"]["mean"] / users
+            figures[name] = {
+                "num_requests_started": load["requests"], "num_completed_requests": load["requests"],
+                "number_errors": 0, "error_rate": 0.0, "error_code_frequency": {}, "seconds": seconds,
+                "num_completed_requests_per_minute": 60 * load["requests"] / seconds,
+                "mean_output_throughput_token_per_s": TOKENS * load["requests"] / seconds,
+            }  # fmt: skip
+        best = {"architecture": "fused", "throughput_ratio": 1.8, "close": [], "sentence": f"{users}: fused."}
+        points.append({"condition": condition["name"], **load, "best": best, "architectures": figures})
+    return {"headline": "Under load: fused at every load.", "points": points}
 
 
 def minimal() -> JSON:

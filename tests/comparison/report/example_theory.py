@@ -46,6 +46,7 @@ def theory_and_decision(conditions: list[JSON]) -> tuple[JSON, JSON]:
         "break_even_rtt_s": even, "break_even_interval_s": [even - 0.009, even + 0.012],
         "measured_break_even_rtt_s": even - 0.003,
         "distributed_over_fused_s": base["distributed"]["tpot_s"]["mean"] - base["fused"]["tpot_s"]["mean"],
+        "waiting_pays_until_s": None,
         "capacity_gain": theory.capacity_gain(COSTS, LENGTH),
         "target_s_per_token": {"autoregressive": 0.0373, "distributed": 0.0189, "fused": 0.0228},
         "notes": [

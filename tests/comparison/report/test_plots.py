@@ -9,7 +9,7 @@ from itertools import pairwise
 import matplotlib as mpl
 import pytest
 
-from tandem.comparison.report import plots_acceptance, plots_link, plots_speedup, plots_time
+from tandem.comparison.report import plots_acceptance, plots_link, plots_load, plots_speedup, plots_time
 from tandem.comparison.report.figures import FIGURES
 from tandem.comparison.report.images import inline_svg, png
 from tandem.comparison.report.reading import NothingToDraw, typical_prompt
@@ -22,7 +22,7 @@ FEW = {"time-by-cause", "acceptance-by-position"}  # what is left of the plots i
 
 def one_round_trip() -> dict:
     found = copy.deepcopy(FULL)
-    found["conditions"] = found["conditions"][:1]
+    found["conditions"] = [c for c in found["conditions"] if c["varies"] in ("base", "load")]
     for key in ("predictions", "best_lengths"):
         found["theory"][key] = [entry for entry in found["theory"][key] if entry["rtt_ms"] == 0]
     return found
@@ -88,6 +88,22 @@ def test_tokens_arrive_at_ttft_and_then_at_the_gaps():
     times, tokens = plots_time.arrivals(record)
     assert times == pytest.approx([0.5, 0.6, 0.8])
     assert tokens == [2, 3, 6]
+
+
+def test_loads_are_drawn_with_their_amount_and_open_loops_apart():
+    drawn = plots_load.latency_by_throughput(FULL)
+    assert {"1, 4, 8 at once", "0.5, 2 requests/s", "fused", "median TTFT, ms", "median TPOT, ms"} <= set(
+        texts(drawn).split(" | ")
+    )
+    lines = drawn.axes[0].get_lines()
+    assert {len(line.get_xdata()) for line in lines} == {3, 2} and len(lines) == 8
+
+
+def test_an_architecture_that_completed_nothing_under_load_is_left_out_of_the_plot():
+    found = copy.deepcopy(FULL)
+    for point in found["under_load"]["points"]:
+        point["architectures"]["fused"]["mean_output_throughput_token_per_s"] = None
+    assert "fused" not in texts(plots_load.latency_by_throughput(found))
 
 
 def test_a_failed_architecture_leaves_the_other_bars_standing():

@@ -8,6 +8,7 @@ contract and the maths of the modules; not compilation, kernels or a device.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -197,8 +198,8 @@ def prepare(folder: Path) -> None:
 # --- tiny models, and what they say alone ---
 
 
-def tiny(folder: Path, kind: str, seed: int, like: Any = None, noise: float = 0.0) -> Any:
-    """A checkpoint with random weights; `like` another one, with noise on top."""
+def tiny(folder: Path, kind: str, seed: int, like: Any = None, noise: float = 0.0, **fields: Any) -> Any:
+    """A checkpoint with random weights; `like` another one, with noise on top. `fields` of its configuration."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
@@ -216,6 +217,7 @@ def tiny(folder: Path, kind: str, seed: int, like: Any = None, noise: float = 0.
         "bos_token_id": 0,
         "pad_token_id": 0,
         "initializer_range": 0.4,
+        **fields,
     }
     config_class, model_class = {
         "llama": (LlamaConfig, LlamaForCausalLM),
@@ -229,18 +231,31 @@ def tiny(folder: Path, kind: str, seed: int, like: Any = None, noise: float = 0.
     return model
 
 
-def eagle_head(folder: Path, target: Any) -> None:
-    """An EAGLE1 draft: one layer, embeddings of its own, fc, the target's lm_head, no final norm. Untrained."""
+def as_5_writes(folder: Path) -> None:
+    """Rewrites config.json's rotary embedding the way transformers 5 does."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["rope_parameters"] = {"rope_theta": config.pop("rope_theta"), **config.pop("rope_scaling")}
+    file.write_text(json.dumps(config))
+
+
+def eagle_head(folder: Path, target: Path) -> None:
+    """An EAGLE1 draft: one layer, embeddings of its own, fc, no final norm, untrained; completed by --role convert."""
     from safetensors.torch import load_file, save_file
 
-    model = tiny(folder, "llama", 4)
-    weights = load_file(folder / "model.safetensors")
-    kept = {name: value for name, value in weights.items() if ".layers.1." not in name and name != "model.norm.weight"}
-    kept["lm_head.weight"] = target.lm_head.weight.detach().clone()
+    from tandem.checkpoints.convert import ConvertConfig, run_convert
+
+    published = folder.with_name("published")
+    model = tiny(published, "llama", 4)
+    weights = load_file(published / "model.safetensors")
+    left_out = ("model.norm.weight", "lm_head.weight")
+    kept = {name: value for name, value in weights.items() if ".layers.1." not in name and name not in left_out}
     kept["fc.weight"] = torch.randn(64, 128) * 0.1
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    config = model.config.to_dict() | {"num_hidden_layers": 1, "fc_bias": False}
-    (folder / "config.json").write_text(json.dumps(config, default=str))
+    save_file(kept, published / "model.safetensors", metadata={"format": "pt"})
+    config = model.config.to_dict() | {"num_hidden_layers": 1}
+    (published / "config.json").write_text(json.dumps(config, default=str))
+    with contextlib.redirect_stdout(sys.stderr):
+        run_convert(ConvertConfig(published, folder, "eagle", target))
 
 
 def alone(model: Any, prompt: list[int], sampling: Any, count: int) -> list[int]:
@@ -283,18 +298,23 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     from tandem.checkpoints.locate import find
     from tandem.engine.batcher import Batcher
     from tandem.engine.generators import drafted_generator, fused_generator, plain_generator
-    from tandem.engine.loading import DraftChoice, Loaded
+    from tandem.engine.loading import DraftChoice, Loaded, UnfusedPair
     from tandem.engine.sequences import Engine, ModelDrafter
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
     from tandem.runners.nxdi.settings import NxdiSettings
     from tandem.runners.toy import ToyTokenizer
+    from tandem.speculation.depth import Pipeline
     from tandem.speculation.types import GenerationRequest, SamplingParams
 
     target = tiny(folder / "target", "llama", 1)
     tiny(folder / "draft", "llama", 2, target, 0.05)
     other = tiny(folder / "other", "qwen3", 3)
-    eagle_head(folder / "head", target)
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    scaling |= {"original_max_position_embeddings": 64}
+    turned = tiny(folder / "turned", "llama", 5, rope_theta=500.0, rope_scaling=scaling)
+    as_5_writes(folder / "turned")
+    eagle_head(folder / "head", folder / "target")
     greedy, sampled = SamplingParams(), SamplingParams(temperature=0.8, top_k=20, seed=5)
     prompts = [[7], [3, 9], [5, 6, 7, 8, 9, 10, 11, 12], list(range(1, 31))]
     execution = Execution(dtype="float32")
@@ -302,20 +322,23 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     def settings(given: dict[str, Any], eagle: bool = False) -> Any:
         return NxdiSettings(neuron_config=given, compiled_dir=str(folder / "compiled"), eagle=eagle)
 
-    def one(name: str, verifies: bool, slots: int = 3, **given: Any) -> Any:
+    def one(name: str, verifies: bool, slots: int = 3, batcher: Any = None, **given: Any) -> Any:
         own = Shape(slots, LENGTH, K)
         runner = load_nxdi(find(str(folder / name)), execution, own, settings(given), verifies, start_on_device)
         runner.warm_up()
-        return Loaded(Engine(runner, Batcher(name)), ToyTokenizer())
+        return Loaded(Engine(runner, batcher or Batcher(name)), ToyTokenizer())
 
-    def pair(target: str, draft: str, eagle: bool = False, slots: int = 3, **given: Any) -> Any:
+    def pair(target: str, draft: str, eagle: bool = False, slots: int = 3, apart: bool = False, **given: Any) -> Any:
         own = Shape(slots, LENGTH, K)
         checkpoints = find(str(folder / target)), find(str(folder / draft))
         runners = load_nxdi_pair(*checkpoints, execution, own, settings(given, eagle), start_on_device)
         runners[0].warm_up()
         batcher = Batcher("fused")
         loaded = [Loaded(Engine(runner, batcher), ToyTokenizer()) for runner in runners]
-        return fused_generator(loaded[0], loaded[1], K, DraftChoice("model"))
+        unfused = None
+        if apart:
+            unfused = UnfusedPair(one(target, True, batcher=batcher), one(draft, False, batcher=batcher))
+        return fused_generator(loaded[0], loaded[1], K, DraftChoice("model"), unfused=unfused)
 
     async def ask(generator: Any, prompt: list[int], sampling: Any, count: int, k: int | None) -> dict[str, Any]:
         request = GenerationRequest(
@@ -351,16 +374,23 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     verifier, drafter = one("target", True), one("draft", False)
     report["shapes"] = [verifier.runner.shapes.bit_exact, verifier.runner.shapes.note]
 
-    def drafts(request: Any, stats: Any) -> Any:
+    def drafts(request: Any, stats: Any, times: Any) -> Any:
         return ModelDrafter(drafter.engine, VOCABULARY, request.rule)
 
     await compare("plain, to the last position", lambda: plain_generator(verifier), target, total=LENGTH)
     await compare("plain, sampled", lambda: plain_generator(verifier), target, sampled)
-    await compare("drafted, greedy", lambda: drafted_generator(verifier, K, "draft", drafts), target, total=LENGTH)
-    await compare("drafted, sampled", lambda: drafted_generator(verifier, K, "draft", drafts), target, sampled)
+    await compare(
+        "drafted, greedy", lambda: drafted_generator(verifier, K, "draft", drafts, Pipeline.OFF), target, total=LENGTH
+    )
+    await compare(
+        "drafted, sampled", lambda: drafted_generator(verifier, K, "draft", drafts, Pipeline.OFF), target, sampled
+    )
     await compare("fused", lambda: pair("target", "draft"), target, total=LENGTH)
+    await compare("sampled, apart from the fused graph", lambda: pair("target", "draft", apart=True), target, sampled)
+    await compare("fused, its models loaded apart after it", lambda: pair("target", "draft", apart=True), target)
     await compare("plain after fused", lambda: plain_generator(one("target", True, fused_qkv=True)), target)
     await compare("fused, families differ", lambda: pair("other", "draft"), other)
+    await compare("of transformers 5", lambda: plain_generator(one("turned", True)), turned, total=LENGTH)
     await compare("one line", lambda: plain_generator(one("target", True, slots=1)), target, total=LENGTH)
     await compare("fused, one line", lambda: pair("target", "draft", slots=1), target, total=LENGTH)
     seq_ids_mask = {"apply_seq_ids_mask": True}
@@ -379,7 +409,22 @@ def main() -> int:
     logging.disable(logging.WARNING)
     folder = Path(sys.argv[1])
     prepare(folder)
+    if os.environ.get("TANDEM_RECORD_CONTRACT"):
+        return record(folder)
     print(json.dumps(asyncio.run(scenarios(folder))))
+    return 0
+
+
+def record(folder: Path) -> int:
+    """Writes contract.json anew from the calls of all scenarios."""
+    from tests.runners.nxdi.contract import FILE, recorded
+
+    signatures: set[str] = set()
+    with recorded(signatures, 3, K + 1, VOCABULARY):
+        asyncio.run(scenarios(folder))
+    found = sorted((json.loads(one) for one in signatures), key=lambda one: json.dumps(one, sort_keys=True))
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({"signatures": len(found)}))
     return 0
 
 

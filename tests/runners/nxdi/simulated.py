@@ -70,9 +70,11 @@ class FusedSpecNeuronConfig:
         self.draft_model_path, self.draft_model_cls = draft_model_path, draft_model_cls
 
 
-def load_pretrained_config(path: str) -> Callable[[Any], None]:
+def load_pretrained_config(path: str | None = None, hf_config: Any = None) -> Callable[[Any], None]:
     def load(config: Any) -> None:
-        config.toy = ToyConfig(**json.loads((Path(path) / "config.json").read_text())["toy"])
+        read = json.loads((Path(path) / "config.json").read_text()) if path else vars(hf_config)
+        config.toy = ToyConfig(**read["toy"])
+        config.rope_theta = read.get("rope_theta", 10000.0)
 
     return load
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 
+from tandem.checkpoints.locate import CheckpointError
 from tandem.runners.loading import Shape
+from tandem.runners.nxdi.backend import BACKEND
 from tandem.runners.nxdi.build import BuildRequest, Kind, plan_build
 from tandem.runners.nxdi.settings import NxdiSettings, read_neuron_config
 from tests.runners.nxdi import simulated
@@ -24,7 +27,7 @@ KERNELS = {"attn_kernel_enabled": True, "qkv_kernel_enabled": True, "mlp_kernel_
 def plan(
     asked: BuildRequest = TARGET, tp_degree: int = 1, eagle: bool = False, draft: Any = None, **fields: Any
 ) -> Any:
-    return plan_build(asked, NxdiSettings(tp_degree, fields, draft or {}, None, eagle))
+    return plan_build(asked, NxdiSettings(tp_degree, fields, draft or {}, None, eagle=eagle))
 
 
 @pytest.mark.parametrize(
@@ -33,9 +36,14 @@ def plan(
         {"fused_qkv": True, "sequence_parallel_enabled": True, "logical_nc_config": 2},
         KERNELS | {"attn_block_tkg_nki_kernel_enabled": True, "attn_block_tkg_nki_kernel_cascaded_attention": True},
         {"quantized": True, "quantized_checkpoints_path": "q", "quantization_dtype": "f8e4m3"},
-        {"quantization_type": "per_channel_symmetric", "save_sharded_checkpoint": True},
+        {
+            "quantized": True,
+            "quantized_checkpoints_path": "q",
+            "quantization_type": "per_channel_symmetric",
+            "save_sharded_checkpoint": True,
+        },
         {"lora_config": {"max_loras": 1, "max_lora_rank": 16, "lora_ckpt_paths": {"a": "folder"}}},
-        {"on_device_sampling_config": {"dynamic": True, "global_topk": 64}, "output_logits": True},
+        {"on_device_sampling_config": {"do_sample": False, "top_k": 1, "top_p": 1.0}, "output_logits": True},
         {"weights_to_skip_layout_optimization": [".*"], "cc_pipeline_tiling_factor": 1, "apply_seq_ids_mask": True},
         {"moe_tp_degree": 2, "blockwise_matmul_config": {"block_size": 512}},
     ],
@@ -101,6 +109,27 @@ def test_one_number_has_one_source(fields: dict[str, Any], said: str) -> None:
         (TARGET, {"async_mode": True}, "no token generation model"),
         (DRAFT, {"async_mode": True, "on_device_sampling_config": {}}, "ignores its inputs"),
         (FUSED, {"async_mode": True}, "With --batch 1"),
+        *(
+            (FUSED, {"on_device_sampling_config": one}, "asked for its argmax alone")
+            for one in ({"top_k": 5}, {"top_p": 0.9}, {"temperature": 0.7}, {"dynamic": True}, {"global_topk": 64})
+        ),
+        (TARGET, {"on_device_sampling_config": {"do_sample": True, "top_k": 5}}, "no draw could be repeated"),
+        *(
+            (TARGET, one, "sends no block tables")
+            for one in ({"prefix_buckets": [128]}, {"pa_num_blocks": 8}, {"pa_block_size": 32})
+        ),
+        *((TARGET, one, "Medusa heads") for one in ({"num_medusa_heads": 4}, {"medusa_tree": [[0]]})),
+        *(
+            (TARGET, one, "anew for every sub-model")
+            for one in ({"n_active_tokens": 8}, {"buckets": [128]}, {"max_new_tokens": 64})
+        ),
+        (TARGET, {"enable_eagle_draft_input_norm": True}, "with --eagle alone"),
+        (TARGET, {"draft_model_modules_to_not_convert": ["lm_head"]}, "this role loads one model"),
+        (TARGET, {"quantization_dtype": "int8"}, "they are read with quantized: true"),
+        *(
+            (TARGET, {"quantized": True, "quantized_checkpoints_path": "q", **one}, "is not one of")
+            for one in ({"quantization_dtype": "f8e4m3x"}, {"quantization_type": "per_mood"})
+        ),
         (TARGET, {"output_logits": True}, "list of two"),
         (FUSED, {"output_logits": True}, "alias map"),
         (TARGET, {"on_device_sampling_config": {"do_sample": True}}, "one token per row"),
@@ -147,6 +176,12 @@ def test_one_number_has_one_source(fields: dict[str, Any], said: str) -> None:
 def test_what_nxdi_breaks_is_refused_with_the_reason(asked: BuildRequest, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=f"cannot be used here: .*{reason}"):
         plan(asked, **fields)
+
+
+def test_draws_among_one_token_are_compiled_as_the_argmax_that_they_are() -> None:
+    """As the seed's Llama-3.1-405B command asks for them: --do-sample --top-k 1."""
+    built = plan(FUSED, on_device_sampling_config={"do_sample": True, "top_k": 1})
+    assert built.neuron["on_device_sampling_config"] == {"do_sample": False, "top_k": 1} and built.tokens_only
 
 
 def test_asynchronous_steps_are_left_to_a_fused_model_alone() -> None:
@@ -232,6 +267,22 @@ def test_neuron_config_is_read_from_a_file_or_from_the_command_line(tmp_path: Pa
     file.write_text("[1]")
     with pytest.raises(ValueError, match="holds list, not an object"):
         read_neuron_config(str(file))
+
+
+def test_a_hub_id_is_found_in_hugging_faces_cache_or_said_to_be_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cached = tmp_path / "models--Qwen--Qwen3-32B"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0123abcd")
+    (cached / "snapshots" / "0123abcd").mkdir(parents=True)
+    (cached / "snapshots" / "0123abcd" / "config.json").write_text("{}")
+    found = BACKEND.find("Qwen/Qwen3-32B")
+    assert (found.name, Path(found.folder)) == ("Qwen/Qwen3-32B", cached / "snapshots" / "0123abcd")
+    with pytest.raises(CheckpointError, match=r"Qwen/Qwen3-0.6B: neither a folder nor to be had from the hub: \w+"):
+        BACKEND.find("Qwen/Qwen3-0.6B")
 
 
 @pytest.mark.parametrize(

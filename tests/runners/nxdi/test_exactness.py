@@ -16,9 +16,9 @@ from tandem.runners.loading import Shape
 from tandem.runners.protocol import Runner
 from tandem.runners.toy import ToyTokenizer
 from tandem.speculation.depth import Pipeline
-from tandem.speculation.types import GenerationRequest, InvalidField, Rule, SamplingParams
+from tandem.speculation.types import GenerationRequest, InvalidField, Rule, SamplingParams, Structure, StructureKind
 from tests.runners.nxdi.runners import SHAPE, Bench, application, bench  # noqa: F401
-from tests.support import GREEDY, SAMPLED, Answer, answer, fused_site, ids, oracle, run, target_site
+from tests.support import GREEDY, SAMPLED, Answer, answer, engine_of, fused_site, ids, oracle, run, target_site
 
 PROMPTS = (b"x", b"ab", b"a longer prompt, of thirty tokens", b"abc", b"another one")
 BOTH = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -56,10 +56,10 @@ def test_a_draft_model_beside_the_target_changes_nothing(bench: Bench, sampling,
     async def scenario() -> list[Answer]:
         target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(miss), Batcher("d"))
 
-        def drafter(request, stats):
+        def drafter(request, stats, times):
             return ModelDrafter(draft.engine, target.runner.limits.vocab_size, request.rule)
 
-        generator = drafted_generator(target, 4, "draft", drafter)
+        generator = drafted_generator(target, 4, "draft", drafter, Pipeline.OFF)
         return await together(generator, [asked(p, sampling, SHAPE.max_length) for p in PROMPTS])
 
     answers = run(scenario())
@@ -129,6 +129,43 @@ def test_a_sampled_request_is_refused_at_the_request(bench: Bench, service: str)
     assert not any(call["position_ids"] == [[0, 1]] for call in application().calls)  # nothing was prefilled for it
 
 
+FEATURES = {
+    "logprobs": (GREEDY, 3),
+    "repetition_penalty": (SamplingParams(repetition_penalty=1.4), None),
+    "structure": (SamplingParams(structure=Structure(StructureKind.REGEX, "[a-z]{30}")), None),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_features_that_need_logits_are_exact_with_logits_and_refused_by_name_without(
+    bench: Bench,  # noqa: F811
+    feature: str,
+) -> None:
+    sampling, logprobs = FEATURES[feature]
+    request = ids(b"ab", 24, sampling=sampling, logprobs=logprobs)
+
+    async def scenario() -> list[Answer]:
+        target, draft = bench.target(), bench.draft(0.3)
+        engine = engine_of(target, Batcher("t"))
+        drafting = engine_of(draft, Batcher("d"))
+
+        def drafter(request, stats, times):
+            return ModelDrafter(drafting, target.limits.vocab_size, request.rule)
+
+        whole = Loaded(engine, ToyTokenizer())
+        return [
+            await answer(generator.generate, request)
+            for generator in (plain_generator(whole), drafted_generator(whole, 4, "draft", drafter, Pipeline.OFF))
+        ]
+
+    plain, drafted = run(scenario())
+    assert (plain.token_ids, plain.logprobs) == (drafted.token_ids, drafted.logprobs)
+    assert drafted.completion.stats.drafted and bool(plain.logprobs) == (logprobs is not None)
+    runner = bench.target(neuron_config={"on_device_sampling_config": {"do_sample": False}})
+    with pytest.raises(InvalidField, match=f"^{feature}: not available"):
+        Engine(runner, Batcher("test")).admit(sampling, logprobs)
+
+
 def test_a_session_that_samples_is_refused_when_it_opens(bench: Bench) -> None:  # noqa: F811
     runner = bench.target(neuron_config={"on_device_sampling_config": {}})
     with pytest.raises(InvalidField, match="temperature"):
@@ -141,10 +178,12 @@ def test_with_sampling_on_the_device_greedy_requests_are_served_from_its_tokens(
     async def scenario() -> list[Answer]:
         target, draft = loaded(bench.target(**given), Batcher("t")), loaded(bench.draft(0.2, **given), Batcher("d"))
 
-        def drafter(request, stats):
+        def drafter(request, stats, times):
             return ModelDrafter(draft.engine, 258, request.rule)
 
-        return await together(drafted_generator(target, 4, "d", drafter), [asked(p, GREEDY, 50) for p in PROMPTS])
+        return await together(
+            drafted_generator(target, 4, "d", drafter, Pipeline.OFF), [asked(p, GREEDY, 50) for p in PROMPTS]
+        )
 
     for prompt, got in zip(PROMPTS, run(scenario()), strict=True):
         assert got.token_ids == truth(prompt, GREEDY, 50 - len(prompt))
@@ -158,11 +197,11 @@ def test_rejection_draws_from_what_the_draft_model_said(bench: Bench) -> None:  
         for _ in range(2):
             target, draft = loaded(bench.target(), Batcher("t")), loaded(bench.draft(0.3), Batcher("d"))
 
-            def drafter(request, stats, draft=draft):
+            def drafter(request, stats, times, draft=draft):
                 return ModelDrafter(draft.engine, 258, request.rule)
 
             request = ids(b"abc", 40, sampling=SAMPLED, rule=Rule.REJECTION, ignore_end_of_sequence=True)
-            answers.append(await answer(drafted_generator(target, 3, "d", drafter).generate, request))
+            answers.append(await answer(drafted_generator(target, 3, "d", drafter, Pipeline.OFF).generate, request))
         return answers
 
     first, second = run(scenario())

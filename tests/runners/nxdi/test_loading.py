@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from tandem.checkpoints.locate import CheckpointError, find
 from tandem.engine import loading
-from tandem.engine.batcher import Batcher
+from tandem.engine.batcher import Batcher, DeviceLost
+from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import DraftChoice, ModelConfig, load, load_draft, load_pair
-from tandem.runners.loading import Shape
+from tandem.engine.loading import DraftChoice, ModelConfig, load, load_draft, load_pair, load_unfused
+from tandem.runners.loading import Execution, Shape
+from tandem.runners.nxdi.checkpoint import older_rope
 from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
+from tandem.runners.nxdi.load import load_nxdi, start_on_device
 from tandem.runners.protocol import Runner
 from tandem.runners.toy import ToyTokenizer
+from tandem.speculation.types import Rule
 from tests.runners.nxdi import simulated
 from tests.runners.nxdi.runners import Bench, bench  # noqa: F401
-from tests.support import GREEDY, answer, ids, oracle, run
+from tests.support import GREEDY, SAMPLED, Answer, answer, ids, oracle, run
 
 SHAPE = Shape(2, 64, 4)
 
@@ -67,6 +74,92 @@ def test_a_fused_target_loads_both_in_one_graph_and_copies_nothing(config: Model
     assert len(simulated.LOADED) == 1
 
 
+def test_what_a_fused_graph_cannot_answer_the_same_models_answer_apart(config: ModelConfig) -> None:
+    """Sampled, biased and structured requests, beside greedy ones; each placement learns from its own rounds."""
+    plain_draft = {"quantized": False}
+    settings = replace(config.settings, neuron_config=FUSED_FIELDS, draft_neuron_config=plain_draft)
+    wanted = replace(config, settings=settings)
+    rest: dict[str, Any] = {"ignore_end_of_sequence": True, "speculation_length": 3}
+    asked = {
+        "greedy": ids(b"ababababab", 30, **rest),
+        "sampled": ids(b"ababababab", 30, sampling=SAMPLED, **rest),
+        "rejection": ids(b"ababababab", 30, sampling=SAMPLED, rule=Rule.REJECTION, **rest),
+        "logprobs": ids(b"ababababab", 5, logprobs=2, **rest),
+    }
+
+    async def scenario() -> tuple[dict[str, Answer], Generator]:
+        batcher = Batcher("test")
+        try:
+            target, draft = await load_pair(wanted, batcher)
+            unfused = await load_unfused(wanted, target, batcher)
+            assert unfused is not None and unfused.draft is not None
+            generator = fused_generator(target, draft, None, config.draft, unfused=unfused)
+            got = await asyncio.gather(*(answer(generator.generate, request) for request in asked.values()))
+            unfused.target.engine.lose(DeviceLost("test"))
+            assert target.engine.lost.is_set() and unfused.target.engine.lost.is_set()
+            return dict(zip(asked, got, strict=True)), generator
+        finally:
+            await batcher.close()
+
+    got, generator = run(scenario())
+    assert got["greedy"].token_ids == oracle(b"ababababab", GREEDY, 30, past_the_end=True)
+    assert got["sampled"].token_ids == oracle(b"ababababab", SAMPLED, 30, past_the_end=True)
+    assert got["logprobs"].token_ids == oracle(b"ababababab", GREEDY, 5, past_the_end=True)
+    placements = {name: one.completion.stats.placement for name, one in got.items()}
+    assert placements == {"greedy": "", "sampled": "apart", "rejection": "apart", "logprobs": "apart"}
+    assert all(one.completion.stats.drafted for one in got.values())
+    assert generator.fallback and generator.fallback.generator.statistics is not generator.statistics
+    made = [app.neuron_config for app in simulated.LOADED]
+    kinds = [(one.speculation_length, one.enable_fused_speculation, one.quantized) for one in made]
+    assert kinds == [(5, True, True), (5, False, True), (0, False, False)]
+    assert [app.neuron_config.on_device_sampling_config is None for app in simulated.LOADED] == [False, True, True]
+
+
+FUSED_FIELDS = {
+    "on_device_sampling_config": {"do_sample": False, "top_k": 1},
+    "speculation_length": 5,
+    "quantized": True,
+    "quantized_checkpoints_path": "/nowhere",
+    "modules_to_not_convert": ["lm_head"],
+}
+
+
+def test_apart_alone_the_pair_answers_every_request_without_the_graph(config: ModelConfig) -> None:
+    wanted = replace(config, settings=replace(config.settings, pair="apart"))
+
+    async def scenario() -> list[Answer]:
+        batcher = Batcher("test")
+        try:
+            target, draft = await load_pair(wanted, batcher)
+            assert draft is not None and await load_unfused(wanted, target, batcher) is None
+            generator = fused_generator(target, draft, 4, config.draft)
+            asked = [ids(b"ababab", 30, sampling=s, ignore_end_of_sequence=True) for s in (GREEDY, SAMPLED)]
+            return list(await asyncio.gather(*(answer(generator.generate, request) for request in asked)))
+        finally:
+            await batcher.close()
+
+    for got, sampling in zip(run(scenario()), (GREEDY, SAMPLED), strict=True):
+        assert got.token_ids == oracle(b"ababab", sampling, 30, past_the_end=True)
+        assert got.completion.stats.drafted and not got.completion.stats.placement
+    assert [app.neuron_config.enable_fused_speculation for app in simulated.LOADED] == [False, False]
+
+
+def test_as_a_graph_alone_the_models_are_not_loaded_apart(config: ModelConfig) -> None:
+    async def scenario() -> None:
+        batcher = Batcher("test")
+        try:
+            wanted = replace(config, settings=replace(config.settings, pair="fused"))
+            target, _ = await load_pair(wanted, batcher)
+            assert await load_unfused(wanted, target, batcher) is None
+            eagle = replace(config, settings=replace(config.settings, eagle=True))
+            apart = await load_unfused(eagle, (await load_pair(eagle, batcher))[0], batcher)
+            assert apart and apart.draft is None, "an EAGLE head drafts from hidden states alone: lookup drafts apart"
+        finally:
+            await batcher.close()
+
+    run(scenario())
+
+
 def test_lookup_before_a_fused_graph_is_refused(config: ModelConfig) -> None:
     wanted = replace(config, draft=replace(config.draft, kind="hybrid"))
     with pytest.raises(ValueError, match="draft: a fused nxdi graph verifies only its own drafts"):
@@ -102,3 +195,33 @@ def test_an_eagle_heads_own_tokenizer_is_not_asked_for(config: ModelConfig, monk
 
     assert len(run(scenario())) == 2
     assert asked == [config.model]
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({}, {}),
+        ({"rope_theta": 5e5}, {}),
+        ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, {"rope_theta": 5e5}),
+        ({"rope_parameters": {"rope_theta": 5e5, **LLAMA3}}, {"rope_theta": 5e5, "rope_scaling": LLAMA3}),
+    ],
+)
+def test_a_rotary_embedding_is_read_as_transformers_5_and_4_write_it(
+    bench: Bench,  # noqa: F811
+    written: dict[str, object],
+    read: dict[str, object],
+) -> None:
+    """transformers 4.57, which NxDI reads config.json with, knows the older fields alone and says nothing."""
+    folder = simulated.model_folder(bench.folder, "rope", **written)
+    assert older_rope(str(folder)) == read
+    load_nxdi(find(str(folder)), Execution(), SHAPE, bench.settings({}), True, start_on_device)
+    assert simulated.LOADED[-1].config.rope_theta == (5e5 if written else 10000.0)
+
+
+def test_a_rotary_embedding_for_each_kind_of_layer_is_refused(bench: Bench) -> None:  # noqa: F811
+    folder = simulated.model_folder(bench.folder, "rope", rope_parameters={"full_attention": {"rope_theta": 1e6}})
+    with pytest.raises(CheckpointError, match="rope_parameters have no rope_theta"):
+        load_nxdi(find(str(folder)), Execution(), SHAPE, bench.settings({}), True, start_on_device)

@@ -1,0 +1,83 @@
+"""Defines the bars on formats of weights: Tandem beside llama.cpp in the format that corresponds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from benchmarks.bars import FUSED, MANY, Bar
+from benchmarks.figures import Pairing, Sample, decoding, end_to_end, ratios
+from benchmarks.formats import BASE, FORMATS, LLAMA, PEERS, ours
+from benchmarks.load import Load
+from benchmarks.prompt_speed import PromptSpeed, speedup
+
+PLAIN = {BASE: 1.05, "int8": 1.3, "as-stored": 1.3}
+OF_LIMIT = {BASE: 0.85, "int8": 0.75}
+FUSED_BEST, PROMPTS, ONE_TO_MANY, MANY_BEST = 2.0, 1.0, 3.5, 1.3
+
+
+def plain_bars(samples: Sequence[Sample], shares: Mapping[str, float | None]) -> list[Bar]:
+    """Returns the bars on plain decoding, format by format. `shares`: weights -> share of the bandwidth limit."""
+    beside = [_bar(samples, form.plain, form.llama, PLAIN[form.weights]) for form in FORMATS]
+    limits = [
+        Bar(f"{ours('autoregressive', weights)}, share of the bandwidth limit", shares.get(weights), bound)
+        for weights, bound in OF_LIMIT.items()
+    ]
+    return beside + limits
+
+
+def fused_bar(samples: Sequence[Sample]) -> Bar:
+    """Returns the bar on our fastest fused format beside the fastest of llama.cpp's, speculating or not."""
+    mine = fastest(samples, [form.fused for form in FORMATS])
+    theirs = fastest(samples, {s.contender for s in samples if s.contender.startswith(LLAMA)})
+    return _bar(samples, mine or FUSED, theirs or f"{LLAMA}'s fastest", FUSED_BEST)
+
+
+def fastest(samples: Iterable[Sample], names: Iterable[str]) -> str | None:
+    """Returns which of these contenders has the least median time per token after the first, over all prompts."""
+    times: dict[str, list[float]] = {name: [] for name in sorted(names)}
+    for sample in samples:
+        ms = decoding(sample)
+        if sample.contender in times and ms is not None:
+            times[sample.contender].append(ms)
+    return min((name for name in times if times[name]), key=lambda name: statistics.median(times[name]), default=None)
+
+
+def prompt_bars(speeds: Sequence[PromptSpeed], lengths: Sequence[int]) -> list[Bar]:
+    """Returns the bars on prompt processing, for every format and length."""
+    return [
+        Bar(f"{form.plain} / {form.llama}, prompts of {n} tokens", speedup(speeds, form.plain, form.llama, n), PROMPTS)
+        for form in FORMATS
+        for n in lengths
+    ]
+
+
+def many_bars(loads: Sequence[Load]) -> list[Bar]:
+    """Returns the bars on concurrent requests: our best fused format, beside one request and beside the best peer."""
+    rates = {(load.contender, load.concurrency): load.rate for load in loads}
+    fused = {form.fused for form in FORMATS}
+    mine = _most(rates, lambda name: name in fused) or FUSED
+    peer = _most(rates, lambda name: name.startswith(PEERS))
+
+    def over(contender: str, concurrency: int) -> float | None:
+        of, by = rates.get((mine, MANY)), rates.get((contender, concurrency))
+        return of / by if of and by else None
+
+    best = over(peer, MANY) if peer else None
+    return [
+        Bar(f"{mine}, {MANY} requests at once / 1", over(mine, 1), ONE_TO_MANY),
+        Bar(f"{mine} / {peer or 'the best peer'}, {MANY} requests at once", best, MANY_BEST),
+    ]
+
+
+def _most(rates: Mapping[tuple[str, int], float], wanted: Callable[[str], bool]) -> str | None:
+    found = {name: rate for (name, many), rate in rates.items() if many == MANY and wanted(name)}
+    return max(found, key=lambda name: found[name], default=None)
+
+
+def _bar(samples: Sequence[Sample], mine: str, theirs: str, bound: float) -> Bar:
+    pairing = Pairing("", mine, theirs)
+    value, also = (
+        found[0].speedup if (found := ratios(samples, [pairing], figure)) else None for figure in (decoding, end_to_end)
+    )
+    return Bar(f"{mine} / {theirs}", value, bound, also=also)

@@ -1,0 +1,57 @@
+"""The port of VllmEngine: clear text, for a gateway on this machine or in the same pod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+
+from tandem.services.health import HealthService
+from tandem.services.health_port import AddressInUse
+from tandem.services.security.config import Security
+
+Register = Callable[[grpc.aio.Server], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where a server listens for gateways; `port` 0 takes a free one."""
+
+    port: int
+    host: str = "127.0.0.1"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"engine_port: {self.port} is outside 0 to 65535")
+
+
+class EnginePort:
+    """Binds at once and answers from `start` on. Raises AddressInUse.
+
+    The gateway has neither certificates nor tokens for workers, so callers are anonymous here. Limits hold as on the
+    server's own port.
+    """
+
+    def __init__(
+        self,
+        address: EngineAddress,
+        security: Security,
+        outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        self._server = replace(security, tls=None, tokens=None).server(outermost, options=options)
+        where = f"{address.host}:{address.port}"
+        try:
+            self.port = self._server.add_insecure_port(where)
+        except RuntimeError:
+            raise AddressInUse(f"engine_port: cannot listen on {where}; is another server there?") from None
+
+    async def start(self, register: Register, health: HealthService) -> None:
+        register(self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(health, self._server)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(grace=0.5)

@@ -1,0 +1,29 @@
+"""Asks the gateway's workers how many requests they run at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+
+ANSWER_SECONDS = 5.0
+
+
+async def slots_of(workers: Sequence[str]) -> int:
+    """Returns the KV slots of all workers together; 0 while none answers. A silent one counts like the largest."""
+    known = await asyncio.gather(*(_slots(worker) for worker in workers))
+    return sum(slots or max(known) for slots in known)
+
+
+async def _slots(worker: str) -> int:
+    """Returns a worker's KV slots; 0 if it does not answer."""
+    from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+    from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+    async with grpc.aio.insecure_channel(worker) as channel:
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        try:
+            return int((await stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=ANSWER_SECONDS)).max_num_seqs)
+        except grpc.aio.AioRpcError:
+            return 0

@@ -1,0 +1,115 @@
+"""Configuration of the gateway, and the arguments of smg that it stands for."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import shlex
+from dataclasses import dataclass
+
+from tandem.launch import LAUNCH
+from tandem.rpc.credentials import on_this_machine
+from tandem.rpc.secret_files import lines_of, warn_if_others_read
+from tandem.services.security.tokens import read_tokens
+
+OWN_SERVER = "--role fused_target"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Where the gateway listens for HTTP, and the HOST:PORT of the engine ports of its `workers`.
+
+    Without workers it starts a server of its own, with `worker_flags`. `queue`: requests that may wait besides those
+    with a slot. `flags` are smg's own. `metrics_port` None: a free one on this machine, since smg always has one.
+    `accept_tokens`: a file of lines `identity token`, the API keys of clients.
+    """
+
+    workers: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8080
+    worker_flags: str = OWN_SERVER
+    flags: str = ""
+    queue: int = 256
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    accept_tokens: str | None = None
+    insecure: bool = False
+    drain_seconds: float = 30.0
+    ready_file: str | None = None
+
+    def __post_init__(self) -> None:
+        for library in ("smg", "smg_grpc_proto"):
+            if importlib.util.find_spec(library) is None:
+                raise ValueError(f"gateway: {library} is not installed; pip install 'tandem-speculative[openai]'")
+        for name, port in (("http_port", self.port), ("metrics_port", self.metrics_port or 1)):
+            if not 0 <= port <= 65535:
+                raise ValueError(f"{name}: {port} is outside 0 to 65535")
+        if self.queue < 0:
+            raise ValueError(f"queue: {self.queue} is below 0")
+        for worker in self.workers:
+            host, _, number = worker.rpartition(":")
+            if not (host and number.isdecimal() and 0 < int(number) < 65536):
+                raise ValueError(f"workers: {worker!r} is not HOST:PORT, of a server's --engine_port")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert: give --tls_cert and --tls_key together")
+        if self.tls_cert is None and not self.insecure and not on_this_machine(self.host):
+            raise ValueError(
+                f"host: {self.host} can be reached from other machines, and there is no TLS: "
+                f"give --tls_cert and --tls_key, or pass --insecure"
+            )
+        _ = self.keys
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The API keys of clients, each as identity:key. Raises ValueError."""
+        if self.accept_tokens is None:
+            return ()
+        read_tokens(self.accept_tokens)
+        warn_if_others_read("accept_tokens", self.accept_tokens)
+        keys = tuple(":".join(line.split()) for _, line in lines_of("accept_tokens", self.accept_tokens))
+        if not keys or any(":sha256:" in key for key in keys):
+            raise ValueError(f"accept_tokens: {self.accept_tokens}: smg needs lines `identity token`, without hashes")
+        return keys
+
+    @property
+    def url(self) -> str:
+        """The base URL of OpenAI clients on this machine."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return f"{'https' if self.tls_cert else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def own_server(self, ready_file: str) -> list[str]:
+        """Returns the command of the server that the gateway starts itself."""
+        given = shlex.split(self.worker_flags)
+        role = [] if "--role" in given else shlex.split(OWN_SERVER)
+        return [*LAUNCH, *role, *given, "--port", "0", "--engine_port", "0", "--ready_file", ready_file]
+
+    def arguments(self, workers: tuple[str, ...], slots: int, metrics_port: int) -> list[str]:
+        """Returns the arguments of smg for workers that run `slots` requests at once.
+
+        New work goes to the least loaded worker, by what the workers say of their load; requests with the same key
+        (header X-SMG-Routing-Key) go to the same one. Requests beyond slots and queue get 429 with Retry-After. Nothing
+        of a request or an answer is kept, and nobody can register workers over HTTP: the key to that is thrown away.
+        """
+        options = {
+            "host": self.host,
+            "port": self.port,
+            "policy": "least_load",
+            "load-monitor-interval": 1,
+            "max-concurrent-requests": slots + self.queue,
+            "queue-size": 0,
+            "history-backend": "none",
+            "log-level": "warn",
+            "prometheus-host": self.metrics_host,
+            "prometheus-port": metrics_port,
+            "worker-startup-check-interval": 1,
+            "shutdown-grace-period-secs": max(1, round(self.drain_seconds)),
+            "control-plane-api-keys": f"tandem:tandem:admin:{secrets.token_hex(16)}",
+        }
+        if self.tls_cert and self.tls_key:
+            options |= {"tls-cert-path": self.tls_cert, "tls-key-path": self.tls_key}
+        named = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        keys = [word for key in self.keys for word in ("--tenant-api-key", key)]
+        urls = [f"grpc://{worker}" for worker in workers]
+        return ["launch", *named, *keys, "--worker-urls", *urls, "--routing-key-override", *shlex.split(self.flags)]

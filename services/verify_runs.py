@@ -1,0 +1,189 @@
+"""Runs sessions of the TargetVerifier whose client asked it never to wait, over VerifyStream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+from tandem.engine.generator import check_tokens
+from tandem.engine.sequences import Engine, TargetSequence
+from tandem.rpc import wire
+from tandem.rpc.wire_runs import run_message_from_wire
+from tandem.services.security.identity import caller
+from tandem.services.sessions.costs import SessionCosts
+from tandem.services.sessions.runs import SessionRun, Superseded
+from tandem.services.sessions.table import (
+    Fence,
+    Session,
+    SessionExpired,
+    SessionNotFound,
+    SessionTable,
+    session_key,
+)
+from tandem.services.verify_stream import Incoming
+from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
+from tandem.speculation.types import InvalidField, ModelInfo, Rule, TooLong, check_logprobs
+from tandem.v1 import target_verifier_pb2 as pb
+
+MAX_STOP_TOKENS = 256
+"""The most stop tokens that a run's first message may name."""
+
+Run = SessionRun[pb.VerifyRequest, pb.VerifyResponse]
+
+
+@dataclass(slots=True)
+class VerifyResources:
+    """A session's KV slot and the lock that serializes its rounds. `opened`: its prefix was processed completely.
+
+    `costs`: totals of its rounds, for --profile. `run`: the run that steps on by itself, if there is one. `steps`:
+    those that the session began.
+    """
+
+    sequence: TargetSequence
+    prompt_length: int
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    opened: bool = False
+    costs: SessionCosts | None = None
+    run: Run | None = None
+    steps: int = 0
+
+    def end_run(self, error: Exception | None = None) -> None:
+        """Ends the session's run, because something else happens to its tokens."""
+        run, self.run = self.run, None
+        if run:
+            run.end(error)
+
+
+VerifySession = Session[VerifyResources, pb.VerifyResponse]
+
+
+class VerifyRuns:
+    """Starts the runs of sessions. `using` locks a session for one step."""
+
+    def __init__(
+        self,
+        sessions: SessionTable[VerifyResources, pb.VerifyResponse],
+        engine: Engine,
+        info: ModelInfo,
+        using: Callable[[VerifySession], AbstractAsyncContextManager[None]],
+    ) -> None:
+        self._sessions, self._engine, self._info, self._using = sessions, engine, info, using
+        sessions.on_end.append(_session_ended)
+
+    async def replies(
+        self, request: pb.VerifyRequest, arrived: float, incoming: Incoming[pb.VerifyRequest]
+    ) -> AsyncGenerator[pb.VerifyResponse, None]:
+        """Yields the reply to every step of the run that `request` begins. `incoming`: the messages after it."""
+        session = self._sessions.touch(session_key(caller(), request.session_id))
+        message = self._check_first(session, request)
+        run, reply = await self._begun(session, request, message, arrived)
+        if reply is not None:
+            yield reply
+        if run is None:
+            return
+        try:
+            async for reply in run.replies(incoming):
+                yield reply
+        finally:
+            if session.resources.run is run:
+                session.resources.run = None
+
+    async def _begun(
+        self, session: VerifySession, request: pb.VerifyRequest, message: RunMessage, arrived: float
+    ) -> tuple[Run | None, pb.VerifyResponse | None]:
+        """Returns the session's run, unless its first message is stale, and the reply to send before its first step.
+
+        `message`: the one in `request`, checked.
+        """
+        async with self._using(session):
+            fence = session.fence(request.base_length, request.last_token)
+            if fence is Fence.STALE:
+                return None, pb.VerifyResponse(stale=True, committed_length=len(session.tokens), messages_read=1)
+            replay = None
+            if fence is Fence.REPLAY:
+                replay = pb.VerifyResponse()
+                replay.CopyFrom(session.recorded)
+                replay.replayed, replay.messages_read = True, 1
+                replay.server_seconds = time.perf_counter() - arrived
+            session.resources.end_run()
+            settings = _Settings(session, request.report_margins, wire.logprobs_asked(request))
+
+            async def step(draft: tuple[int, ...]) -> pb.VerifyResponse:
+                return await self._step(settings, run, draft)
+
+            run = Run(RunOn(session.tokens, request.stop_token_ids), lambda one: self._message(session, one), step)
+            run.hear(message, arrived)
+            run.run.heed(replay.token_ids if replay else ())
+            session.resources.run = run
+            return run, replay
+
+    async def _step(self, settings: _Settings, run: Run, draft: tuple[int, ...]) -> pb.VerifyResponse:
+        session = settings.session
+        async with self._using(session):
+            if session.resources.run is not run:
+                raise Superseded
+            session.resources.steps += 1
+            verdict = await session.resources.sequence.verify(
+                session.tokens, draft, session.sampling, settings.margins, session.rule, (), settings.logprobs
+            )
+            reply = wire.verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
+            reply.drafted, reply.messages_read = len(draft), run.run.messages
+            reply.server_seconds = time.perf_counter() - run.heard
+            session.commit(verdict.token_ids, reply)
+            run.run.commit(verdict.token_ids)
+            if session.resources.costs:
+                session.resources.costs.stats.observe(draft, verdict)
+            return reply
+
+    def _check_first(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
+        """Returns a run's first message, checked before an earlier run of the session is ended for it."""
+        if session.rule is not Rule.AGREEMENT:
+            raise InvalidField("run_until", f"a session that verifies by {session.rule.value} does not run")
+        if len(request.stop_token_ids) > MAX_STOP_TOKENS:
+            raise InvalidField("stop_token_ids", f"{len(request.stop_token_ids)} are above {MAX_STOP_TOKENS}")
+        check_tokens("stop_token_ids", list(request.stop_token_ids), self._info.vocab_size)
+        logprobs = wire.logprobs_asked(request)
+        check_logprobs(logprobs)
+        self._engine.admit(session.sampling, logprobs)
+        return self._message(session, request)
+
+    def _message(self, session: VerifySession, request: pb.VerifyRequest) -> RunMessage:
+        """Returns the message in `request`, checked, and renews the session's lease."""
+        if request.session_id != session.session_id.session_id:
+            raise InvalidField("session_id", "a run has one session")
+        if not request.HasField("run_until"):
+            raise InvalidField("run_until", "absent: the stream is a run since an earlier message")
+        if request.distributions:
+            raise InvalidField("distributions", f"{len(request.distributions)}, but a run takes none")
+        self._sessions.touch(session.session_id, session)
+        message = run_message_from_wire(request)
+        check_tokens("last_token", [request.last_token], self._info.vocab_size)
+        check_tokens("draft_tokens", message.draft.token_ids, self._info.vocab_size)
+        for i, branch in enumerate(message.draft.branches):
+            check_tokens(f"branches[{i}].token_ids", branch.token_ids, self._info.vocab_size)
+        if request.run_until > session.max_total_tokens:
+            raise TooLong(f"run_until {request.run_until} is above the sequence length {session.max_total_tokens}")
+        most = min(message.most_drafts, self._info.max_speculation_length)
+        return RunMessage(message.draft, message.run_until, most)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What the steps of a run report, as its first message asks."""
+
+    session: VerifySession
+    margins: bool
+    logprobs: int | None
+
+
+def max_unread(rule: Rule) -> int:
+    """Returns the tokens that a run of a session with this rule may be ahead; 0: such sessions do not run."""
+    return MAX_UNREAD if rule is Rule.AGREEMENT else 0
+
+
+def _session_ended(session: VerifySession, how: str) -> None:
+    error = SessionExpired if how == "expired" else SessionNotFound
+    session.resources.end_run(error(f"no session {session.session_id}: it was {how} during its run"))

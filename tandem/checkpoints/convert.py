@@ -1,0 +1,190 @@
+"""Converts checkpoints into what NxD Inference reads: `--role convert`.
+
+fp8: OCP's E4M3 reaches 448, Neuron's 240, and what is above becomes NaN there. So FP8 weights are divided by 448/240
+and their scales multiplied by it, as in AWS's guide (neuronx-distributed, README_rescaling_fp8_for_neuron.md), but with
+one rounding instead of two. eagle: a published EAGLE-1 head lacks the target's output matrix. safetensors: weights in
+PyTorch's files, or in files of another size.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.tensors import WEIGHT_FILES, Tensors, shards_of, write_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONVERSIONS = ("fp8", "eagle", "safetensors")
+OCP_MOST, NEURON_MOST = 448.0, 240.0
+MOST_ERROR = 2.0**-4
+"""The largest relative error of rounding to three bits of mantissa."""
+SMALLEST_NORMAL = 2.0**-6
+SCALE = "_scale"
+HEAD, EMBEDDINGS = "lm_head.weight", ("model.embed_tokens.weight", "embed_tokens.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertConfig:
+    """What to convert, and to what. `source`: the model's folder, or the head's; `target`: the head's target."""
+
+    source: Path
+    output: Path
+    to: str
+    target: Path | None = None
+    shard_bytes: int = 5 * 10**9
+
+    def __post_init__(self) -> None:
+        if self.to not in CONVERSIONS:
+            raise ValueError(f"convert: {self.to!r} is not one of {', '.join(CONVERSIONS)}")
+        if self.shard_bytes < 1:
+            raise ValueError("shard_gb: is not above 0")
+        for folder in (self.source, self.target):
+            if folder is not None and not (folder / "config.json").is_file():
+                raise ValueError(f"{folder}: not a model folder with a config.json")
+        if self.output.exists() and (not self.output.is_dir() or any(self.output.iterdir())):
+            raise ValueError(f"output: {self.output} is not an empty folder")
+
+
+@dataclass(slots=True)
+class Rescaled:
+    """Counts rescaled FP8 weights, and keeps the largest before and after and the largest relative error."""
+
+    weights: int = 0
+    largest_before: float = 0.0
+    largest_after: float = 0.0
+    error: float = 0.0
+
+    def note(self, before: Tensor, after: Tensor) -> None:
+        """Compares weights with `after`, those that Neuron will multiply by the larger scale."""
+        import torch
+
+        old, new = before.to(torch.float32), after.to(torch.float32)
+        self.weights += 1
+        self.largest_before = max(self.largest_before, float(old.abs().max()))
+        self.largest_after = max(self.largest_after, float(new.abs().max()))
+        normal = new.abs() >= SMALLEST_NORMAL
+        off = (new * (OCP_MOST / NEURON_MOST) - old).abs()[normal] / old.abs()[normal]
+        self.error = max(self.error, float(off.max()) if off.numel() else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The tensors to write: their sizes in order, and how each is made. `said`: a line about them, afterwards."""
+
+    sizes: dict[str, int]
+    load: Callable[[str], Tensor]
+    said: Callable[[], str]
+    config: dict[str, object] = field(default_factory=dict)
+
+
+def run_convert(config: ConvertConfig) -> int:
+    """Converts, and prints what was done. Returns the exit code. Raises CheckpointError or ValueError, one line."""
+    conversion = _MAKERS[config.to](config, Tensors(config.source))
+    config.output.mkdir(parents=True, exist_ok=True)
+    shards = shards_of(conversion.sizes, config.shard_bytes)
+    files = write_tensors(config.output, shards, conversion.load)
+    _copy_the_rest(config, conversion)
+    print(f"{len(conversion.sizes)} tensors in {len(files)} {'file' if len(files) == 1 else 'files'}: {config.output}")
+    if said := conversion.said():
+        print(said)
+    return 0
+
+
+def _copy_the_rest(config: ConvertConfig, conversion: Conversion) -> None:
+    """Copies tokenizer and configuration. config.json is written last: without it a folder is no model."""
+    for file in sorted(config.source.iterdir()):
+        if file.is_file() and file.name != "config.json" and not any(fnmatch(file.name, one) for one in WEIGHT_FILES):
+            shutil.copyfile(file, config.output / file.name)
+    settings = json.loads((config.source / "config.json").read_text(encoding="utf-8"))
+    text = json.dumps(settings | conversion.config, indent=2)
+    (config.output / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _fp8(config: ConvertConfig, tensors: Tensors) -> Conversion:
+    import torch
+
+    scaled = {name.removesuffix(SCALE) for name in tensors.files if name.endswith(f".weight{SCALE}")}
+    if not scaled:
+        raise CheckpointError(f"{config.source}: no weight has a scale beside it (NAME.weight{SCALE}): not FP8")
+    first = next(name for name in tensors.files if name in scaled)
+    if _largest(tensors[first]) <= NEURON_MOST:
+        raise CheckpointError(f"{config.source}: {first} is within ±{NEURON_MOST:g} already; it looks rescaled")
+    found, factor = Rescaled(), OCP_MOST / NEURON_MOST
+
+    def load(name: str) -> Tensor:
+        tensor = tensors[name]
+        if name.endswith(SCALE) and name.removesuffix(SCALE) in scaled:
+            return tensor.to(torch.float32) * factor
+        if name not in scaled:
+            if tensor.dtype == torch.float8_e4m3fn:
+                raise CheckpointError(f"{config.source}: {name} is FP8 without a scale of its own ({name}{SCALE})")
+            return tensor
+        if tensor.dtype != torch.float8_e4m3fn:
+            raise CheckpointError(f"{config.source}: {name} has a scale, and is {tensor.dtype}, not float8_e4m3fn")
+        rescaled = (tensor.to(torch.float32) / factor).to(torch.float8_e4m3fn)
+        found.note(tensor, rescaled)
+        if found.largest_after > NEURON_MOST or found.error > MOST_ERROR:
+            raise CheckpointError(f"{config.source}: {name} could not be rescaled: {found}")
+        return rescaled
+
+    def said() -> str:
+        return (
+            f"{found.weights} FP8 weights: largest {found.largest_before:g} before, {found.largest_after:g} after; a"
+            f" weight times its scale moved by at most {found.error:.2%}"
+        )
+
+    return Conversion(tensors.sizes(), load, said)
+
+
+def _largest(tensor: Tensor) -> float:
+    import torch
+
+    return float(tensor.to(torch.float32).abs().max())
+
+
+def _eagle(config: ConvertConfig, tensors: Tensors) -> Conversion:
+    if config.target is None:
+        raise ValueError("target_model: name the target whose output matrix the head gets")
+    if "fc.weight" not in tensors.files:
+        raise CheckpointError(f"{config.source}: no fc.weight: not an EAGLE-1 head")
+    if HEAD in tensors.files:
+        raise CheckpointError(f"{config.source}: has {HEAD} already")
+    target = Tensors(config.target)
+    fc = tensors["fc.weight"]
+    grafted = {HEAD: _first(target, (HEAD, *EMBEDDINGS))}  # tied models have the embeddings alone
+    if not any(name in tensors.files for name in EMBEDDINGS):
+        grafted["embed_tokens.weight"] = _first(target, EMBEDDINGS)
+    for name, source in grafted.items():
+        width = target[source].shape[1]
+        if width != fc.shape[0] or fc.shape[1] != 2 * width:
+            raise CheckpointError(f"{config.source}: fc.weight is {tuple(fc.shape)}, the target's {name} {width} wide")
+
+    def load(name: str) -> Tensor:
+        return target[grafted[name]].to(fc.dtype) if name in grafted else tensors[name]
+
+    sizes = tensors.sizes()
+    sizes |= {name: target[source].numel() * fc.element_size() for name, source in grafted.items()}
+    said = f"from {config.target}: {', '.join(f'{name} ({source})' for name, source in grafted.items())}"
+    return Conversion(sizes, load, lambda: said, {"fc_bias": "fc.bias" in tensors.files})
+
+
+def _first(tensors: Tensors, names: tuple[str, ...]) -> str:
+    found = next((name for name in names if name in tensors.files), None)
+    if found is None:
+        raise CheckpointError(f"{tensors.folder}: has none of {', '.join(names)}")
+    return found
+
+
+def _safetensors(config: ConvertConfig, tensors: Tensors) -> Conversion:
+    return Conversion(tensors.sizes(), tensors.__getitem__, lambda: "")
+
+
+_MAKERS = {"fp8": _fp8, "eagle": _eagle, "safetensors": _safetensors}

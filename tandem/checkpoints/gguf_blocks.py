@@ -1,0 +1,127 @@
+"""Reads the weights of a GGUF file as they are stored: the bytes of their blocks, which native steps run as such."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.checkpoints.gguf_header import Header, MalformedHeader, TensorEntry
+from tandem.checkpoints.locate import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFormat:
+    """A format of GGML: its number there, and the inputs and bytes of a block."""
+
+    kind: int
+    inputs: int
+    bytes: int
+
+
+FORMATS = {
+    "q4_0": BlockFormat(2, 32, 18),
+    "q4_1": BlockFormat(3, 32, 20),
+    "q8_0": BlockFormat(8, 32, 34),
+    "q4_k": BlockFormat(12, 256, 144),
+    "q6_k": BlockFormat(14, 256, 210),
+}
+"""Formats that native steps read (tandem/runners/native/blocks.h)."""
+DENSE = {0: "f32", 1: "f16", 30: "bf16"}
+_TURNED = ("llama",)
+"""Architectures whose files have the rows of q and k in the order of interleaved rotary pairs."""
+_OTHERS = {6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4"}
+_NAMES = {
+    **{name: f"attn_{name}" for name in "qkv"},
+    "o": "attn_output",
+    **{name: f"ffn_{name}" for name in ("gate", "up", "down")},
+}
+_ALIGNMENT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A matrix [outputs, inputs] in blocks: bytes uint8 [outputs, bytes of a row], the last block filled up."""
+
+    format: str
+    rows: NDArray[np.uint8]
+
+
+class StoredWeights:
+    """The matrices of a GGUF file, mapped into memory."""
+
+    def __init__(self, file: Path) -> None:
+        """Raises CheckpointError."""
+        self._file = file
+        try:
+            with file.open("rb") as stream:
+                self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            header = Header(self._content)
+            header.begin()
+            self._values: dict[str, Any] = dict(header.each_value())
+            self._tensors = {tensor.name: tensor for tensor in header.each_tensor()}
+        except (OSError, ValueError, struct.error, MalformedHeader) as error:
+            raise CheckpointError(f"{file}: its header cannot be read: {error}") from None
+        alignment = int(self._values.get("general.alignment", _ALIGNMENT))
+        self._begin = -(-header.at // alignment) * alignment
+
+    def formats(self) -> tuple[str, ...]:
+        """Names of the formats of its matrices, sorted."""
+        kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
+        return tuple(sorted(name for name, found in FORMATS.items() if found.kind in kinds))
+
+    @property
+    def runs_as_stored(self) -> bool:
+        """Whether some of its matrices are in blocks, and none in a format that native steps do not read."""
+        kinds = {tensor.kind for tensor in self._tensors.values() if len(tensor.dimensions) > 1}
+        return bool(kinds - set(DENSE)) and kinds <= {*DENSE, *(found.kind for found in FORMATS.values())}
+
+    def matrix(self, layer: int, name: str) -> Blocks | None:
+        """The matrix q, k, v, o, gate, up or down of a layer; None if it is dense.
+
+        Raises CheckpointError if it is in no known format.
+        """
+        return self._named(f"blk.{layer}.{_NAMES[name]}.weight")
+
+    def head(self) -> Blocks | None:
+        """Like `matrix`: the output matrix, that of the embedding where there is none of its own."""
+        return self._named("output.weight" if "output.weight" in self._tensors else "token_embd.weight")
+
+    def _named(self, name: str) -> Blocks | None:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise CheckpointError(f"{self._file}: has no {name}")
+        if tensor.kind in DENSE:
+            return None
+        found = next(((name, form) for name, form in FORMATS.items() if form.kind == tensor.kind), None)
+        if found is None:
+            stored = _OTHERS.get(tensor.kind, f"type {tensor.kind}")
+            known = ", ".join(FORMATS).upper()
+            raise CheckpointError(f"{self._file}: {name} is stored as {stored}; what runs as stored is {known}")
+        return Blocks(found[0], self._in_our_order(tensor, self._rows(tensor, found[1])))
+
+    def _rows(self, tensor: TensorEntry, form: BlockFormat) -> NDArray[np.uint8]:
+        inputs, outputs = tensor.dimensions[0], math.prod(tensor.dimensions[1:])
+        size = inputs // form.inputs * form.bytes
+        begin = self._begin + tensor.offset
+        if inputs % form.inputs or begin + outputs * size > len(self._content):
+            raise CheckpointError(f"{self._file}: {tensor.name} does not lie in it whole")
+        return np.frombuffer(self._content, np.uint8, outputs * size, begin).reshape(outputs, size)
+
+    def _in_our_order(self, tensor: TensorEntry, rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Rows of a head in the order of transformers: all first members of rotary pairs, then all second ones."""
+        architecture = str(self._values.get("general.architecture"))
+        kind = tensor.name.split(".")[-2]
+        if architecture not in _TURNED or kind not in ("attn_q", "attn_k"):
+            return rows
+        heads = self._values[f"{architecture}.attention.head_count"]
+        if kind == "attn_k":
+            heads = self._values.get(f"{architecture}.attention.head_count_kv", heads)
+        pairs = rows.reshape(heads, len(rows) // heads // 2, 2, rows.shape[1])
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)

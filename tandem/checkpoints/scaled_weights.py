@@ -1,0 +1,124 @@
+"""Reads the weights of a checkpoint folder by their modules' names; quantised ones are multiplied by their scales."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tandem.checkpoints.gguf_blocks import FORMATS, Blocks
+from tandem.checkpoints.locate import CheckpointError
+from tandem.checkpoints.quantisation import FP8, INT8, Quantisation, Tile, quantisation_of
+from tandem.checkpoints.tensors import Tensors, dtypes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BYTES = ("I8", "U8", "F8_E4M3", "F8_E5M2")
+SCALES = ("_scale", "_scale_inv")
+"""What the names of scales end with. Weights are multiplied by either: the second is the inverse of what they were
+multiplied by when they were quantised."""
+_GROUP = FORMATS["q8_0"].inputs
+
+
+class ScaledWeights:
+    """The weights of a folder. `quantisation`: None if they are dense."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises CheckpointError."""
+        self.folder, self.quantisation = folder, quantisation_of(folder)
+        self._tensors = Tensors(folder)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors.files
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The weight called `name`: of a quantised one, numbers times scales in float32. Raises CheckpointError."""
+        import torch
+
+        stored = self._tensors[name]
+        if stored.is_floating_point() and stored.element_size() > 1:
+            return stored
+        scale, tile = self._scale(name, stored)
+        whole = _spread(scale, tile, stored)
+        return torch.mul(stored.to(torch.float32), whole)
+
+    def bytes(self, name: str) -> int:
+        """Bytes that it takes in its file."""
+        return self._tensors.bytes(name)
+
+    def blocks(self, name: str) -> Blocks | None:
+        """The same weight in blocks of Q8_0 that have the very numbers of the checkpoint, and its scales in float16.
+
+        None where its numbers do not fit: they are FP8, or groups of 32 inputs have no common scale.
+        """
+        import torch
+
+        stored = self._tensors[name]
+        if stored.dtype != torch.int8:
+            return None
+        scale, tile = self._scale(name, stored)
+        outputs, inputs = stored.shape
+        if tile[1] is not None and tile[1] % _GROUP:
+            return None
+        if not scale.abs().max() <= torch.finfo(torch.float16).max:
+            raise CheckpointError(f"{self.folder}: the scales of {name} are not within float16")
+        count = -(-inputs // _GROUP)
+        numbers = torch.nn.functional.pad(stored, (0, count * _GROUP - inputs)).view(outputs, count, _GROUP)
+        of_groups = _spread(scale, (tile[0], tile[1] and tile[1] // _GROUP), numbers[..., 0]).to(torch.float16)
+        made = np.concatenate([of_groups[..., None].numpy().view(np.uint8), numbers.numpy().view(np.uint8)], axis=-1)
+        return Blocks("q8_0", made.reshape(outputs, -1))
+
+    def _scale(self, name: str, stored: Tensor) -> tuple[Tensor, Tile]:
+        """Scales float32 [rows of tiles, columns of tiles] of a quantised matrix, and the size of a tile."""
+        import torch
+
+        dtype = str(stored.dtype).removeprefix("torch.")
+        if self.quantisation is None:
+            raise CheckpointError(f"{self.folder}: {name} is {dtype}, and config.json has no quantization_config")
+        if stored.dim() != 2 or dtype not in (INT8, FP8):
+            raise CheckpointError(f"{self.folder}: {name} is {dtype} {tuple(stored.shape)}: no matrix in int8 or FP8")
+        scale_name = next((name + end for end in SCALES if name + end in self), None)
+        if scale_name is None:
+            raise CheckpointError(f"{self.folder}: {name} is {dtype}, and there is no {name}{SCALES[0]}")
+        scale = self._tensors[scale_name].to(torch.float32)
+        tile = _tile_of(self.quantisation, dtype, stored, scale)
+        if tile is None:
+            raise CheckpointError(
+                f"{self.folder}: {scale_name} is {tuple(scale.shape)}: not what config.json says of {dtype}"
+                f" {tuple(stored.shape)}"
+            )
+        return scale.reshape(_tiles(tile, stored)), tile
+
+
+def check_dense(folder: Path) -> None:
+    """Raises CheckpointError if weights are numbers of a byte, which mean nothing without scales."""
+    for file in sorted(folder.glob("*.safetensors")):
+        for name, dtype in dtypes(file).items():
+            if name.endswith(".weight") and dtype in _BYTES:
+                raise CheckpointError(f"{file}: {name} is {dtype}, and config.json has no quantization_config")
+
+
+def _tile_of(quantisation: Quantisation, dtype: str, stored: Tensor, scale: Tensor) -> Tile | None:
+    """The tile of the scheme that these scales fit; one of a matrix with a single output needs no second dimension."""
+    for scheme in quantisation.schemes:
+        rows, columns = _tiles(scheme.tile, stored)
+        shapes = [(rows, columns), *([(rows,)] if columns == 1 else []), *([()] if rows == columns == 1 else [])]
+        if scheme.numbers == dtype and tuple(scale.shape) in shapes:
+            return scheme.tile
+    return None
+
+
+def _tiles(tile: Tile, stored: Tensor) -> tuple[int, int]:
+    """How many tiles lie below and beside each other."""
+    rows, columns = (1 if size is None else -(-extent // size) for size, extent in zip(tile, stored.shape, strict=True))
+    return rows, columns
+
+
+def _spread(scale: Tensor, tile: Tile, stored: Tensor) -> Tensor:
+    """A scale for every number: [outputs, inputs]."""
+    for dimension, size in enumerate(tile):
+        extent = stored.shape[dimension]
+        scale = scale.repeat_interleave(size or extent, dimension).narrow(dimension, 0, extent)
+    return scale

@@ -1,0 +1,92 @@
+"""Builds the commands of the servers that a comparison starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.launch import LAUNCH
+from tandem.planning.host_placement import CoreGroup, one_length, pair_for
+from tandem.rpc.credentials import on_this_machine
+
+MIN_LENGTH = 5
+"""The least maximum speculation length of servers, so that costs can be measured at several lengths."""
+
+
+def server_command(
+    config: ComparisonConfig,
+    role: str,
+    *extra: str,
+    group: CoreGroup | None = None,
+    speculation_length: int | None = None,
+    host: str = "127.0.0.1",
+) -> list[str]:
+    """Returns the command of a server. `group`: where it is placed, and None for a draft that has no place."""
+    length = most_drafts(config) if speculation_length is None else speculation_length
+    command = [*LAUNCH, "--role", role, "--host", host, "--port", "0"]
+    command += ["--max_speculation_length", str(length), "--sequence_length", str(config.sequence_length)]
+    command += ["--backend", config.backend]
+    chosen: dict[str, object] = {
+        "--batch": config.slots,
+        "--threads": config.threads,
+        "--dtype": None if config.dtype == "auto" else config.dtype,
+        "--weights": None if config.weights == "auto" else config.weights,
+        "--device": None if config.device == "auto" else config.device,
+        "--tp_degree": group.degree if group and group.degree > 1 else None,
+        "--cores": group.cores if group else None,
+        "--compiled_dir": config.compiled_dir,
+        "--neuron_config": config.neuron_config,
+    }
+    if role == "fused_target":
+        temperatures = [condition.sampling.temperature for condition in config.conditions]
+        chosen["--draft_neuron_config"] = config.draft_neuron_config
+        chosen["--pair"] = pair_for(config.backend, temperatures)
+    for flag, value in chosen.items():
+        command += [flag, str(value)] if value not in (None, "") else []
+    if not on_this_machine(host):  # safe in a network namespace that only this machine reaches
+        command.append("--insecure")
+    return [*command, *extra]
+
+
+def most_drafts(config: ComparisonConfig) -> int:
+    """Returns the servers' maximum speculation length.
+
+    Elsewhere it also covers calibration requests; on Neuron a longer maximum would make every round as long.
+    """
+    if config.speculation_length and one_length(config.backend, config.device):
+        return config.speculation_length
+    return max(config.speculation_length or 0, min(MIN_LENGTH, config.sequence_length - 1))
+
+
+def whole_of(config: ComparisonConfig) -> CoreGroup:
+    """Returns where plain and fused decoding run."""
+    return config.placement.whole if config.placement else CoreGroup("", config.tp_degree)
+
+
+def target_of(config: ComparisonConfig) -> CoreGroup:
+    """Returns where a target runs that has its draft elsewhere."""
+    return config.placement.target if config.placement else CoreGroup("", config.tp_degree)
+
+
+def target_command(
+    config: ComparisonConfig,
+    *extra: str,
+    group: CoreGroup | None = None,
+    speculation_length: int | None = None,
+    host: str = "127.0.0.1",
+) -> list[str]:
+    model = ["--model", config.model] if config.model else []
+    return server_command(
+        config, "target", *model, *extra, group=group, speculation_length=speculation_length, host=host
+    )
+
+
+def drafting_command(
+    config: ComparisonConfig, role: str, *extra: str, group: CoreGroup | None = None, host: str = "127.0.0.1"
+) -> list[str]:
+    """Returns the command of a role that drafts. A draft worker also needs the target, for its tokenizer."""
+    models = ["--target_model", config.model] if config.model else []
+    models += ["--draft_model", config.draft_model] if config.draft_model else []
+    if role == "draft_worker" and config.draft_device:
+        config = replace(config, backend="torch", device=config.draft_device, compiled_dir=None, neuron_config=None)
+    return server_command(config, role, *models, "--draft", config.draft, *extra, group=group, host=host)

@@ -1,0 +1,89 @@
+"""Defines loads: how many requests are under way at once or how often they arrive, and how long they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+MAX_CONCURRENCY = 1000
+MAX_RATE = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One load point. Exactly one of `concurrency` and `rate` is set.
+
+    concurrency: so many users, each of whom sends the next request when the last one is answered (a closed loop).
+    rate: requests per second that arrive as a Poisson process, whether or not others were answered (an open loop).
+    """
+
+    requests: int
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"concurrency {self.concurrency}" if self.rate is None else f"rate {self.rate:g}/s"
+
+    def __str__(self) -> str:
+        return f"{self.concurrency} at once" if self.rate is None else f"{self.rate:g} requests/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """A number of tokens that is drawn from a normal distribution, as LLMPerf does: positive integers."""
+
+    mean: int
+    stddev: int = 0
+
+    def draw(self, random: Random, most: int) -> int:
+        """Draws a length from 1 to `most`; draws outside are repeated."""
+        while True:
+            drawn = int(random.gauss(self.mean, self.stddev))
+            if 1 <= drawn <= most:
+                return drawn
+
+
+def plan_loads(concurrency: Sequence[int], rate: Sequence[float], requests: int) -> tuple[Load, ...]:
+    """Returns the closed loops, then the open ones, each in the order given."""
+    closed = (Load(requests, concurrency=users) for users in concurrency)
+    return (*closed, *(Load(requests, rate=each) for each in rate))
+
+
+def arrivals(rate: float, count: int, seed: int) -> tuple[float, ...]:
+    """Returns the arrival times in seconds of a Poisson process: equal for equal seeds, so for every architecture."""
+    random, at = Random(f"arrivals {seed}"), 0.0
+    return tuple(at := at + random.expovariate(rate) for _ in range(count))
+
+
+def check_loads(concurrency: Sequence[int], rate: Sequence[float], requests: int | None) -> None:
+    """Raises a ValueError that names the flag."""
+    for flag, values in (("concurrency", concurrency), ("rate", rate)):
+        if len(set(values)) < len(values):
+            raise ValueError(f"{flag}: a value is named twice")
+    for users in concurrency:
+        if not 1 <= users <= MAX_CONCURRENCY:
+            raise ValueError(f"concurrency: {users} is not between 1 and {MAX_CONCURRENCY}")
+    for each in rate:
+        if not (math.isfinite(each) and 0 < each <= MAX_RATE):
+            raise ValueError(f"rate: {each:g} is not above 0 and at most {MAX_RATE:g} requests per second")
+    if requests is not None and requests < 1:
+        raise ValueError(f"max-num-completed-requests: {requests} is below 1")
+
+
+def length_of(which: str, mean: int | None, stddev: int, most: int) -> Length | None:
+    """Returns the length that --mean-WHICH-tokens and --stddev-WHICH-tokens describe; None without a mean.
+
+    Raises a ValueError that names the flag.
+    """
+    if mean is None:
+        if stddev:
+            raise ValueError(f"stddev-{which}-tokens: is for --mean-{which}-tokens, which is not given")
+        return None
+    if not 1 <= mean <= most:
+        raise ValueError(f"mean-{which}-tokens: {mean} is not between 1 and {most}")
+    if not 0 <= stddev <= mean:
+        raise ValueError(f"stddev-{which}-tokens: {stddev} is not between 0 and the mean, {mean}")
+    return Length(mean, stddev)

@@ -1,0 +1,91 @@
+"""Makes the requests of a load: the comparison's prompts, or prompts cut from them to a drawn length."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Protocol
+
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.run import RequestSettings
+from tandem.comparison.measuring.workloads import Prompt
+from tandem.speculation.types import GenerationRequest
+
+BETWEEN = "\n\n"
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that cuts prompts."""
+
+    @property
+    def sha256(self) -> str: ...
+
+    def encode(self, text: str, chat: bool) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a load; prompt and run name it, the same under every load and for every architecture."""
+
+    prompt: str
+    workload: str
+    run: int
+    request: GenerationRequest
+
+
+def requests_of(
+    config: ComparisonConfig, count: int, settings: RequestSettings, encoder: Encoder | None = None
+) -> tuple[Asked, ...]:
+    """Returns `count` requests. `encoder` is needed to cut prompts to a length.
+
+    Lengths are drawn as in LLMPerf, an input and an output length for each request, from the comparison's seed. An
+    output of a set length ignores ends of sequence, and is shortened to what fits beside its prompt.
+    """
+    random = Random(f"lengths {config.sampling.seed}")
+    made = itertools.islice(_as_they_are(config, settings), count)
+    return tuple(_shaped(asked, number, config, random, encoder) for number, asked in enumerate(made))
+
+
+def names_of(config: ComparisonConfig) -> tuple[str, ...]:
+    """Returns the names of prompts that only loads have, in the order of their requests."""
+    shaped = config.input_length or config.output_length
+    return tuple(_name(number) for number in range(config.loads[0].requests)) if shaped else ()
+
+
+def _name(number: int) -> str:
+    return f"load/{number}"
+
+
+def _as_they_are(config: ComparisonConfig, settings: RequestSettings) -> Iterator[Asked]:
+    for run in itertools.count():
+        for prompt in config.prompts:
+            yield Asked(prompt.name, prompt.kind, run, settings.request(prompt, run))
+
+
+def _shaped(asked: Asked, number: int, config: ComparisonConfig, random: Random, encoder: Encoder | None) -> Asked:
+    inputs, outputs, room = config.input_length, config.output_length, config.sequence_length
+    request = asked.request
+    if inputs is None and outputs is None:
+        return asked
+    if inputs is not None:
+        assert encoder is not None, "prompts are cut with a tokenizer"
+        length = inputs.draw(random, room - (outputs.mean if outputs else config.max_new_tokens))
+        room -= length
+        request = replace(request, text=None, token_ids=cut(config.prompts, number, length, encoder), chat=False)
+    if outputs is not None:
+        length = min(outputs.draw(random, config.sequence_length), room)
+        request = replace(request, max_new_tokens=length, ignore_end_of_sequence=True)
+    return Asked(_name(number), asked.workload, 0, request)
+
+
+def cut(prompts: Sequence[Prompt], number: int, length: int, encoder: Encoder) -> tuple[int, ...]:
+    """Returns exactly `length` token ids of prompts, one after another from prompt `number` on."""
+    first = number % len(prompts)
+    text = BETWEEN.join(prompt.text for prompt in (*prompts[first:], *prompts[:first]))
+    ids = encoder.encode(text, False)
+    while len(ids) < length:
+        text += BETWEEN + text
+        ids = encoder.encode(text, False)
+    return tuple(ids[:length])

@@ -1,0 +1,44 @@
+"""Reads, writes and divides lists of cores such as `0-3,8`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_CORE = 4095
+
+
+def parse_cores(text: str, flag: str = "cores") -> tuple[int, ...]:
+    """Returns the cores of a list such as `0-3,8`, in its order. Raises ValueError."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last.isdecimal() if dash else True)):
+            raise ValueError(f"{flag}: {text!r} is not a list of cores, as in 0-3 or 0,2")
+        low, high = int(first), int(last or first)
+        if not low <= high <= MAX_CORE:
+            raise ValueError(f"{flag}: {part.strip()} is not a range of cores")
+        found += range(low, high + 1)
+    if len(set(found)) < len(found):
+        raise ValueError(f"{flag}: a core of {text!r} is named twice")
+    return tuple(found)
+
+
+def format_cores(cores: Sequence[int]) -> str:
+    """Returns the list as text; three or more that follow each other become a range."""
+    parts: list[str] = []
+    run: list[int] = []
+    for core in (*cores, None):
+        if run and core == run[-1] + 1:
+            run.append(core)
+            continue
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else [str(one) for one in run]
+        run = [] if core is None else [core]
+    return ",".join(parts)
+
+
+def share_of(cores: Sequence[int], rank: int, degree: int) -> tuple[int, ...]:
+    """Returns the cores of one of `degree` ranks. Raises ValueError unless all get as many."""
+    each, rest = divmod(len(cores), degree)
+    if rest or not each:
+        raise ValueError(f"cores: {len(cores)} of them cannot be divided among {degree} ranks")
+    return tuple(cores[rank * each : (rank + 1) * each])

@@ -1,0 +1,105 @@
+"""Loads a checkpoint's module, and says how its matrices are packed; what `auto` means for a quantised checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tandem.checkpoints.gguf_blocks import StoredWeights
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, first_line
+from tandem.checkpoints.quantisation import quantisation_of
+from tandem.checkpoints.scaled_weights import ScaledWeights, check_dense
+from tandem.runners.torch.tensor_parallel import sharding
+
+if TYPE_CHECKING:
+    from tandem.runners.loading import Execution
+    from tandem.runners.native.weights import Packing
+    from tandem.runners.startup import Startup
+    from tandem.runners.torch.platforms import Platform
+
+WHEN_LOADED = ("int8", "q4")
+"""Values of --weights that quantise dense matrices."""
+
+
+def in_own_format(execution: Execution, checkpoint: Checkpoint, order: Sequence[str]) -> Execution:
+    """`execution`, where weights that are `auto` are those of the checkpoint if native steps can run it.
+
+    A GGUF file in blocks runs as stored unless a dtype is given, an int8 checkpoint in int8. Raises CheckpointError.
+    """
+    if execution.weights != "auto" or execution.dtype == "float16" or execution.tp_degree > 1 or "native" not in order:
+        return execution
+    if (file := checkpoint.gguf_file) and execution.dtype == "auto" and StoredWeights(file).runs_as_stored:
+        return replace(execution, weights="as-stored")
+    quantisation = None if checkpoint.gguf else quantisation_of(_configuration(checkpoint))
+    return replace(execution, weights="int8") if quantisation and quantisation.is_int8 else execution
+
+
+def load_model(
+    checkpoint: Checkpoint, weights: str, dtype: Any, platform: Platform, ranks: int, startup: Startup
+) -> tuple[Any, Packing]:
+    """A module, and how native steps pack its matrices. Raises CheckpointError."""
+    try:
+        return _load(checkpoint, weights, dtype, platform, ranks, startup)
+    except CheckpointError:
+        raise
+    except Exception as error:  # loaders of four formats raise whatever their parsers do
+        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
+
+
+def _load(
+    checkpoint: Checkpoint, weights: str, dtype: Any, platform: Platform, ranks: int, startup: Startup
+) -> tuple[Any, Packing]:
+    from tandem.runners.native.quantised_cache import quantised
+    from tandem.runners.native.weights import packing
+    from tandem.runners.torch.from_tensors import configuration, module_from
+    from tandem.runners.torch.model import load_module
+
+    scaled = checkpoint.gguf is None and quantisation_of(_configuration(checkpoint)) is not None
+    ours = scaled and platform.name == "cpu"
+    if ours and ranks > 1:
+        raise CheckpointError(f"{checkpoint.folder}: tp_degree: a quantised checkpoint is loaded in one process")
+    if (ours or weights in WHEN_LOADED) and checkpoint.gguf is None:
+        folder = _files(checkpoint)
+        config = configuration(folder)
+        with startup.stage("quantising"):
+            blocks = quantised(checkpoint, folder, config, weights) if weights in WHEN_LOADED else None
+        if blocks or ours:
+            with startup.stage("loading"):
+                module = module_from(folder, config, ScaledWeights(folder), dtype, blocks.modules if blocks else ())
+            return module, packing(weights, blocks)
+    if checkpoint.gguf is None and Path(checkpoint.folder).is_dir() and not scaled:
+        check_dense(Path(checkpoint.folder))
+    with startup.stage("loading"):
+        module = load_module(checkpoint.source, dtype, platform.device, sharding(checkpoint.source, ranks))
+    return module, packing(weights, stored_weights(checkpoint, weights))
+
+
+def stored_weights(checkpoint: Checkpoint, weights: str) -> StoredWeights | None:
+    """The blocks of a checkpoint's GGUF file, if there is one and `weights` asks for them. Raises CheckpointError."""
+    file = checkpoint.gguf_file if weights == "as-stored" else None
+    return StoredWeights(file) if file else None
+
+
+def _configuration(checkpoint: Checkpoint) -> Path:
+    """The folder that has config.json: the checkpoint's, or that of a hub's cache."""
+    folder = Path(checkpoint.folder)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(checkpoint.folder, "config.json")).parent
+    except Exception as error:  # of the hub, of the network, of the cache
+        raise CheckpointError(f"{checkpoint.folder}: cannot be loaded: {first_line(error)}") from error
+
+
+def _files(checkpoint: Checkpoint) -> Path:
+    """The folder that has all files."""
+    folder = Path(checkpoint.folder)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(checkpoint.folder, allow_patterns=["*.json", "*.safetensors"]))

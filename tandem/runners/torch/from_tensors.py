@@ -1,0 +1,47 @@
+"""Makes a transformers module of tensors that we read ourselves: dequantised ones, or all but what lies in blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from tandem.checkpoints.scaled_weights import ScaledWeights
+
+
+def configuration(folder: Path) -> Any:
+    """The configuration in `folder`, as that of a model which is not quantised."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    config.__dict__.pop("quantization_config", None)
+    return config
+
+
+def module_from(
+    folder: Path, config: Any, weights: ScaledWeights, dtype: torch.dtype, without: Container[str] = ()
+) -> Any:
+    """A module with slot attention whose parameters are `weights` in `dtype`, like load_module's; on the CPU.
+
+    Parameters in `without` have a shape and no memory. Raises ValueError if the weights lack others.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    from tandem.runners.torch.kernels import ATTENTION, register_attention
+
+    register_attention()
+    with init_empty_weights(include_buffers=False):
+        module: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
+    names = [name for name in module.state_dict() if name in weights and name not in without]
+    module.load_state_dict({name: weights[name].to(dtype) for name in names}, strict=False, assign=True)
+    module.tie_weights()
+    missing = sorted(name for name, p in module.named_parameters() if p.is_meta and name not in without)
+    if missing:
+        raise ValueError(f"weights lack {', '.join(missing[:3])}")
+    if (folder / "generation_config.json").is_file():
+        module.generation_config = GenerationConfig.from_pretrained(folder)
+    return module.eval().requires_grad_(False)

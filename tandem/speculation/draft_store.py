@@ -1,0 +1,126 @@
+"""Holds the drafts that may continue a session's committed tokens, at a verifier that never waits for one.
+
+They form a trie whose root is the last committed token. Drafts come late: part of one may be committed already when it
+arrives, and what does not continue exactly what is committed is dropped. The store holds a bounded number of tokens,
+whatever is sent to it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MAX_NODES = 256
+"""Tokens that a store holds, in all its branches; also the most that one message may bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """An alternative to the first `offset` tokens of a draft being followed by its own: these follow them instead."""
+
+    offset: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AheadDraft:
+    """A draft that begins after `base_length` tokens ending in `last_token`, and branches that leave it on the way."""
+
+    base_length: int
+    last_token: int
+    token_ids: tuple[int, ...] = ()
+    branches: tuple[Branch, ...] = ()
+
+    @property
+    def nodes(self) -> int:
+        """The number of drafted tokens."""
+        return len(self.token_ids) + sum(len(branch.token_ids) for branch in self.branches)
+
+    def paths(self) -> list[tuple[int, ...]]:
+        """Returns the draft and, after it, the path of each branch."""
+        branches = ((*self.token_ids[: branch.offset], *branch.token_ids) for branch in self.branches)
+        return [self.token_ids, *branches]
+
+
+@dataclass(slots=True)
+class _Node:
+    """A drafted token, with those that may follow it. `stamp` tells how recently a draft led through it."""
+
+    stamp: int = 0
+    after: dict[int, _Node] = field(default_factory=dict)
+
+
+class DraftStore:
+    """The drafts of one session. The branch of the newest draft that fits is the best: its drafter knew most tokens."""
+
+    def __init__(self, tokens: Sequence[int], most_nodes: int = MAX_NODES) -> None:
+        if most_nodes < 1:
+            raise ValueError(f"draft store: it must hold at least 1 token, not {most_nodes}")
+        self.committed = list(tokens)
+        self._most = most_nodes
+        self._root = _Node()
+        self._stamps = itertools.count(1)
+        self._nodes = 0
+
+    def __len__(self) -> int:
+        return self._nodes
+
+    def add(self, draft: AheadDraft) -> bool:
+        """Stores what of `draft` continues the committed tokens. Returns False if it begins after other tokens."""
+        base = draft.base_length
+        if not 1 <= base <= len(self.committed) or self.committed[base - 1] != draft.last_token:
+            return False
+        late = tuple(self.committed[base:])
+        fitting = [path[len(late) :] for path in draft.paths() if path[: len(late)] == late]
+        oldest = next(self._stamps)
+        stamps = [next(self._stamps) for _ in fitting]
+        for path, stamp in zip(fitting, reversed(stamps), strict=True):
+            self._insert(path, stamp, oldest)
+        return True
+
+    def _insert(self, path: Sequence[int], stamp: int, oldest: int) -> None:
+        """Inserts a path. If there is no room, drafts older than the stamp `oldest` go first, then the path's end."""
+        node = self._root
+        for token in path:
+            if token not in node.after:
+                if self._nodes >= self._most:
+                    self._nodes -= _drop_older(self._root, oldest)
+                if self._nodes >= self._most:
+                    return
+                node.after[token] = _Node()
+                self._nodes += 1
+            node = node.after[token]
+            node.stamp = max(node.stamp, stamp)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Follows newly committed tokens; branches that they contradict are dropped."""
+        self.committed += token_ids
+        for token in token_ids:
+            self._root = self._root.after.get(token) or _Node()
+        self._nodes = _size(self._root)
+
+    def best(self, most: int) -> tuple[int, ...]:
+        """Returns at most `most` drafted tokens that may follow the committed ones."""
+        node, path = self._root, list[int]()
+        while node.after and len(path) < most:
+            token = max(node.after, key=lambda token: node.after[token].stamp)
+            path.append(token)
+            node = node.after[token]
+        return tuple(path)
+
+
+def _drop_older(node: _Node, stamp: int) -> int:
+    """Drops the subtrees below `node` whose stamp is below `stamp`, and returns their size."""
+    dropped = 0
+    for token, after in list(node.after.items()):
+        if after.stamp < stamp:
+            del node.after[token]
+            dropped += 1 + _size(after)
+        else:
+            dropped += _drop_older(after, stamp)
+    return dropped
+
+
+def _size(node: _Node) -> int:
+    return sum(1 + _size(after) for after in node.after.values())

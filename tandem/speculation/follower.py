@@ -1,0 +1,95 @@
+"""Drafts for a target elsewhere that never waits: anew from every arrival of its tokens, as far as it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tandem.speculation.ahead import DraftingAhead
+from tandem.speculation.draft_store import AheadDraft
+from tandem.speculation.drafters import Drafter, teach
+from tandem.speculation.reach import Plan, RunMeasurements
+from tandem.speculation.run_on import RunMessage
+from tandem.speculation.types import Proposer, SpeculationStats
+
+_AT_ONCE = 2
+"""Tokens of the window of a run whose drafts are told after every arrival."""
+_MOST_UNANSWERED = 32
+"""Arrivals that may pass without a draft: a drafter whose drafts are all overtaken still says that it is alive."""
+
+
+@dataclass(slots=True)
+class AskedReach:
+    """The reach that the target's side chose, which measures too."""
+
+    plan: Plan
+    measured: RunMeasurements = field(default_factory=RunMeasurements)
+
+    def observe(self, hit: bool) -> None:
+        """The target's side records it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A draft after `base` tokens, what proposed its tokens, and what was spent since the one before."""
+
+    base: int
+    token_ids: tuple[int, ...]
+    proposed_by: tuple[Proposer, ...]
+    arrivals: int
+    drafted: int
+    queue_seconds: float
+    compute_seconds: float
+
+
+class Follower:
+    """Follows one sequence that begins with `tokens` and has at most `end`. `drafter` is open.
+
+    `news` is called when there is a draft to take, and after every arrival in any case. A call drafts up to `chunk`.
+    """
+
+    def __init__(
+        self, drafter: Drafter, tokens: Sequence[int], plan: Plan, end: int, chunk: int, news: Callable[[], None]
+    ) -> None:
+        self._drafter, self._news = drafter, news
+        self._reach, self._stats = AskedReach(plan), SpeculationStats()
+        self._ahead = DraftingAhead(
+            drafter, self._reach, self._drew, self._stats, list(tokens), end, chunk, _AT_ONCE, measures=False
+        )
+        self._arrivals = 1
+        self._answered = 0
+        self._found: tuple[RunMessage, tuple[Proposer, ...], int] | None = None
+        self._told = (0, 0.0, 0.0)  # tokens and seconds of drafting in the drafts taken
+
+    def arrived(self, token_ids: Sequence[int], plan: Plan) -> None:
+        """Follows tokens that the target committed."""
+        self._reach.plan = plan
+        self._arrivals += 1
+        self._ahead.arrived(token_ids)
+        self._ahead.was_used(token_ids)
+        teach(self._drafter, self._ahead.known)
+        if self._arrivals - self._answered > _MOST_UNANSWERED:
+            known = self._ahead.known
+            self._drew(RunMessage(AheadDraft(len(known), known[-1]), 0, 0))
+
+    async def run(self) -> None:
+        """Drafts until cancelled. Raises what the drafter raises."""
+        self._ahead.begin()
+        await self._ahead.run()
+
+    def take(self) -> Followed | None:
+        """Returns the newest draft, once."""
+        found, self._found = self._found, None
+        if found is None:
+            return None
+        message, proposed_by, arrivals = found
+        spent = (self._ahead.drafted, self._stats.queue_seconds, self._stats.draft_seconds)
+        drafted, queued, computed = (now - before for now, before in zip(spent, self._told, strict=True))
+        self._told = spent
+        draft = message.draft
+        return Followed(draft.base_length, draft.token_ids, proposed_by, arrivals, int(drafted), queued, computed)
+
+    def _drew(self, message: RunMessage) -> None:
+        proposed_by = self._ahead.proposers(len(message.draft.token_ids))
+        self._found, self._answered = (message, proposed_by, self._arrivals), self._arrivals
+        self._news()

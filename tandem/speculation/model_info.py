@@ -1,0 +1,28 @@
+"""Describes what a server runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Describes the model that a server runs; proto/tandem/v1/generation.proto defines the fields."""
+
+    model_name: str
+    weights_revision: str
+    tokenizer_sha256: str
+    vocab_size: int
+    max_sequence_length: int
+    max_speculation_length: int
+    kv_slots: int
+    dtype: str
+    device: str
+    backend: str
+    draft_name: str = ""
+    default_speculation_length: int = 0
+    plain_width: int = 1
+    bit_exact: bool = True
+    startup_seconds: float = 0.0
+    end_of_sequence_ids: tuple[int, ...] = ()
+    adaptive_speculation_length: bool = False

@@ -1,0 +1,255 @@
+"""Rounds at a verifier that never waits: it steps on by itself, and drafts follow it as well as they can.
+
+Every step is a round of the loop: its verdict is what the step committed. Tokens do not depend on when drafts arrive,
+because under agreement each is the target's own draw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tandem.speculation.ahead import DraftingAhead
+from tandem.speculation.drafters import Drafter, teach
+from tandem.speculation.pipeline import ATTEMPTS, OutOfStep, RoundsLost
+from tandem.speculation.reach import Reach
+from tandem.speculation.run_on import RunMessage
+from tandem.speculation.types import Draft, SamplingParams, SpeculationStats, Verdict
+
+REJECTED = -1
+"""Stands for a draft token that was rejected: the verifier does not send it back, and only the number counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """A step of a run: its verdict on `drafted` draft tokens. `rtt`: the round trip, if it was measured."""
+
+    verdict: Verdict
+    drafted: int
+    rtt: float | None = None
+
+
+class RunVerifier(Protocol):
+    """A target for one request that steps on without waiting for drafts."""
+
+    @property
+    def window(self) -> int:
+        """Tokens that it may be ahead of those acknowledged."""
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Takes a KV slot and processes the prompt."""
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Begins a run of the open session, which holds the committed `tokens`. The first message lets it step."""
+
+    def send(self, message: RunMessage) -> None:
+        """Sends a message to the run."""
+
+    async def step(self) -> RunStep:
+        """Returns the next step. Raises RoundsLost if the run is lost."""
+
+    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
+        """Reopens the session after RoundsLost with this `cause`, with the committed `tokens`.
+
+        Raises after too many attempts.
+        """
+
+    async def close(self) -> None:
+        """Ends the run and frees the slot. May be called at any time, and more than once."""
+
+
+class DraftsElsewhere(Protocol):
+    """A drafter for one request that follows the committed tokens by itself, in another process."""
+
+    def arrived(self) -> None:
+        """Reports that more tokens are known."""
+
+    async def run(self, ahead: DraftingAhead, prompt_length: int, sampling: SamplingParams) -> None:
+        """Lets `ahead` adopt what is drafted, until cancelled. Returns if each draft has to be asked for."""
+
+
+@dataclass(slots=True)
+class NeverWaitingRounds:
+    """Rounds of a drafter and a verifier that never waits.
+
+    The verifier goes no further than `most_total` tokens, prompt included, or `most_new` tokens without it. A call of
+    the drafter drafts at most `chunk` tokens. `measures`: see DraftingAhead. `elsewhere`: drafts without being asked;
+    `drafter` is then opened only if that is not possible. `branches`: see DraftingAhead.
+    """
+
+    verifier: RunVerifier
+    drafter: Drafter
+    reach: Reach
+    stats: SpeculationStats
+    most_total: int
+    chunk: int
+    most_new: int | None = None
+    clock: Callable[[], float] = time.perf_counter
+    measures: bool = True
+    elsewhere: DraftsElsewhere | None = None
+    branches: bool = False
+    _end: int = 0
+    _sampling: SamplingParams = field(default_factory=SamplingParams)
+    _prompt: list[int] = field(default_factory=list)
+    _ahead: DraftingAhead | None = None
+    _steps: asyncio.Queue[RunStep | Exception] = field(default_factory=asyncio.Queue)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _ended: float = 0.0
+    _drafter_open: bool = False
+    _verified: int = 0  # draft tokens that steps of this run verified
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        await self.verifier.open(prompt, sampling)
+        self._begin_request(prompt, sampling)
+
+    def _begin_request(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        self._prompt, self._sampling = list(prompt), sampling
+        self._end = self.most_total if self.most_new is None else min(self.most_total, len(prompt) + self.most_new)
+
+    async def round(self, tokens: Sequence[int], k: int, model_k: int | None = None) -> tuple[Draft, Verdict]:
+        """Returns the verifier's next step after `tokens`. `k` is not used: the verifier has begun already."""
+        stale = 0
+        while True:
+            if self._ahead is None:
+                self._begin(tokens)
+            assert self._ahead is not None
+            waited = self.clock()
+            found = await self._steps.get()
+            if isinstance(found, RoundsLost):
+                stale += isinstance(found.cause, OutOfStep)
+                if stale == ATTEMPTS:
+                    raise found.cause
+                await self._leave()
+                await self.verifier.resume(tokens, found.cause)
+                continue
+            if isinstance(found, Exception):
+                raise found
+            self._wait_counts(found, waited)
+            self.stats.run_steps += 1
+            draft = self._draft_of(found, self._ahead)
+            self._ahead.was_used(found.verdict.token_ids)
+            return draft, found.verdict
+
+    async def take_over(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        """Goes on with a session and a drafter that are open (see ways.py)."""
+        self._drafter_open = True
+        if self.elsewhere:
+            await self._close_drafter()
+        self._begin_request(prompt, sampling)
+
+    async def hand_over(self, tokens: Sequence[int]) -> None:
+        """Ends the run, so that the session holds `tokens` and the drafter is open."""
+        await self._leave()
+        await self._open_drafter()
+        await self.verifier.resume(tokens, OutOfStep("the run was ended"))
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        teach(self.drafter, tokens)
+
+    async def close(self) -> None:
+        try:
+            await self._leave()
+            await self.drafter.close()
+        finally:
+            await self.verifier.close()
+
+    def _begin(self, tokens: Sequence[int]) -> None:
+        self._ahead = DraftingAhead(
+            self.drafter,
+            self.reach,
+            self.verifier.send,
+            self.stats,
+            list(tokens),
+            self._end,
+            self.chunk,
+            min(self.verifier.window, self._end),
+            self.clock,
+            self.measures,
+            self.branches,
+            self.elsewhere is None,
+        )
+        self._steps = asyncio.Queue()
+        self.verifier.begin(tokens)
+        self._ahead.begin()
+        self._tasks = [
+            asyncio.create_task(self._read(self._ahead), name="read steps"),
+            asyncio.create_task(self._draft(self._ahead), name="draft ahead"),
+        ]
+        if self.elsewhere:
+            task = self._adopt(self.elsewhere, self._ahead)
+            self._tasks.append(asyncio.create_task(task, name="draft elsewhere"))
+
+    async def _read(self, ahead: DraftingAhead) -> None:
+        try:
+            while True:
+                step = await self.verifier.step()
+                self._measure(step)
+                ahead.arrived(step.verdict.token_ids)
+                if self.elsewhere:
+                    self.elsewhere.arrived()
+                self._steps.put_nowait(step)
+        except Exception as error:
+            self._steps.put_nowait(error)
+
+    async def _draft(self, ahead: DraftingAhead) -> None:
+        """Opens the drafter beside the target's first steps, and drafts."""
+        try:
+            if ahead.drafts_here:
+                await self._open_drafter()
+            await ahead.run()
+        except Exception as error:
+            self._steps.put_nowait(error)
+
+    async def _adopt(self, elsewhere: DraftsElsewhere, ahead: DraftingAhead) -> None:
+        """Uses drafts that are made elsewhere, or if there are none, opens the drafter."""
+        try:
+            await elsewhere.run(ahead, len(self._prompt), self._sampling)
+            await self._open_drafter()
+            ahead.draft_here()
+        except Exception as error:
+            self._steps.put_nowait(error)
+
+    async def _close_drafter(self) -> None:
+        self._drafter_open = False
+        await self.drafter.close()
+
+    async def _open_drafter(self) -> None:
+        if not self._drafter_open:
+            await self.drafter.close()  # frees what an opening that was cancelled may hold
+            await self.drafter.open(self._prompt, self._sampling)
+            self._drafter_open = True
+
+    def _draft_of(self, step: RunStep, ahead: DraftingAhead) -> Draft:
+        accepted = step.verdict.token_ids[: step.verdict.accepted]
+        rejected = (REJECTED,) * (step.drafted - len(accepted))
+        return Draft((*accepted, *rejected), proposed_by=ahead.proposers(step.drafted), ahead=True)
+
+    def _wait_counts(self, step: RunStep, waited: float) -> None:
+        """Counts as network time only waiting that the target's own time does not explain; a local target has none."""
+        now = self.clock()
+        beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
+        if step.rtt is not None:
+            self.stats.network_seconds += max(0.0, now - max(waited, self._ended) - beside_target)
+        self._ended = now
+
+    def _measure(self, step: RunStep) -> None:
+        self._verified += step.drafted
+        self.reach.stepped(step.drafted, step.verdict)
+        beside_target = step.verdict.queue_seconds + step.verdict.compute_seconds
+        self.reach.measured.times.verified(beside_target, step.rtt)
+
+    async def _leave(self) -> None:
+        """Stops reading and drafting, and counts the draft tokens that no step verified."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._ahead:
+            self.stats.stale_drafts += max(0, self._ahead.drafted - self._verified)
+            self._verified = 0
+        self._ahead = None
+        while not self._steps.empty():  # read, and never used
+            self.stats.wasted_steps += isinstance(self._steps.get_nowait(), RunStep)

@@ -1,0 +1,287 @@
+"""Changes logits before a token is drawn from them: repetition, frequency and presence penalty, bias, structure.
+
+What is done to the logits at a position depends only on the request and on the tokens before it. So the target's rows
+of a round, each with the draft tokens before it, are changed as plain decoding would change them, one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.speculation.sampling import SamplingParams
+
+Logits = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+
+class Matcher(Protocol):
+    """Follows the output through a structure, token by token."""
+
+    def mask(self) -> Mask:
+        """Returns which tokens may come next, bool [vocabulary]. Raises BadLogits if the structure is too complex."""
+
+    def allows(self, token: int) -> bool:
+        """Returns whether the mask has `token`, in less time than the whole mask takes. Raises BadLogits."""
+
+    def advance(self, token: int) -> bool:
+        """Takes a token. Returns False, and takes nothing, if it does not match. A mask may have fewer tokens."""
+
+    def back(self, count: int) -> None:
+        """Takes back the last `count` tokens."""
+
+
+class Processing:
+    """The logits processing of one sequence whose first `prompt_length` tokens are the prompt.
+
+    Follows the sequence: a row costs as much as the tokens by which it differs from the row before. Only one thread at
+    a time may call `logits`, `keeps` and `mask`; `after` may be called from any.
+    """
+
+    def __init__(self, sampling: SamplingParams, prompt_length: int, matcher: Matcher | None = None) -> None:
+        self._sampling, self._prompt_length = sampling, prompt_length
+        self._seen = Counts() if sampling.repetition_penalty != 1 else None
+        self._generated = Counts() if sampling.presence_penalty or sampling.frequency_penalty else None
+        self._structure = None if matcher is None else StructureMasks(matcher)
+        self._bias_ids = np.array([token for token, _ in sampling.logit_bias], dtype=np.int64)
+        self._biases = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float32)
+        self._changes = any(name != "structure" for name in sampling.processed)
+        self._followed: list[int] = []  # tokens that are counted
+        self._changed = np.empty(0, dtype=np.float32)
+        self._last: tuple[int, ...] = ()
+
+    def __reduce__(self) -> tuple[type[Processing], tuple[SamplingParams, int]]:
+        """A process that gets a copy follows the tokens by itself; a matcher cannot be sent."""
+        if self._structure:
+            raise TypeError("a structure's matcher cannot be sent to another process")
+        return Processing, (self._sampling, self._prompt_length)
+
+    def after(self, tokens: Sequence[int]) -> Processor:
+        """Returns the processor of a round that extends `tokens`, of which it keeps a copy."""
+        return Processor(self, tuple(tokens))
+
+    def logits(self, raw: Logits, tokens: tuple[int, ...], draft: Sequence[int]) -> Logits:
+        """Returns the changed logits, float32 [vocabulary], of the token after `tokens` and `draft`.
+
+        The next call overwrites them.
+        """
+        if self._changed.shape != raw.shape:
+            self._changed = np.empty_like(raw)
+        logits = self._changed
+        np.copyto(logits, raw)
+        if self._seen or self._generated:
+            self._follow(tokens, draft)
+            self._penalize(logits)
+        if len(self._bias_ids):
+            known = int(np.searchsorted(self._bias_ids, len(logits)))
+            logits[self._bias_ids[:known]] += self._biases[:known]
+        if self._structure:
+            mask = self._structure.mask(tokens[self._prompt_length :], draft)
+            if mask is not None:
+                _apply(mask, logits)
+        return logits
+
+    def keeps(self, token: int, tokens: tuple[int, ...], draft: Sequence[int]) -> bool:
+        """Returns whether `token`, if its raw logit is the largest, has the largest changed one too; False if unknown.
+
+        A structure lowers logits and raises none, and to ask it about one token is far cheaper than a mask of all.
+        """
+        if self._structure is None or self._changes:
+            return False
+        return self._structure.allows(tokens[self._prompt_length :], draft, token)
+
+    def mask(self, tokens: tuple[int, ...], draft: Sequence[int]) -> Mask | None:
+        """Returns which tokens may follow, bool [vocabulary], if that is all that changes the logits; else None."""
+        if self._structure is None or self._changes:
+            return None
+        return self._structure.mask(tokens[self._prompt_length :], draft)
+
+    def matches(self, tokens: Sequence[int]) -> bool:
+        """Returns whether the output in `tokens` can still become one that matches the structure."""
+        return self._structure is None or self._structure.matches(tuple(tokens[self._prompt_length :]))
+
+    def _penalize(self, logits: Logits) -> None:
+        params = self._sampling
+        if self._seen:
+            ids, _ = self._seen.below(len(logits))
+            penalty, were = np.float32(params.repetition_penalty), logits[ids]
+            logits[ids] = np.where(were > 0, were / penalty, were * penalty)
+        if self._generated:
+            ids, counts = self._generated.below(len(logits))
+            logits[ids] -= np.float32(params.frequency_penalty) * counts
+            logits[ids] -= np.float32(params.presence_penalty)
+
+    def _follow(self, tokens: tuple[int, ...], draft: Sequence[int]) -> None:
+        """Counts exactly `tokens` and `draft`."""
+        if tokens is not self._last:  # the next row of the same round extends the same tokens
+            self._count(common(self._followed, tokens), tokens)
+            self._last = tokens
+        start = len(tokens)
+        self._count(start + common(self._followed[start:], draft), draft, start)
+
+    def _count(self, kept: int, tokens: Sequence[int], start: int = 0) -> None:
+        """Keeps the first `kept` tokens and adds those of `tokens`, which begin at position `start`, after them."""
+        while len(self._followed) > kept:
+            token = self._followed.pop()
+            for counts in self._counting(len(self._followed)):
+                counts.remove(token)
+        for token in tokens[kept - start :]:
+            for counts in self._counting(len(self._followed)):
+                counts.add(token)
+            self._followed.append(token)
+
+    def _counting(self, position: int) -> Iterator[Counts]:
+        """Yields the counts that a token at `position` belongs to."""
+        if self._seen:
+            yield self._seen
+        if self._generated and position >= self._prompt_length:
+            yield self._generated
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """The processing of one round, which extends `tokens`."""
+
+    processing: Processing
+    tokens: tuple[int, ...]
+
+    def logits(self, raw: Logits, draft: Sequence[int]) -> Logits:
+        """Returns the changed logits, float32 [vocabulary], of the token after `draft`, until the next call.
+
+        Raises BadLogits.
+        """
+        return self.processing.logits(raw, self.tokens, draft)
+
+    def keeps(self, token: int, draft: Sequence[int]) -> bool:
+        """Returns whether `token`, if its raw logit after `draft` is the largest, stays so; False if unknown."""
+        return self.processing.keeps(token, self.tokens, draft)
+
+    def mask(self, draft: Sequence[int]) -> Mask | None:
+        """Returns which tokens may follow `draft`, bool [vocabulary], if only that changes logits; else None.
+
+        Raises BadLogits.
+        """
+        return self.processing.mask(self.tokens, draft)
+
+
+class Counts:
+    """How often each token was added; the last one added is always the first one removed."""
+
+    def __init__(self) -> None:
+        self._place: dict[int, int] = {}
+        self._ids = np.empty(64, dtype=np.int64)  # in order of first addition
+        self._counts = np.zeros(64, dtype=np.float32)
+
+    def add(self, token: int) -> None:
+        at = self._place.setdefault(token, len(self._place))
+        if at == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._ids[at] = token
+        self._counts[at] += 1
+
+    def remove(self, token: int) -> None:
+        at = self._place[token]
+        self._counts[at] -= 1
+        if not self._counts[at]:
+            del self._place[token]
+
+    def below(self, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Returns the counted ids below `vocab_size`, int64 [n], and their counts, float32 [n]."""
+        ids, counts = self._ids[: len(self._place)], self._counts[: len(self._place)]
+        if not len(ids) or ids.max() < vocab_size:
+            return ids, counts
+        known = ids < vocab_size
+        return ids[known], counts[known]
+
+
+class StructureMasks:
+    """The masks of a structure along an output and its drafts.
+
+    Keeps what it knows along the draft followed last: after the draft model, the target asks for the same.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._followed: list[int] = []
+        self._taken = 0  # tokens that the matcher took: all, or those before the first that does not match
+        self._masks: dict[int, Mask] = {}  # by the number of followed tokens before it
+        self._allowed: dict[int, int] = {}  # likewise, a token of the mask
+        self._output: tuple[int, ...] = ()
+
+    def matches(self, output: tuple[int, ...]) -> bool:
+        """Returns whether the structure allows an output that begins like this."""
+        self._follow(common(self._followed, output), output)
+        return self._taken == len(output)
+
+    def allows(self, output: tuple[int, ...], draft: Sequence[int], token: int) -> bool:
+        """Returns whether `token` may follow `output` and `draft`; False if these do not match."""
+        end = self._reach(output, draft)
+        if end in self._masks:
+            return token < len(self._masks[end]) and bool(self._masks[end][token])
+        if self._allowed.get(end) != token:
+            self._follow(end, (*output, *draft))
+            if self._taken < end or not self._matcher.allows(token):
+                return False
+            self._allowed[end] = token
+        return True
+
+    def mask(self, output: tuple[int, ...], draft: Sequence[int]) -> Mask | None:
+        """Returns which tokens may follow `output` and `draft`, bool [vocabulary]; None if these do not match."""
+        end = self._reach(output, draft)
+        if end not in self._masks:
+            self._follow(end, (*output, *draft))
+            if self._taken < end:
+                return None
+            self._masks[end] = self._matcher.mask()
+        return self._masks[end]
+
+    def _reach(self, output: tuple[int, ...], draft: Sequence[int]) -> int:
+        """Follows `output` and `draft`, if what is followed does not begin with them; returns their length."""
+        if output != self._output:
+            self._forget(lambda at: at < len(output))
+            kept = common(self._followed, output)
+            if kept < len(output):
+                self._follow(kept, output)
+            self._output = output
+        end = len(output) + len(draft)
+        kept = len(output) + common(self._followed[len(output) :], draft)
+        if kept < end:
+            self._follow(kept, (*output, *draft))
+        return end
+
+    def _follow(self, kept: int, tokens: Sequence[int]) -> None:
+        """Keeps the first `kept` of the followed tokens, and follows those of `tokens` after them."""
+        del self._followed[kept:]
+        self._forget(lambda at: at > kept)
+        if self._taken > kept:
+            self._matcher.back(self._taken - kept)
+            self._taken = kept
+        for token in tokens[kept:]:
+            if self._taken == len(self._followed) and self._matcher.advance(token):
+                self._taken += 1
+            self._followed.append(token)
+
+    def _forget(self, where: Callable[[int], bool]) -> None:
+        for known in (self._masks, self._allowed):
+            for at in [at for at in known if where(at)]:
+                del known[at]
+
+
+def common(left: Sequence[int], right: Sequence[int]) -> int:
+    """Returns the length of the common prefix."""
+    length = min(len(left), len(right))
+    if list(left[:length]) == list(right[:length]):
+        return length
+    return next(i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+
+
+def _apply(mask: Mask, logits: Logits) -> None:
+    """Sets the logits of tokens that are not in the mask to -inf; tokens beyond the mask are not in it."""
+    known = min(len(mask), len(logits))
+    np.copyto(logits[:known], np.float32(-np.inf), where=~mask[:known])
+    logits[known:] = -np.inf

@@ -1,0 +1,241 @@
+"""Chooses how many tokens to draft ahead for a verifier that never waits, and how many of them its steps verify.
+
+A draft must reach beyond what the target commits while it is made and travels. The formula of never_waiting_theory
+gives the time per token for each width of a step, from measured times and acceptance; the best width is taken, and a
+depth that keeps the target's steps filled while the next drafts travel. Where drafting does not pay, because its drafts
+come too late or because it slows a target on the same machine more than it helps, the drafter rests, and only now and
+then drafts a token to see what would be accepted. Times are arguments; no clock is read.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tandem.speculation.branches import Choices
+from tandem.speculation.contention import Contention
+from tandem.speculation.never_waiting_theory import MIN_STEP, plain_steps
+from tandem.speculation.round_statistics import ANY_ROWS, tokens_of_step
+from tandem.speculation.step_times import MeasuredTimes, StepTimes
+from tandem.speculation.theory import expected_tokens
+from tandem.speculation.types import Verdict
+from tandem.speculation.way_ratios import WayRatios
+
+PRIOR_RATE, PRIOR_TRIALS = 0.6, 4.0
+"""Acceptance per token before anything was drafted, and its weight in trials."""
+PROCESS_TRIALS = 6.0
+"""The weight, in trials, of the acceptance of a process's other requests at the beginning of one."""
+FADING, PROCESS_FADING = 0.98, 0.999
+"""Factors by which each token fades what is known of acceptance, of one request and of the process."""
+HIGHEST_RATE = 0.995
+"""The highest acceptance that formulas are given: at 1 they would be infinite."""
+MOST_AHEAD = 64
+"""The most tokens to draft beyond what is known to be committed."""
+UNLIKELY = 0.02
+"""A token whose path so far is less likely than this is not drafted."""
+REFRESH = 8
+"""Steps after which the reach is computed again."""
+LEAST_GAIN, LEAST_FREE_GAIN, SURE_GAIN = 1.03, 1.005, 1.5
+"""Below the first the drafter rests, or below the second if drafting does not slow the target; above the third it does
+not rest to measure what drafting costs the target."""
+NO_SLOWDOWN = 1.02
+"""What plain steps may take longer beside drafting that does not slow the target: times vary by that much."""
+SETTLED = 2
+"""Steps after a change, beyond those under way, that are not timed as steps beside drafting or without."""
+SMOOTHING = 0.2
+"""Weight of a step in the smoothed number of tokens that other rows add to it."""
+
+
+class _Share:
+    """A fading share of hits."""
+
+    def __init__(self, rate: float, trials: float, fading: float) -> None:
+        self._hits, self._trials, self._fading = rate * trials, trials, fading
+
+    def note(self, hit: bool) -> None:
+        self._hits = self._fading * self._hits + hit
+        self._trials = self._fading * self._trials + 1
+
+    @property
+    def rate(self) -> float:
+        return self._hits / self._trials
+
+
+@dataclass(slots=True)
+class RunMeasurements:
+    """What the requests of a process measured at one target: times, steps by their tokens, and acceptance."""
+
+    times: MeasuredTimes = field(default_factory=MeasuredTimes)
+    steps: StepTimes = field(default_factory=lambda: StepTimes(growing_share=0.1))
+    acceptance: _Share = field(default_factory=lambda: _Share(PRIOR_RATE, PRIOR_TRIALS, PROCESS_FADING))
+    contention: Contention = field(default_factory=Contention)
+    choices: Choices = field(default_factory=Choices)
+    ways: WayRatios = field(default_factory=WayRatios)
+    others: float = 0.0
+    """Tokens that other rows add to a step."""
+    rows: float = 1.0
+    """Rows that share a step, this one included."""
+
+    def stepped(self, tokens: int, verdict: Verdict) -> None:
+        """Records the step of a run, in which this session had `tokens` tokens."""
+        if verdict.compute_seconds > 0:
+            self.steps.note(ANY_ROWS, tokens_of_step(verdict, tokens - 1), verdict.compute_seconds)
+        self.shared(tokens, verdict)
+
+    def shared(self, tokens: int, verdict: Verdict) -> None:
+        """Records with how many rows and tokens of others a step was shared."""
+        others = tokens_of_step(verdict, tokens - 1) - tokens
+        self.others += SMOOTHING * (max(0, others) - self.others)
+        self.rows += SMOOTHING * (verdict.rows - self.rows)
+
+    def step_table(self, most: int) -> tuple[float, ...]:
+        """Returns the seconds of steps in which this session has 1 to `most` + 1 tokens."""
+        return self.steps.table(ANY_ROWS, most, 1 + round(self.others))
+
+
+class Plan(NamedTuple):
+    """How far to draft: `depth` tokens ahead, the first `fresh` of them before any is sent; `width` for each step.
+
+    With a width of 0 nothing is sent.
+    """
+
+    depth: int
+    fresh: int
+    width: int
+
+
+RESTING = Plan(1, 1, 0)
+
+
+class Reach:
+    """The reach of one request's drafts. `most`: the most draft tokens that a step verifies.
+
+    `fixed`: the draft tokens of a step, if they are not chosen here; the drafter never rests then.
+    """
+
+    def __init__(self, most_width: int, measured: RunMeasurements, fixed: int | None = None) -> None:
+        if most_width < 0:
+            raise ValueError(f"reach: a step verifies at least 0 draft tokens, not {most_width}")
+        self.most = most_width if fixed is None else min(most_width, fixed)
+        self._fixed, self.measured = fixed, measured
+        self._acceptance = _Share(measured.acceptance.rate, PROCESS_TRIALS, FADING)
+        self._plan: Plan | None = None
+        self._tokens_per_step = 1.0  # that the plan promises
+        self._resting = False
+        self._changed = 0  # steps since the drafter began to rest or to draft
+        self._under_way = 0  # steps that arrive after a change and were made before it
+        self._since = 0
+
+    @property
+    def acceptance(self) -> float:
+        """The estimated chance that the target's token is the draft's."""
+        return self._acceptance.rate
+
+    def observe(self, hit: bool) -> None:
+        """Records whether the target's token was the one drafted for its place."""
+        self._acceptance.note(hit)
+        self.measured.acceptance.note(hit)
+
+    def stepped(self, drafted: int, verdict: Verdict) -> None:
+        """Records a step of the run, which verified `drafted` draft tokens."""
+        self.measured.stepped(drafted + 1, verdict)
+        self._since += 1
+        self._changed += 1
+        alone = verdict.rows == 1 and not drafted and verdict.compute_seconds > 0
+        if self._changed > self._under_way + SETTLED:
+            if alone:
+                self.measured.contention.plain_step(self._resting, verdict.compute_seconds)
+            if not self._resting:
+                self.measured.contention.committed(len(verdict.token_ids), self._tokens_per_step)
+
+    @property
+    def plan(self) -> Plan:
+        """The reach to draft with now."""
+        waits = REFRESH if self._changed >= self._under_way + REFRESH else self._under_way + REFRESH
+        if self._plan is None or self._since >= waits:
+            self._plan, self._since = self._choose(), 0
+        return self._plan
+
+    def _choose(self) -> Plan:
+        if self.most == 0:
+            return Plan(0, 0, 0)
+        known = self.measured.times.known
+        if known is None or not self.measured.steps.steps:
+            return Plan(2 * self.most, self.most, self.most)
+        plan, gain, table = self._best()
+        rests = self._rests(gain)
+        if rests != self._resting:
+            self._resting, self._changed = rests, 0
+            self._under_way = math.ceil(known.rtt / max(table[0], MIN_STEP))
+        return RESTING if rests else plan
+
+    def _rests(self, gain: float) -> bool:
+        """Returns whether the drafter rests, where theory promises to be `gain` times as fast with drafts."""
+        contention = self.measured.contention
+        if self._fixed is not None:
+            return False
+        least = LEAST_FREE_GAIN if contention.slowdown <= NO_SLOWDOWN else LEAST_GAIN
+        if contention.gain(gain) < least:
+            return not (self._resting and contention.unknown(False) and gain >= least)
+        return gain < SURE_GAIN and contention.unknown(True) and not contention.unknown(False)
+
+    def _best(self) -> tuple[Plan, float, tuple[float, ...]]:
+        """Returns the plan that is fastest, how much faster than no drafts, and the seconds of steps by width."""
+        known, table = self.measured.times.known, self.measured.step_table(self.most)
+        assert known is not None
+        widths = range(1, self.most + 1) if self._fixed is None else [self.most]
+        late = {width: late_steps(known.rtt, known.draft, table, width) for width in widths}
+        rate = self.acceptance
+        company = max(0.0, self.measured.rows - 1)
+        rates = {width: run_rate(rate, width, late[width], table, company) for width in widths}
+        width = max(rates, key=rates.__getitem__)
+        cycle = cycle_of(rate, width, late[width])
+        self._tokens_per_step = cycle.tokens / cycle.steps
+        return plan_for(rate, width, late[width]), rates[width] * table[0] / (1 + company), table
+
+
+def late_steps(rtt: float, draft: float, table: tuple[float, ...], width: int) -> int:
+    """Returns the steps that pass before a draft is there that reaches `width` tokens beyond those steps."""
+    step = max(table[0], MIN_STEP)
+    late = max(1, math.ceil(rtt / step))
+    for _ in range(4):  # what is drafted takes time too, in which further tokens are committed
+        late = max(1, math.ceil((rtt + min(late + width, MOST_AHEAD) * draft) / step))
+    return late
+
+
+def run_rate(acceptance: float, width: int, late: int, table: tuple[float, ...], company: float = 0.0) -> float:
+    """Returns the tokens per second of a run and of the `company` rows that share its steps, each a token a step.
+
+    `table[n]`: seconds of a step that verifies n draft tokens.
+    """
+    cycle = cycle_of(acceptance, width, late)
+    return (cycle.tokens + company * cycle.steps) / max(MIN_STEP, cycle.plain * table[0] + cycle.drafted * table[width])
+
+
+class Cycle(NamedTuple):
+    """What is expected from one wrong draft to the next: `plain` steps, then `drafted` ones, and their `tokens`."""
+
+    plain: float
+    drafted: float
+    tokens: float
+
+    @property
+    def steps(self) -> float:
+        return self.plain + self.drafted
+
+
+def cycle_of(acceptance: float, width: int, late: int) -> Cycle:
+    """Returns the cycle of a run whose drafts come `late` steps late and whose steps verify `width` tokens."""
+    rate = min(acceptance, HIGHEST_RATE)
+    plain = min(1e6, plain_steps(rate, late))
+    return Cycle(plain, 1 / (1 - rate ** (width + 1)), plain + 1 / (1 - rate))
+
+
+def plan_for(acceptance: float, width: int, late: int) -> Plan:
+    """Returns the depth that fills steps of `width` until the next drafts come, as far as they are likely."""
+    rate = min(max(acceptance, 0.01), HIGHEST_RATE)
+    wanted = math.ceil(late * expected_tokens(rate, width)) + width
+    likely = math.ceil(math.log(UNLIKELY) / math.log(rate))
+    depth = max(width, min(wanted, likely, MOST_AHEAD))
+    return Plan(depth, min(late + width, depth), width)

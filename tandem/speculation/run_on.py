@@ -1,0 +1,78 @@
+"""Decides what a verifier that never waits does next: which draft it verifies, whether it steps plainly, or pauses.
+
+It runs on by itself up to a limit that its client moves: the tokens that the client has not acknowledged are bounded,
+so that a client that reads slowly stops the target, and a stop token ends the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from tandem.speculation.draft_store import MAX_NODES, AheadDraft, DraftStore
+
+MAX_UNREAD = 256
+"""Tokens that a run may be ahead of those that its client has acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunMessage:
+    """A client's message to a run: a draft, and the limits of the run from now on.
+
+    `draft.base_length` acknowledges that many tokens. The run goes on until `run_until` tokens are committed, prompt
+    included; each of its steps verifies at most `most_drafts` draft tokens.
+    """
+
+    draft: AheadDraft
+    run_until: int
+    most_drafts: int
+
+
+class RunOn:
+    """The run of one session. It ends when it commits one of the tokens `stops`."""
+
+    def __init__(
+        self,
+        tokens: Sequence[int],
+        stops: Collection[int] = (),
+        max_unread: int = MAX_UNREAD,
+        most_nodes: int = MAX_NODES,
+    ) -> None:
+        self._stops, self._max_unread = frozenset(stops), max_unread
+        self._store = DraftStore(tokens, most_nodes)
+        self._acknowledged = len(tokens)
+        self._until = self._most = 0
+        self.messages = 0
+        self.misfits = 0
+        """Messages whose drafts extend other tokens than the committed ones."""
+        self.stopped = False
+
+    @property
+    def length(self) -> int:
+        """Committed tokens, prompt included."""
+        return len(self._store.committed)
+
+    def hear(self, message: RunMessage) -> None:
+        """Takes a message: stores its drafts and moves the limits."""
+        self.messages += 1
+        self._until, self._most = message.run_until, message.most_drafts
+        if self._store.add(message.draft):
+            self._acknowledged = max(self._acknowledged, message.draft.base_length)
+        else:
+            self.misfits += 1
+
+    def next_draft(self) -> tuple[int, ...] | None:
+        """Returns the draft that the next step verifies, empty for a plain step, or None while the run must pause."""
+        room = min(self._until, self._acknowledged + self._max_unread) - self.length
+        if self.stopped or room < 1:
+            return None
+        return self._store.best(min(self._most, room - 1))
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Follows a step."""
+        self._store.advance(token_ids)
+        self.heed(token_ids)
+
+    def heed(self, token_ids: Sequence[int]) -> None:
+        """Ends the run if one of these committed tokens is a stop: of a step, or of the one before that is replayed."""
+        self.stopped = self.stopped or not self._stops.isdisjoint(token_ids)

@@ -1,0 +1,138 @@
+"""Defines how a request's tokens are drawn: warping, seed, penalties, biases and the structure of the output."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import json
+import math
+from dataclasses import dataclass
+
+MAX_BIASES = 1024
+LONGEST_STRUCTURE = 65536
+"""Characters of a structure's text."""
+
+
+class InvalidField(ValueError):
+    """A field of a request has an invalid value. `field` is its name."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field, self.reason = field, message
+
+
+class StructureKind(enum.Enum):
+    """The language that a structure is written in. The values are used in messages."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the whole output must match: a JSON schema, a regular expression, one of several strings, or a grammar.
+
+    `text`: a JSON object, an expression in the syntax of Rust's regex, a JSON list of strings, or a Lark grammar. The
+    output may end only where it matches, and then only with an end-of-sequence token.
+    """
+
+    kind: StructureKind
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise InvalidField("structure", f"the {self.kind.value} is empty")
+        if len(self.text) > LONGEST_STRUCTURE:
+            raise InvalidField("structure", f"{len(self.text)} characters are above the limit of {LONGEST_STRUCTURE}")
+        if self.kind is StructureKind.JSON_SCHEMA and not isinstance(self._json(), dict):
+            raise InvalidField("structure", "the json_schema is not a JSON object")
+        if self.kind is StructureKind.CHOICE:
+            _ = self.choices
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The strings of a choice. Raises InvalidField."""
+        choices = self._json()
+        if not (isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices)):
+            raise InvalidField("structure", "the choice is not a JSON list of strings that are not empty")
+        return tuple(choices)
+
+    def _json(self) -> object:
+        try:
+            return json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidField("structure", f"the {self.kind.value} is not JSON: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 keep every token.
+
+    `logit_bias`: (token id, bias) with ascending ids. Presence and frequency penalties are subtracted from the logits
+    of generated tokens, as in OpenAI's API; the repetition penalty divides (or, below 0, multiplies) the logits of
+    tokens of the prompt or output, as in transformers. `structure`: what the output must match.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    structure: Structure | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise InvalidField("temperature", f"{self.temperature} is not a finite number >= 0")
+        if self.top_k < 0:
+            raise InvalidField("top_k", f"{self.top_k} is below 0")
+        if not 0 < self.top_p <= 1:
+            raise InvalidField("top_p", f"{self.top_p} is outside (0, 1]")
+        if not 0 <= self.min_p <= 1:
+            raise InvalidField("min_p", f"{self.min_p} is outside [0, 1]")
+        if not 0 <= self.seed < 2**64:
+            raise InvalidField("seed", f"{self.seed} is outside [0, 2**64)")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise InvalidField(name, f"{getattr(self, name)} is outside [-2, 2]")
+        if not 0 < self.repetition_penalty <= 2:
+            raise InvalidField("repetition_penalty", f"{self.repetition_penalty} is outside (0, 2]")
+        self._check_biases()
+
+    def _check_biases(self) -> None:
+        if len(self.logit_bias) > MAX_BIASES:
+            raise InvalidField("logit_bias", f"{len(self.logit_bias)} tokens are above the limit of {MAX_BIASES}")
+        for token, bias in self.logit_bias:
+            if token < 0:
+                raise InvalidField("logit_bias", f"token id {token} is below 0")
+            if not -100 <= bias <= 100:
+                raise InvalidField("logit_bias", f"{bias} of token {token} is outside [-100, 100]")
+        for (before, _), (after, _) in itertools.pairwise(self.logit_bias):
+            if before >= after:
+                raise InvalidField("logit_bias", f"token id {after} follows {before}: not ascending")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def processed(self) -> tuple[str, ...]:
+        """The fields that change logits depending on the tokens before them; usually none."""
+        return tuple(name for name, plain in _PLAIN if getattr(self, name) != plain)
+
+
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "seed")
+"""The fields for which a server may have defaults of its own."""
+
+_PLAIN: tuple[tuple[str, object], ...] = (
+    ("logit_bias", ()),
+    ("presence_penalty", 0.0),
+    ("frequency_penalty", 0.0),
+    ("repetition_penalty", 1.0),
+    ("structure", None),
+)

@@ -1,0 +1,152 @@
+"""Converted checkpoints, by value."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tandem.checkpoints.tensors import Tensors
+from tandem.cli import main
+from tests.runners.tiny import model_folder
+
+FACTOR = 448 / 240
+
+
+def folder(path: Path, tensors: dict[str, Tensor], **config: object) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    (path / "tokenizer.json").write_text("{}")
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def quantized(seed: int = 0) -> dict[str, Tensor]:
+    """A layer in OCP's E4M3 with a scale for each output, as the FP8 checkpoint of Llama-3.1-405B has it."""
+    torch.manual_seed(seed)
+    weight = torch.randn(32, 64) * torch.logspace(-3, 1, 32)[:, None]
+    scale = weight.abs().amax(1, keepdim=True) / 448
+    return {
+        "model.layers.1.mlp.up_proj.weight": (weight / scale).to(torch.float8_e4m3fn),
+        "model.layers.1.mlp.up_proj.weight_scale": scale,
+        "model.layers.1.input_layernorm.weight": torch.ones(64, dtype=torch.bfloat16),
+    }
+
+
+def convert(*words: str) -> int:
+    return main.main(["--role", "convert", *words])
+
+
+def test_fp8_weights_fit_neurons_range_and_stay_the_same_times_their_scale(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = quantized()
+    source = folder(tmp_path / "ocp", before, quantization_config={"quant_method": "fbgemm_fp8"})
+    assert convert("--convert", "fp8", "--model", str(source), "--output", str(tmp_path / "neuron")) == 0
+    said = capsys.readouterr().out
+    assert "1 FP8 weights: largest 448 before, 240 after; a weight times its scale moved by at most" in said
+    after = load_file(tmp_path / "neuron" / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert after[name].dtype == torch.float8_e4m3fn and after[name].float().abs().max() == 240
+    old, new = (each[name].float() * each[f"{name}_scale"] for each in (before, after))
+    assert torch.equal(after[f"{name}_scale"], before[f"{name}_scale"] * FACTOR)
+    assert ((new - old).abs() <= old.abs() / 16 + before[f"{name}_scale"] * 2**-9 * FACTOR).all()
+    assert (new - old).abs().max() > 0, "three bits of mantissa cannot hold every product"
+    # One rounding: every weight is the nearest that E4M3 has.
+    assert torch.equal(after[name].float(), (before[name].double() / FACTOR).to(torch.float8_e4m3fn).float())
+    assert torch.equal(after["model.layers.1.input_layernorm.weight"], before["model.layers.1.input_layernorm.weight"])
+    assert json.loads((tmp_path / "neuron" / "config.json").read_text())["quantization_config"]
+    assert (tmp_path / "neuron" / "tokenizer.json").is_file()
+
+
+def test_what_is_not_ocp_fp8_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    small = quantized() | {name: (quantized()[name].float() / 2).to(torch.float8_e4m3fn)}
+    lonely = quantized() | {"model.layers.2.mlp.up_proj.weight": quantized()[name].clone()}
+    for case, (tensors, why) in enumerate(
+        (
+            (small, "is within ±240 already; it looks rescaled"),
+            ({name: torch.ones(4, 4)}, "no weight has a scale beside it"),
+            (lonely, "model.layers.2.mlp.up_proj.weight is FP8 without a scale of its own"),
+        )
+    ):
+        source = folder(tmp_path / f"s{case}", tensors)
+        assert convert("--convert", "fp8", "--model", str(source), "--output", str(tmp_path / f"o{case}")) == 2
+        assert why in capsys.readouterr().err
+        assert not (tmp_path / f"o{case}" / "config.json").exists(), "what is not finished is no model"
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_eagle_head_gets_the_targets_output_matrix(tmp_path: Path, tied: bool) -> None:
+    matrix, table = torch.randn(10, 8), torch.randn(10, 8)
+    target = {"model.embed_tokens.weight": table} | ({} if tied else {"lm_head.weight": matrix})
+    head = {"fc.weight": torch.randn(8, 16, dtype=torch.float16), "layers.0.mlp.up_proj.weight": torch.randn(4, 8)}
+    asked = ("--draft_model", str(folder(tmp_path / "head", head)), "--target_model")
+    asked += (str(folder(tmp_path / "target", target)), "--output", str(tmp_path / "grafted"))
+    assert convert("--convert", "eagle", *asked) == 0
+    grafted = load_file(tmp_path / "grafted" / "model.safetensors")
+    assert torch.equal(grafted["lm_head.weight"], (table if tied else matrix).to(torch.float16))
+    assert torch.equal(grafted["embed_tokens.weight"], table.to(torch.float16))
+    assert {name: grafted[name].tolist() for name in head} == {name: one.tolist() for name, one in head.items()}
+    assert json.loads((tmp_path / "grafted" / "config.json").read_text())["fc_bias"] is False
+
+
+def test_a_head_of_another_width_or_one_that_is_whole_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = folder(tmp_path / "target", {"lm_head.weight": torch.ones(4, 8), "embed_tokens.weight": torch.ones(4, 8)})
+    for case, (head, why) in enumerate(
+        (
+            ({"fc.weight": torch.ones(6, 12)}, "fc.weight is (6, 12), the target's lm_head.weight 8 wide"),
+            ({"fc.weight": torch.ones(8, 16), "lm_head.weight": torch.ones(4, 8)}, "has lm_head.weight already"),
+            ({"layers.0.w": torch.ones(1)}, "no fc.weight: not an EAGLE-1 head"),
+        )
+    ):
+        source = folder(tmp_path / f"h{case}", head)
+        words = ("--draft_model", str(source), "--target_model", str(target), "--output", str(tmp_path / f"o{case}"))
+        assert convert("--convert", "eagle", *words) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_pytorchs_files_become_safetensors_of_the_size_asked_for(tmp_path: Path) -> None:
+    """transformers loads the same model from them."""
+    source = model_folder(tmp_path / "model", 1)
+    weights = load_file(source / "model.safetensors")
+    (source / "model.safetensors").unlink()
+    torch.save(weights, source / "pytorch_model.bin")
+    words = ("--model", str(source), "--output", str(tmp_path / "out"), "--shard_gb", "0.00002")
+    assert convert("--convert", "safetensors", *words) == 0
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) > 3 and not list((tmp_path / "out").glob("*.bin"))
+    assert all(
+        sum(t.numel() * t.element_size() for t in load_file(f).values()) <= 20_000 or len(load_file(f)) == 1
+        for f in files
+    )
+    assert set(Tensors(tmp_path / "out").files) == set(weights)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    assert all(torch.equal(loaded[name], weight) for name, weight in weights.items())
+
+
+def test_arguments_that_do_not_fit_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = str(folder(tmp_path / "m", quantized()))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    for line, why in (
+        (f"--convert fp4 --model {source} --output {tmp_path}/o", "convert: 'fp4' is not one of fp8, eagle, safe"),
+        (f"--convert fp8 --model {source} --output {tmp_path}/full", "is not an empty folder"),
+        (f"--convert fp8 --model {source}", "output: give --output DIR"),
+        (f"--convert fp8 --output {tmp_path}/o", "model: give --model DIR"),
+        (f"--convert fp8 --model {tmp_path}/none --output {tmp_path}/o", "not a model folder with a config.json"),
+        (
+            f"--convert fp8 --model {source} --draft_model d --output {tmp_path}/o",
+            "draft_model: is for --convert eagle",
+        ),
+        (f"--convert eagle --model {source} --output {tmp_path}/o", "model: --convert eagle takes --draft_model"),
+    ):
+        assert convert(*line.split()) == 2
+        assert why in capsys.readouterr().err, line

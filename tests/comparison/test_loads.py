@@ -1,0 +1,236 @@
+"""Loads: who asks when, what is asked, and what is decided; with generators that answer in process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tandem.comparison.analysis.summary import References, Summary, summarize
+from tandem.comparison.analysis.under_load import UnderLoad, load_figures, under_load
+from tandem.comparison.measuring.conditions import Condition, LinkChoice
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.comparison.measuring.loading import Loader
+from tandem.comparison.measuring.loads import Length, Load, arrivals
+from tandem.comparison.measuring.records import Failure, Record
+from tandem.comparison.measuring.run import Contender, RequestSettings
+from tandem.comparison.measuring.traffic import Asked, names_of, requests_of
+from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, SamplingParams
+from tests.comparison.fakes import FakeGenerator, prompt, record
+
+SETTINGS = RequestSettings(16, 3, SamplingParams(seed=7))
+BASE = Condition("base", "base", LinkChoice(), SamplingParams())
+
+
+class Words:
+    """Encodes each character as its code."""
+
+    sha256 = "words"
+
+    def encode(self, text: str, chat: bool) -> list[int]:
+        return list(map(ord, text))
+
+
+def config(**changes: object) -> ComparisonConfig:
+    settings = ComparisonConfig(
+        prompts=(prompt("one"), prompt("two", "prose"), prompt("three")), output_dir=Path("nowhere"), concurrency=(1,)
+    )
+    return replace(settings, **changes)  # type: ignore[arg-type]
+
+
+def asked(count: int, of: ComparisonConfig | None = None) -> tuple[Asked, ...]:
+    return requests_of(of or config(), count, SETTINGS, Words())
+
+
+@dataclass
+class Counting(FakeGenerator):
+    """Notes how many requests are under way together; each lasts a few turns of the event loop."""
+
+    counts: list[int] = field(default_factory=lambda: [0, 0])
+
+    async def generate(
+        self, request: GenerationRequest, timeout: float | None = None
+    ) -> AsyncIterator[Chunk | GenerationEnd]:
+        self.counts[0] += 1
+        self.counts[1] = max(self.counts)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        async for event in super().generate(request, timeout):
+            yield event
+        self.counts[0] -= 1
+
+
+def measured(*conditions: Condition, contenders: list[Contender], count: int = 6, seed: int = 0) -> list[Record]:
+    records: list[Record] = []
+    loader = Loader(contenders, asked(count), seed, 9.0, lambda name, load: None, records.append)
+    asyncio.run(loader.measure(conditions))
+    return records
+
+
+def test_a_closed_loop_has_as_many_requests_under_way_as_users_and_answers_all() -> None:
+    generator = Counting("fused")
+    records = measured(BASE.under(Load(7, concurrency=3)), contenders=[Contender("fused", generator)], count=7)
+    assert generator.counts[1] == 3
+    assert sorted((r.prompt, r.run) for r in records) == sorted((a.prompt, a.run) for a in asked(7))
+    assert {r.condition for r in records} == {"concurrency 3"}
+    assert all(r.sent_s is not None and r.ended_s is not None and 0 <= r.sent_s <= r.ended_s for r in records)
+
+
+def test_an_open_loop_sends_at_the_arrivals_whether_or_not_others_were_answered() -> None:
+    records = measured(BASE.under(Load(6, rate=500.0)), contenders=[Contender("fused", FakeGenerator("fused"))])
+    times = arrivals(500.0, 6, 0)
+    assert all(r.sent_s is not None and r.sent_s >= at for r, at in zip(records, times, strict=True))
+
+
+def test_arrivals_are_poisson_and_the_same_for_equal_seeds() -> None:
+    many = arrivals(4.0, 4000, 1)
+    assert many == arrivals(4.0, 4000, 1) != arrivals(4.0, 4000, 2)
+    gaps = [b - a for a, b in zip((0.0, *many), many, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert mean == pytest.approx(1 / 4, rel=0.05)
+    assert spread == pytest.approx(mean, rel=0.05)  # of an exponential distribution the two are equal
+
+
+def test_every_architecture_gets_the_same_requests_and_the_first_place_rotates() -> None:
+    calls: list[tuple[str, GenerationRequest]] = []
+    contenders = [Contender(name, FakeGenerator(name, calls=calls)) for name in "ab"]
+    conditions = [BASE.under(Load(3, concurrency=1)), BASE.under(Load(3, concurrency=2))]
+    measured(*conditions, contenders=contenders, count=3)
+    timed = [(name, request.text) for name, request in calls if request.max_new_tokens == 16]
+    assert "".join(name for name, _ in timed) == "aaa" + "bbb" + "bbb" + "aaa"
+    assert [text for name, text in timed if name == "a"] == [text for name, text in timed if name == "b"]
+
+
+def test_bytes_of_a_request_are_its_own_although_others_run_beside_it() -> None:
+    records = measured(BASE.under(Load(6, concurrency=3)), contenders=[Contender("fused", Counting("fused"))])
+    assert {(r.measurement.bytes_up, r.measurement.bytes_down) for r in records if r.measurement} == {(100, 30)}
+
+
+def test_a_failing_request_is_a_record_and_the_others_go_on() -> None:
+    records = measured(
+        BASE.under(Load(6, concurrency=2)), contenders=[Contender("fused", FakeGenerator("fused", fail_on="two"))]
+    )
+    assert [bool(r.error) for r in sorted(records, key=lambda r: r.prompt)] == [False] * 4 + [True] * 2
+
+
+def test_prompts_repeat_with_the_next_run_and_so_the_next_seed() -> None:
+    found = asked(5)
+    assert [(a.prompt, a.run) for a in found] == [
+        ("code/one", 0), ("prose/two", 0), ("code/three", 0), ("code/one", 1), ("prose/two", 1),
+    ]  # fmt: skip
+    assert names_of(config()) == ()
+
+
+def test_prompts_are_cut_to_exactly_the_drawn_length_and_outputs_ignore_the_end() -> None:
+    of = config(mean_input_tokens=40, stddev_input_tokens=10, mean_output_tokens=20, stddev_output_tokens=5)
+    found = asked(200, of)
+    inputs = [len(a.request.token_ids or ()) for a in found]
+    outputs = [a.request.max_new_tokens or 0 for a in found]
+    assert sum(inputs) / 200 == pytest.approx(40, abs=3) and len(set(inputs)) > 10
+    assert sum(outputs) / 200 == pytest.approx(20, abs=2) and len(set(outputs)) > 5
+    assert all(a.request.ignore_end_of_sequence and a.request.text is None for a in found)
+    assert found == asked(200, of) != asked(200, replace(of, sampling=SamplingParams(seed=1)))
+    assert len({a.prompt for a in found}) == 200
+    assert "".join(map(chr, found[1].request.token_ids or ())).startswith("text of two\n\ntext of three")
+
+
+def test_a_length_without_spread_is_that_length_and_fits() -> None:
+    of = config(mean_input_tokens=500, mean_output_tokens=12)
+    assert {(len(a.request.token_ids or ()), a.request.max_new_tokens) for a in asked(9, of)} == {(500, 12)}
+    assert names_of(of) == tuple(a.prompt for a in asked(of.loads[0].requests, of))
+
+
+@pytest.mark.parametrize("sequence_length", [12, 20, 200])
+def test_no_draw_exceeds_the_sequence(sequence_length: int) -> None:
+    of = config(
+        mean_input_tokens=6, stddev_input_tokens=6, mean_output_tokens=6, stddev_output_tokens=6,
+        sequence_length=sequence_length, max_new_tokens=4,
+    )  # fmt: skip
+    for one in asked(300, of):
+        assert one.request.token_ids and one.request.max_new_tokens
+        assert len(one.request.token_ids) + one.request.max_new_tokens <= sequence_length
+
+
+def test_draws_are_positive() -> None:
+    assert {Length(1, 1).draw(Random(i), 3) for i in range(200)} == {1, 2, 3}
+
+
+def test_all_loads_answer_the_same_number_of_requests() -> None:
+    assert {load.requests for load in config(concurrency=(1, 8), rate=(2.0,)).loads} == {32}
+    assert {load.requests for load in config(num_runs=5).loads} == {15}
+    assert {load.requests for load in config(max_num_completed_requests=2).loads} == {2}
+    assert [load.name for load in config(rate=(0.5,)).loads] == ["concurrency 1", "rate 0.5/s"]
+
+
+def test_servers_get_a_slot_for_every_user() -> None:
+    assert config(concurrency=()).slots is None
+    assert [config(concurrency=(users,)).slots for users in (1, 4, 16)] == [4, 4, 16]
+    assert config(concurrency=(16,), batch=2).slots == 2
+
+
+def loaded(architecture: str, name: str, sent: float, ended: float, tokens: int = 10, users: int = 2) -> Record:
+    found = record(architecture, name, output_tokens=tokens, end_to_end_latency_s=ended - sent, tpot_s=0.01)
+    return replace(found, condition=f"concurrency {users}", sent_s=sent, ended_s=ended)
+
+
+def decided(*records: Record, requests: int = 2, users: int = 2) -> UnderLoad:
+    condition = BASE.under(Load(requests, concurrency=users))
+    found = under_load([BASE, condition], {condition.name: summaries(records)}, records)
+    assert found is not None
+    return found
+
+
+def summaries(records: tuple[Record, ...]) -> list[Summary]:
+    return summarize(records, References("autoregressive", "autoregressive"))
+
+
+def test_figures_are_over_the_time_from_the_first_request_to_the_last_end() -> None:
+    failed = replace(loaded("fused", "c", 1.0, 5.0), measurement=None, error=Failure("UNAVAILABLE", "gone"))
+    found = load_figures([loaded("fused", "a", 1.0, 2.0), loaded("fused", "b", 1.5, 4.0, 30), failed])
+    assert (found.num_requests_started, found.num_completed_requests, found.number_errors) == (3, 2, 1)
+    assert found.seconds == 4.0
+    assert found.num_completed_requests_per_minute == 30.0
+    assert found.mean_output_throughput_token_per_s == 10.0
+    assert found.error_rate == pytest.approx(1 / 3)
+    assert found.error_code_frequency == {"UNAVAILABLE": 1}
+
+
+def test_without_records_or_time_a_figure_is_none_and_nothing_fails() -> None:
+    nothing, at_once = load_figures([]), load_figures([loaded("fused", "a", 0.0, 0.0)])
+    assert (nothing.error_rate, nothing.num_completed_requests_per_minute, nothing.seconds) == (None, None, 0.0)
+    assert at_once.mean_output_throughput_token_per_s is None
+
+
+def test_the_most_tokens_per_second_decide_a_load() -> None:
+    found = decided(
+        loaded("autoregressive", "a", 0.0, 2.0), loaded("autoregressive", "b", 0.0, 2.0),
+        loaded("fused", "a", 0.0, 1.0), loaded("fused", "b", 0.0, 1.0),
+    )  # fmt: skip
+    best = found.points[0].best
+    assert best is not None and (best.architecture, best.throughput_ratio, best.close) == ("fused", 2.0, ())
+    assert found.headline == "Under load: fused at 2 at once."
+    assert best.sentence == (
+        "2 at once: fused, 20.0 tokens/s (2.00 times plain decoding's) at a median TPOT 10.0 ms and TTFT 1000.0 ms;"
+        " plain decoding 10.0."
+    )
+
+
+def test_among_equal_throughputs_the_least_latency_decides() -> None:
+    found = decided(
+        loaded("fused", "a", 0.0, 1.0), loaded("fused", "b", 1.0, 10.0),
+        loaded("distributed", "a", 0.0, 1.0), loaded("distributed", "b", 9.0, 10.1),
+    )  # fmt: skip
+    best = found.points[0].best
+    assert best is not None and (best.architecture, best.close) == ("distributed", ("fused",))
+
+
+def test_a_load_that_was_cut_short_is_not_decided() -> None:
+    whole = [loaded("autoregressive", name, 0.0, 2.0) for name in "ab"]
+    found = decided(*whole, loaded("fused", "a", 0.0, 1.0))
+    assert found.points[0].best is None and found.headline is None
+    assert found.points[0].figures["fused"].num_completed_requests == 1

@@ -1,0 +1,107 @@
+"""Runs main.py with only the packages that an image of deploy/Dockerfile has.
+
+    python -m tests.deploy.in_image torchneuron|nxdi main.py's arguments...
+
+Packages of this environment that the image's pip steps would not bring cannot be imported. For AWS's base images, what
+their packages (torch, transformers) bring stands for them.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.metadata as metadata
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+BASES = {"torchneuron": ("torch",), "nxdi": ("torch", "transformers", "safetensors", "sentencepiece")}
+"""What the image has before our pip steps: of TorchNeuron's wheels and NxD Inference's image, by their requirements."""
+
+
+def installs(image: str) -> list[str]:
+    """The requirements of an image's pip steps, our own package's extras and dependencies in place of its name."""
+    text = (ROOT / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    stage = next(part for part in re.split(r"^FROM ", text, flags=re.MULTILINE) if f" AS {image}\n" in part)
+    found: list[str] = []
+    for line in re.findall(r"(?:^RUN|&&)[^&]*?pip install ((?:.*\\\n)*.*)", stage, re.MULTILINE):
+        words = [word for part in line.split("&&")[:1] for word in shlex.split(part.replace("\\\n", " "))]
+        for word in words:
+            if word.startswith("requirements"):
+                lines = (ROOT / word).read_text(encoding="utf-8").splitlines()
+                found += [Requirement(one).name for one in lines if re.match(r"[a-z]", one)]
+            elif word.startswith("."):
+                extras = re.findall(r"\[(.*)\]", word)
+                found += ours(extras[0].split(",") if extras else [], "--no-deps" in words)
+            elif re.match(r"[a-z][a-z0-9-]+(==.*)?$", word) and word not in ("unsafe-best-match", "constraints.txt"):
+                found.append(re.sub(r"==.*", "", word))
+    return found
+
+
+def ours(extras: list[str], alone: bool) -> list[str]:
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    optional = [line for extra in extras for line in project["optional-dependencies"][extra]]
+    return [Requirement(line).name for line in [*([] if alone else project["dependencies"]), *optional]]
+
+
+def closure(names: Iterable[str]) -> set[str]:
+    """All distributions of this environment that these bring."""
+    todo, found = [canonicalize_name(name) for name in names], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        try:
+            requires = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+        found.add(name)
+        for line in requires:
+            need = Requirement(line)
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                todo.append(canonicalize_name(need.name))
+    return found
+
+
+class Absent(importlib.abc.MetaPathFinder):
+    """Hides the top-level modules of distributions that are not among `present`."""
+
+    def __init__(self, present: set[str]) -> None:
+        owners = metadata.packages_distributions()
+        self.hidden = {
+            module for module, by in owners.items() if not {canonicalize_name(each) for each in by} & present
+        } - {"tandem", "tests", "services", "clients", "packaging"}
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] in self.hidden:
+            raise ModuleNotFoundError(f"No module named {name!r} in this image", name=name)
+
+
+def main() -> int:
+    image, *arguments = sys.argv[1:]
+    absent = Absent(closure([*BASES[image], *installs(image)]))
+    for name in [name for name in sys.modules if name.partition(".")[0] in absent.hidden]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, absent)
+    from tandem.cli.main import main as run
+
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--show"]:
+        print(json.dumps({image: sorted(closure([*BASES[image], *installs(image)])) for image in BASES}))
+        sys.exit()
+    sys.exit(main())

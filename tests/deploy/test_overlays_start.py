@@ -1,0 +1,81 @@
+"""Every server command of every overlay is started on the toy runner, with its image's packages, ports, TLS, tokens.
+
+Here packages that an image lacks are hidden; `make images` (test_images.py) installs each image's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2
+
+from tests.deploy import in_image
+from tests.deploy.starting import (
+    SERVICES,
+    Container,
+    free_ports,
+    health,
+    make_secrets,
+    on_toy,
+    servers,
+    started,
+    tokens_of,
+)
+from tests.support import REPOSITORY
+
+SERVERS = servers()
+
+
+@pytest.fixture(scope="module")
+def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_secrets(tmp_path_factory.mktemp("secrets"))
+
+
+def hidden(image: str, arguments: list[str]) -> list[str]:
+    """What runs main.py with an image's packages."""
+    return [sys.executable, "-m", "tests.deploy.in_image", image, *arguments]
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("container", SERVERS, ids=lambda each: f"{each.overlay}-{each.arguments[0]}")
+def test_a_server_of_an_overlay_starts_with_what_its_image_has(
+    container: Container, secrets: Path, tmp_path: Path
+) -> None:
+    service, ports, target = SERVICES[container.flags["role"]], free_ports(container), None
+    with contextlib.ExitStack() as stack:
+        if container.flags["role"] == "draft_worker":
+            own = next(each for each in SERVERS if each.flags["role"] == "target")
+            others = free_ports(own)
+            target = others["port"]
+            words = hidden(own.image, on_toy(own, secrets, others))
+            stack.enter_context(started(words, tmp_path / "target", REPOSITORY))
+        words = hidden(container.image, on_toy(container, secrets, ports, target))
+        log = stack.enter_context(started(words, tmp_path / "server", REPOSITORY))
+        assert len(tokens_of(ports["port"], service, secrets)) == 12
+        assert health(ports["health_port"], f"tandem.v1.{service}") == health_pb2.HealthCheckResponse.SERVING
+        with urllib.request.urlopen(f"http://127.0.0.1:{ports['metrics_port']}/metrics", timeout=10) as page:
+            assert b"vllm:generation_tokens_total" in page.read()
+        assert all(json.loads(entry) for entry in log.read_text().splitlines() if entry.startswith("{"))
+
+
+def test_a_package_that_an_image_lacks_is_missed() -> None:
+    """As prometheus-client was, and every server pod exited with 2."""
+    present = in_image.closure([*in_image.BASES["nxdi"], *in_image.installs("nxdi")])
+    assert {"grpcio", "prometheus-client", "protobuf", "torch", "transformers"} <= present
+    assert not {"smg", "pytest", "ray"} & present and "smg" in in_image.closure(in_image.installs("torchneuron"))
+    words = hidden("nxdi", shlex.split("--role target --backend toy --port 0 --engine_port 0"))
+    ran = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 2 and "smg" in ran.stderr
+
+
+@pytest.mark.parametrize("image", ["torchneuron", "nxdi"])
+def test_an_image_has_what_a_comparison_job_imports(image: str) -> None:
+    present = in_image.closure([*in_image.BASES[image], *in_image.installs(image)])
+    assert {"jinja2", "matplotlib", "rich", "cryptography"} <= present

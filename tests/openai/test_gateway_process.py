@@ -1,0 +1,172 @@
+"""The life of the gateway: what it starts ends with it, however it ends, and what it cannot do it says in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tandem.services.gateway import config as gateway_config
+from tandem.services.gateway.config import GatewayConfig
+from tests.openai.gateway import CHAT, children, gateway, running, start, wait_ready
+from tests.services.certificates import Authority, token_file
+from tests.support import HANG, ServerProcess, launch, server_process
+
+pytestmark = pytest.mark.slow
+TOY = ("--worker_flags", "--backend toy --model step=0.005")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_gateway_and_its_server(number: signal.Signals, tmp_path: Path) -> None:
+    process = start(tmp_path, *TOY)
+    gate = wait_ready(process, tmp_path)
+    parts = children(process.pid)
+    assert sorted(parts.values()) == ["server", "smg"]
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=HANG)
+    assert process.returncode == 0, gate.log.read_text()
+    assert not any(running(pid) for pid in parts)
+    base, curl = told.splitlines()
+    assert base == f"OpenAI clients: base URL {gate.url}, model toy"
+    assert curl.startswith(f"curl {gate.url}/chat/completions ")
+
+
+def test_a_signal_while_the_server_loads_ends_it_too(tmp_path: Path) -> None:
+    process = start(tmp_path, *TOY)
+    give_up = time.monotonic() + HANG
+    while not (parts := children(process.pid)):
+        assert process.poll() is None and time.monotonic() < give_up
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=HANG)
+    assert process.returncode == 0 and not any(running(pid) for pid in parts)
+
+
+@pytest.mark.parametrize("part", ["server", "smg"])
+def test_when_a_part_dies_the_others_end_and_the_reason_is_said(part: str, tmp_path: Path) -> None:
+    process = start(tmp_path, *TOY)
+    gate = wait_ready(process, tmp_path)
+    parts = children(process.pid)
+    os.kill(next(pid for pid, what in parts.items() if what == part), signal.SIGKILL)
+    process.communicate(timeout=HANG)
+    assert process.returncode == 1 and not any(running(pid) for pid in parts)
+    name = {"server": "the server", "smg": "smg"}[part]
+    assert f"gateway: {name} was killed by signal 9" in gate.log.read_text()
+
+
+def test_a_server_that_cannot_start_says_why_and_ends_the_gateway(tmp_path: Path) -> None:
+    result = launch(tmp_path, "--role", "gateway", "--http_port", "0", "--worker_flags", "--model /nowhere")
+    assert result.returncode == 1
+    assert "/nowhere is not a model folder" in result.stderr
+    assert result.stderr.splitlines()[-1] == "gateway: the server ended with code 2"
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = launch(tmp_path, "--role", "gateway", "--http_port", str(port), *TOY)
+    assert result.returncode == 2
+    assert result.stderr == f"main.py: http_port: cannot listen on 127.0.0.1:{port}; is another server there?\n"
+
+
+@pytest.mark.parametrize("library", ["smg", "smg_grpc_proto"])
+def test_a_missing_gateway_is_named_with_what_to_install(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_config.importlib.util, "find_spec", lambda name: None if name == library else name)
+    with pytest.raises(ValueError, match=rf"gateway: {library} is not installed; pip install 'tandem-specul.*openai"):
+        GatewayConfig()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"workers": ("nowhere",)}, "workers: 'nowhere' is not HOST:PORT"),
+        ({"port": 65536}, "http_port: 65536 is outside 0 to 65535"),
+        ({"queue": -1}, "queue: -1 is below 0"),
+        ({"host": "0.0.0.0"}, "host: 0.0.0.0 can be reached from other machines"),
+        ({"tls_cert": "a"}, "tls_cert: give --tls_cert and --tls_key together"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_with_the_flag(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        GatewayConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_api_keys_come_from_a_file_and_no_command_line_shows_them(tmp_path: Path) -> None:
+    token = "a-token-of-mine-0123"
+    keys = token_file(tmp_path / "keys", f"me {token}\n")
+    with gateway(tmp_path, *TOY, "--accept_tokens", str(keys)) as gate:
+        assert gate.post(max_tokens=1).status == 401
+        with openai.OpenAI(base_url=gate.url, api_key=token, max_retries=0, timeout=HANG) as client:
+            answer = client.completions.create(model="toy", prompt="a", max_tokens=1)
+        assert answer.usage and answer.usage.completion_tokens == 1
+        for pid in children(gate.process.pid):
+            assert token not in Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def test_a_gateway_whose_certificate_an_authority_signed_for_another_name_is_ready(tmp_path: Path) -> None:
+    """As in a cluster. It waited for ever, because it trusted no authority but its own certificate."""
+    authority = Authority(tmp_path / "tls")
+    pair = authority.issue("openai.tandem.svc")
+    with gateway(tmp_path, *TOY, "--tls_cert", str(pair.cert), "--tls_key", str(pair.key)) as gate:
+        trusting = ssl.create_default_context(cafile=str(authority.ca))
+        plain = socket.create_connection(("127.0.0.1", gate.port), timeout=HANG)
+        with plain, trusting.wrap_socket(plain, server_hostname="openai.tandem.svc") as secure:
+            secure.sendall(b"GET /v1/models HTTP/1.1\r\nHost: openai.tandem.svc\r\nConnection: close\r\n\r\n")
+            assert secure.recv(12) == b"HTTP/1.1 200"
+
+
+def test_hashed_tokens_are_refused_since_smg_needs_them_plain(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="lines `identity token`, without hashes"):
+        GatewayConfig(accept_tokens=str(token_file(tmp_path / "keys", f"me sha256:{'0' * 64}\n")))
+
+
+@pytest.fixture
+def two_servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    flags = ("--role", "target", "--engine_port", "0", "--batch", "2", "--sequence_length", "200")
+    with (
+        server_process(tmp_path, *flags, ready_file="a.json") as first,
+        server_process(tmp_path, *flags, ready_file="b.json") as second,
+    ):
+        yield [first, second]
+
+
+def test_work_is_spread_over_workers_a_key_stays_on_one_and_a_dead_one_is_left_out(
+    two_servers: list[ServerProcess], tmp_path: Path
+) -> None:
+    ports = [json.loads(server.ready_file.read_text())["engine_port"] for server in two_servers]
+    with gateway(tmp_path, "--workers", ",".join(f"127.0.0.1:{port}" for port in ports), "--queue", "0") as gate:
+
+        def worker(**more: str) -> str:
+            reply = gate.post(CHAT, max_tokens=2, seed=1, **more)
+            assert reply.status == 200, reply
+            return reply.headers["x-smg-routed-worker-id"]
+
+        give_up, seen = time.monotonic() + HANG, set[str]()
+        while len(seen) < 2:  # the second may register later
+            assert time.monotonic() < give_up
+            seen.add(worker())
+        for key in ("one", "two", "three"):
+            assert len({worker(key=key) for _ in range(4)}) == 1
+        texts = {gate.post(CHAT, max_tokens=12, seed=4).text for _ in range(6)}
+        assert len(texts) == 1  # whichever answers
+        two_servers[0].process.kill()
+        two_servers[0].process.wait()
+        assert {worker() for _ in range(4)} == {f"grpc://127.0.0.1:{ports[1]}"}
+
+
+def test_the_package_s_own_command_reads_its_arguments_from_standard_input() -> None:
+    from tandem.services.gateway.run import SMG
+
+    given = json.dumps(["launch", "--help"]).encode()
+    result = subprocess.run([sys.executable, *SMG[1:]], input=given, capture_output=True, timeout=HANG)
+    assert result.returncode == 0 and b"--worker-urls" in result.stdout

@@ -1,0 +1,95 @@
+"""The embedded pair behind the real gateway: make serve, as OpenAI's client and our own see it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tandem import Client, SamplingParams, Structure, StructureKind
+from tests.openai.gateway import HELLO, gateway
+from tests.support import HANG, ServerProcess
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_pair_says_through_the_gateway_what_it_says_by_grpc(tmp_path: Path) -> None:
+    server = ServerProcess(tmp_path, "--role", "fused_target", "--port", "0", "--engine_port", "0", "--batch", "2")
+    try:
+        address = server.wait_ready(5 * HANG)
+        port = json.loads(server.ready_file.read_text())["engine_port"]
+        with (
+            gateway(tmp_path, "--workers", f"127.0.0.1:{port}") as gate,
+            openai.OpenAI(base_url=gate.url, api_key="none", max_retries=0, timeout=5 * HANG) as client,
+        ):
+            check(client, gate.model, address)
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def check(client: openai.OpenAI, model: str, address: str) -> None:
+    with Client(address) as ours:
+        greedy = ours.generate("hello", chat=True, max_new_tokens=12).text
+        sampling = SamplingParams(temperature=0.8, top_p=0.9, seed=7)
+        sampled = ours.generate("1, 2, 3,", max_new_tokens=12, sampling=sampling).text
+    asked: Any = {"model": model, "messages": HELLO, "max_tokens": 12, "temperature": 0}
+    chat = client.chat.completions.create(**asked)
+    assert model == "SmolLM2-135M-Instruct" and chat.choices[0].message.content == greedy
+    details = chat.usage.completion_tokens_details if chat.usage else None
+    assert details and details.accepted_prediction_tokens is not None
+    events = client.chat.completions.create(**asked, stream=True)
+    assert "".join(event.choices[0].delta.content or "" for event in events if event.choices) == greedy
+    again: Any = {"model": model, "prompt": "1, 2, 3,", "max_tokens": 12, "temperature": 0.8, "top_p": 0.9, "seed": 7}
+    for _ in range(2):
+        assert client.completions.create(**again).choices[0].text == sampled
+    events = client.completions.create(**again, stream=True)
+    assert "".join(event.choices[0].text for event in events if event.choices) == sampled
+    check_features(client, model, address)
+    word = sampled.split()[2]
+    stopped = client.completions.create(**again, stop=[word]).choices[0]
+    assert (stopped.text, stopped.finish_reason) == (sampled[: sampled.index(word)], "stop")
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}, "population": {"type": "integer"}},
+    "required": ["city", "population"],
+    "additionalProperties": False,
+}
+
+
+def check_features(client: openai.OpenAI, model: str, address: str) -> None:
+    """A JSON schema and log-probabilities: the same by HTTP, streamed or not, as by gRPC."""
+    question = "Name a city in France and its population."
+    structure = Structure(StructureKind.JSON_SCHEMA, json.dumps(CITY))
+    with Client(address) as ours:
+        expected = ours.generate(
+            question, chat=True, max_new_tokens=60, sampling=SamplingParams(structure=structure), logprobs=2
+        )
+    asked: Any = {
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": 60,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}},
+    }
+    choice = client.chat.completions.create(**asked).choices[0]
+    assert choice.message.content == expected.text and choice.finish_reason == "stop"
+    jsonschema.validate(json.loads(expected.text), CITY)
+    assert choice.logprobs and choice.logprobs.content
+    told = [(each.logprob, [top.logprob for top in each.top_logprobs]) for each in choice.logprobs.content]
+    for (logprob, top), own in zip(told, expected.logprobs, strict=False):
+        assert logprob == pytest.approx(own.logprob, abs=1e-5)
+        assert top == pytest.approx([value for _, value in own.top], abs=1e-5)
+    assert len(expected.logprobs) - 1 <= len(told) <= len(expected.logprobs)  # smg leaves the end of sequence out
+    events = [event.choices[0] for event in client.chat.completions.create(**asked, stream=True) if event.choices]
+    assert "".join(event.delta.content or "" for event in events) == expected.text
+    streamed = [each for event in events if event.logprobs for each in event.logprobs.content or ()]
+    assert [each.logprob for each in streamed][: len(told)] == [logprob for logprob, _ in told]

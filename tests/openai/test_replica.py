@@ -1,0 +1,47 @@
+"""A replica of Ray Serve opens the engine port too. Its host is run here, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from functools import partial
+
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+from tandem.cli import main, roles
+from tandem.ray_serve.replica import TargetVerifier
+from tandem.rpc.channel import open_channel
+from tandem.speculation.types import SamplingParams
+from tests.openai.site import PROMPT, asking
+from tests.support import oracle, run
+
+
+class Here(TargetVerifier):
+    """A replica that nothing but this test ends."""
+
+    def __del__(self) -> None:  # type: ignore[override]
+        pass
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_a_replica_answers_gateways_until_it_stops() -> None:
+    async def test() -> None:
+        port = free_port()
+        args = main.parser().parse_args(["--role", "target", "--backend", "toy", "--engine_port", str(port)])
+        replica, ready = Here.__new__(Here), asyncio.Event()
+        replica._stopping, replica._handlers, replica._interceptors = asyncio.Event(), {}, []
+        running = asyncio.create_task(roles.serve(args, partial(replica._host, ready)))
+        await asyncio.wait({running, asyncio.create_task(ready.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        assert ready.is_set()
+        async with open_channel(f"127.0.0.1:{port}") as channel:
+            call = vllm_engine_pb2_grpc.VllmEngineStub(channel).Generate(asking(temperature=0.0))
+            (reply,) = [reply async for reply in call]
+        assert tuple(reply.complete.output_ids) == oracle(PROMPT, SamplingParams(), 12)
+        replica._stopping.set()
+        assert await running == 0
+
+    run(test())

@@ -1,0 +1,92 @@
+"""Parses and configures our own commands of a page, as far as a machine without the device can."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+import pytest
+
+from tandem.cli import compare, compare_placement, configuration, main
+from tandem.comparison.measuring.commands import drafting_command, target_command, target_of, whole_of
+from tandem.comparison.measuring.config import ComparisonConfig
+from tandem.launch import LAUNCH
+from tandem.planning.devices import Devices
+from tandem.planning.instances import instance_named
+from tests.planning.support import CONFIGS
+from tests.recipes.page import ROOT, Command
+
+SERVERS = ("target", "fused_target", "draft_worker")
+
+
+def check(command: Command, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Returns how it was checked. Raises AssertionError, SystemExit or ValueError for a wrong command."""
+    monkeypatch.chdir(ROOT)
+    if command.program == "compare_architectures.py":
+        _comparison(command, monkeypatch)
+        return "parsed and configured, and so is each server that it starts"
+    assert command.launcher[0] in ("python", "torchrun"), command.line
+    args = main.parser().parse_args(command.arguments)
+    if command.launcher[0] == "torchrun":
+        processes = command.launcher[command.launcher.index("--nproc-per-node") + 1]
+        assert int(processes) == args.tp_degree
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        monkeypatch.setenv("RANK", "0")
+    if args.role in SERVERS or args.role == "compile":
+        _configured(args)
+        return "parsed and configured"
+    if getattr(args, "prompt", None) or getattr(args, "prompt_text", None):
+        configuration.client_config(args)
+        return "parsed and configured"
+    assert args.role in ("doctor", "plan", "convert", "gateway"), args.role
+    return "parsed"
+
+
+def _comparison(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = instance_named(command.instance)
+    chips = Devices(count=instance.chips, instance=instance.name, family=instance.chip.family)
+    monkeypatch.setattr(compare_placement, "find_devices", lambda *where: chips)
+    arguments = [re.sub(r"^/models/(?=[LQ])", f"{CONFIGS}/", word) for word in command.arguments]
+    config = compare.build_config(compare.build_parser().parse_args(arguments))
+    for words in _server_commands(config):
+        _configured(main.parser().parse_args(words))
+
+
+def _server_commands(config: ComparisonConfig) -> list[list[str]]:
+    """Returns the arguments of the servers that a comparison starts here."""
+    started = set(config.architectures) - set(config.connect)
+    group = whole_of(config)
+    commands = [target_command(config, group=group)] if "autoregressive" in started else []
+    commands += [drafting_command(config, "fused_target", group=group)] if "fused" in started else []
+    if "distributed" in started:
+        draft = config.placement.draft if config.placement else None
+        commands += [
+            target_command(config, group=target_of(config)),
+            drafting_command(config, "draft_worker", group=draft),
+        ]
+    return [command[len(LAUNCH) :] for command in commands]
+
+
+def _configured(args: argparse.Namespace) -> None:
+    try:
+        if args.role == "compile":
+            configuration.compile_config(args)
+        else:
+            configuration.model_config(args, args.target_model or args.model)
+    except ValueError as error:
+        assert "is not available here" in str(error)
+    if args.backend == "nxdi":
+        _nxdi_build(args)
+
+
+def _nxdi_build(args: argparse.Namespace) -> None:
+    """Runs the checks that --backend nxdi makes before it compiles."""
+    from tandem.runners.nxdi.build import BuildRequest, Kind, plan_build
+
+    settings, k = configuration.nxdi_settings(args), configuration.most_drafts(args)
+    part = args.compile_for or args.role
+    kind = {"fused_target": Kind.FUSED, "fused": Kind.FUSED, "draft_worker": Kind.PLAIN, "draft": Kind.PLAIN}.get(
+        part, Kind.WINDOW if k else Kind.PLAIN
+    )
+    build = plan_build(BuildRequest(kind, args.batch, args.sequence_length, k, args.dtype), settings)
+    assert build.max_length > args.sequence_length - 2 * (k + 1)

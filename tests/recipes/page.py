@@ -1,0 +1,62 @@
+"""The commands of a recipe page."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = tuple(sorted((ROOT / "docs/recipes").glob("*.md")))
+BLOCK = re.compile(r"```(bash|text)\n(.*?)```", re.DOTALL)
+ASSIGNMENT = re.compile(r"([A-Z][A-Z0-9_]*)=(\S+)")
+OURS = ("main.py", "compare_architectures.py")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of a page. `variables`: what stands before the program; `launcher`: the words before our own program."""
+
+    page: Path
+    line: str
+
+    @property
+    def all_words(self) -> list[str]:
+        return shlex.split(self.line, comments=True)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for word in self.all_words:
+            if (match := ASSIGNMENT.fullmatch(word)) is None:
+                break
+            found[match[1]] = match[2]
+        return found
+
+    @property
+    def words(self) -> list[str]:
+        return self.all_words[len(self.variables) :]
+
+    @property
+    def program(self) -> str:
+        """main.py, compare_architectures.py, or the name of another program."""
+        return next((word for word in self.words if word in OURS), self.words[0])
+
+    @property
+    def launcher(self) -> list[str]:
+        return self.words[: self.words.index(self.program)]
+
+    @property
+    def arguments(self) -> list[str]:
+        return self.words[self.words.index(self.program) + 1 :]
+
+    @property
+    def instance(self) -> str:
+        return "trn1.2xlarge" if "trn1" in self.page.stem else "trn2.48xlarge"
+
+
+def commands_of(page: Path) -> list[Command]:
+    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
+    lines = [line for kind, block in blocks if kind == "bash" for line in block.splitlines()]
+    return [Command(page, line) for line in lines if line.strip()]

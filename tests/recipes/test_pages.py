@@ -1,0 +1,119 @@
+"""Recipes are real: the programs parse and configure their commands, and shown plans are the program's own output."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tandem.cli import compare, main
+from tests.planning.support import CONFIGS
+from tests.recipes import ours, programs
+from tests.recipes.page import BLOCK, PAGES, ROOT, Command, commands_of
+
+WITH_THE_INDEX = (ROOT / "docs/trainium.md", *PAGES)
+COMMANDS = [
+    pytest.param(command, id=f"{page.stem}-{n}")
+    for page in WITH_THE_INDEX
+    for n, command in enumerate(commands_of(page))
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_recipes_command_is_understood(command: Command, monkeypatch: pytest.MonkeyPatch):
+    if command.program.endswith(".py"):
+        assert ours.check(command, monkeypatch)
+    else:
+        assert programs.check(command.words)
+
+
+def plan_output(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    command = Command(ROOT, line.replace("/models/", f"{CONFIGS}/"))
+    assert main.main(command.arguments) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", WITH_THE_INDEX, ids=lambda page: page.stem)
+def test_the_plans_of_a_page_are_the_programs_output(page: Path, capsys: pytest.CaptureFixture[str]):
+    outputs, shown = "", 0
+    for kind, block in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if kind == "bash":
+            plans = [line for line in block.splitlines() if "--role plan" in line and "/models/" in line]
+            outputs = "".join(plan_output(line, capsys) for line in plans) or outputs
+            continue
+        lines = block.splitlines()
+        assert [line for line in lines if line not in outputs] == []
+        shown += len(lines)
+    assert shown > 2 or page.parent.name != "recipes"
+
+
+@pytest.mark.parametrize("page", WITH_THE_INDEX, ids=lambda page: page.stem)
+def test_a_page_says_that_nothing_ran_on_a_device(page: Path):
+    text = " ".join(page.read_text(encoding="utf-8").split())
+    assert re.search(r"not run on one|run on none of them", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_flags_that_correspond_exist(page: Path):
+    table = page.read_text(encoding="utf-8").partition("## The seed's flags")[2]
+    ours = [row.split("|")[2] for row in table.splitlines() if row.startswith("| ") and "---" not in row]
+    assert len(ours) > 8
+    known = set(main.parser()._option_string_actions) | set(compare.build_parser()._option_string_actions)
+    known |= {flag for flags in programs.KNOWN.values() for flag in flags.split()}
+    assert {flag for cell in ours for flag in re.findall(r"--[a-z][\w-]*", cell)} - known == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_model_that_a_command_names_was_downloaded_or_made_before(page: Path):
+    made = {"compiled", "Llama-3.1-8B-int8"}  # folders that the programs fill
+    for command in commands_of(page):
+        for before, word in itertools.pairwise(command.words):
+            for name in re.findall(r"/models/([\w.-]+)", word):
+                if before in ("--local-dir", "--output"):
+                    made.add(name)
+                elif "plan" not in command.words:  # a plan reads config.json, which the hub shows
+                    assert name in made, command.line
+
+
+SEEDS = ROOT.parent / "shared" / "seeds"
+RECORDED = json.loads((ROOT / "tests" / "recipes" / "seed_flags.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_flag_of_the_seeds_own_commands_is_in_its_table(page: Path):
+    table = page.read_text(encoding="utf-8").partition("## The seed's flags")[2]
+    theirs = " ".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| "))
+    named = set(re.findall(r"--[a-zA-Z][\w-]*", theirs))
+    assert [flag for flag in RECORDED[page.stem]["flags"] if flag not in named] == []
+
+
+@pytest.mark.skipif(not SEEDS.is_dir(), reason="the seeds' texts lie beside ours in no other clone")
+@pytest.mark.parametrize("page", RECORDED)
+def test_the_recorded_flags_are_those_of_the_seeds_text(page: str):
+    text = (SEEDS / RECORDED[page]["seed"]).read_text(encoding="utf-8")
+    found = re.findall("(?<![\\w-])-[-\u2014]([a-zA-Z][\\w-]*)", text)  # one text has a long dash in places
+    assert RECORDED[page]["flags"] == sorted({f"--{name}" for name in found})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_recipe_goes_from_an_empty_account_to_a_report_and_back(page: Path):
+    headings = re.findall(r"^## (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    steps = ["Create", "Ask by curl", "Compare", "Watch", "Clean up"]
+    assert [heading for heading in headings if heading in steps] == steps
+
+
+@pytest.mark.parametrize("name", ["llama-405b-fp8.json", "llama-405b-fp8-draft.json", "llama-405b-bf16.json"])
+def test_a_neuron_config_of_a_recipe_is_an_object(name: str):
+    assert isinstance(json.loads((ROOT / "docs/recipes" / name).read_text(encoding="utf-8")), dict)
+
+
+def test_the_fp8_recipe_leaves_out_what_the_checkpoint_leaves_out():
+    """NxD Inference looks up each layer's attention by its exact name, so the configuration lists all of them."""
+    config = json.loads((ROOT / "docs/recipes/llama-405b-fp8.json").read_text(encoding="utf-8"))
+    kept = set(config["modules_to_not_convert"])
+    assert kept == {"lm_head", "layers.0.mlp", "layers.125.mlp", *(f"layers.{n}.self_attn" for n in range(126))}
+    assert config["context_encoding_buckets"] == [1024, 2048, 4096, 10240, 12288]
+    assert (config["speculation_length"], config["logical_nc_config"]) == (7, 2)

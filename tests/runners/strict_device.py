@@ -1,0 +1,177 @@
+"""Runs main.py with a stand-in for a Neuron device that refuses what the real one would, while a server serves.
+
+    python -m tests.runners.strict_device REPORT PLANT main.py's arguments...
+
+The platform `neuron` is TorchNeuron's, on the CPU's tensors. Its compiler is the strict one of graph_check.py: a step
+with a host read, another dtype or an operation that is not on the list cannot be compiled. From the moment the server
+is ready, nothing is compiled, and what graphs return may only be copied to the host or given to the next graph.
+REPORT gets one JSON object as the process ends. PLANT names a mistake that is made on purpose, or is "none".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.runners.torch import graph_modules, platforms
+from tandem.runners.torch.graph_runner import GraphRunner
+from tandem.runners.torch.graphs import Graph, TorchCompiler
+from tandem.runners.torch.platforms import CPU, NEURON
+from tandem.services import server
+from tests.runners.graph_check import StrictBackend
+
+COPIES = frozenset({"tolist", "cpu"})
+LOOKS = frozenset({"__get__", "size", "dim", "__len__"})
+
+
+class Refused(RuntimeError):
+    """Something other than a graph was about to run on the device."""
+
+
+class OnDevice(Tensor):
+    """What a graph returned. While a server serves, it may be copied to the host, and nothing else."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, arguments: Any = (), keywords: dict[str, Any] | None = None
+    ) -> Any:
+        name = function.__name__
+        if DEVICE.serving and name not in LOOKS:
+            if name not in COPIES:
+                DEVICE.refused.append(name)
+                raise Refused(f"{name} would run on the device between graphs")
+            DEVICE.copies += 1
+        return function(*plain(arguments), **(keywords or {}))
+
+
+class Device:
+    """What happened on it since the server is ready."""
+
+    def __init__(self) -> None:
+        self.backend, self.serving = StrictBackend(), False
+        self.made = self.calls = self.copies = 0
+        self.refused: list[str] = []
+
+    def ready(self) -> None:
+        self.serving, self.made = True, len(self.backend.graphs)
+
+    def graph(self, compiled: Graph) -> Graph:
+        def call(*given: Any) -> Any:
+            self.calls += self.serving
+            return wrapped(compiled(*plain(given)))
+
+        return call
+
+    def report(self) -> dict[str, Any]:
+        after = len(self.backend.graphs) - self.made
+        seen = {"graphs": self.made, "compiled_later": after, "calls": self.calls, "copies": self.copies}
+        return {**seen, "refused": self.refused}
+
+
+DEVICE = Device()
+
+
+def plain(values: Any) -> Any:
+    """The values with the device's tensors as ordinary ones."""
+    if isinstance(values, OnDevice):
+        return values.as_subclass(Tensor)  # type: ignore[arg-type]
+    return type(values)(plain(value) for value in values) if isinstance(values, list | tuple) else values
+
+
+def wrapped(values: Any) -> Any:
+    if isinstance(values, list | tuple):
+        return type(values)(wrapped(value) for value in values)
+    return values.as_subclass(OnDevice) if isinstance(values, Tensor) else values
+
+
+def install() -> None:
+    """Puts the stand-in in the place of the platform `neuron`."""
+    here = {"absent": lambda: None, "memory": CPU.memory, "synchronize": lambda: None, "backend": DEVICE.backend}
+    platforms.PLATFORMS["neuron"] = replace(NEURON, device="cpu", **here)
+    os.environ.update({str(NEURON.code): "", **dict.fromkeys(NEURON.environment, "")})
+    compiled, announce = TorchCompiler.graph, server._announce
+
+    def graph(self: TorchCompiler, name: str, step: Any, arguments: Sequence[Any]) -> Graph:
+        return DEVICE.graph(compiled(self, name, step, arguments))
+
+    def announced(*arguments: Any) -> None:
+        DEVICE.ready()
+        announce(*arguments)
+
+    TorchCompiler.graph = graph  # type: ignore[method-assign]
+    server._announce = announced
+
+
+# --- mistakes made on purpose ---
+
+
+def host_read() -> None:
+    step = graph_modules.PrefillModule.forward
+
+    def forward(self: Any, buffers: Any, rows: Tensor) -> Any:
+        return step(self, buffers, rows) * int(rows[0, 0])
+
+    graph_modules.PrefillModule.forward = forward  # type: ignore[method-assign]
+
+
+def other_dtype() -> None:
+    step = graph_modules.PrefillModule.forward
+
+    def forward(self: Any, buffers: Any, rows: Tensor) -> Any:
+        return (step(self, buffers, rows).double() * 1.0).to(torch.int32)
+
+    graph_modules.PrefillModule.forward = forward  # type: ignore[method-assign]
+
+
+def recompiles() -> None:
+    """Once ready, a step is called with rows of another type, which is another graph."""
+    graph = TorchCompiler.graph
+
+    def made(self: TorchCompiler, name: str, step: Any, arguments: Sequence[Any]) -> Graph:
+        run = graph(self, name, step, arguments)
+        return lambda *given: run(*given[:-1], given[-1].long() if DEVICE.serving else given[-1])
+
+    TorchCompiler.graph = made  # type: ignore[method-assign]
+
+
+def eager() -> None:
+    verified = GraphRunner._verified
+
+    def summed(self: GraphRunner, rows: Any) -> tuple[Tensor, Tensor]:
+        logits, results = verified(self, rows)
+        return logits, results + 0
+
+    GraphRunner._verified = summed  # type: ignore[method-assign]
+
+
+PLANTS: dict[str, Callable[[], None]] = {
+    "none": lambda: None,
+    "host_read": host_read,
+    "other_dtype": other_dtype,
+    "recompiles": recompiles,
+    "eager": eager,
+}
+
+
+def main() -> int:
+    report, plant, *arguments = sys.argv[1:]
+    install()
+    PLANTS[plant]()
+    from tandem.cli.main import main as run
+
+    try:
+        return run(arguments)
+    finally:
+        Path(report).write_text(json.dumps(DEVICE.report()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Whole servers on a stand-in for a Neuron device, which refuses what the real one would: strict_device.py.
+
+A fused server, a target and a draft worker run as processes with gRPC; their tokens are those of plain decoding by
+module code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.engine.batcher import Batcher
+from tandem.engine.generators import plain_generator
+from tandem.engine.loading import ModelConfig, load
+from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.errors import TandemError
+from tandem.rpc.generation_client import GenerationClient
+from tandem.runners.loading import Execution, Shape
+from tandem.speculation.types import GenerationRequest, Rule
+from tests.runners.tiny import model_folder
+from tests.support import GREEDY, SAMPLED, ServerProcess, answer, run
+
+SHAPE = Shape(slots=2, max_length=64, max_draft=2, chunk=16)
+FLAGS = ("--device", "neuron", "--dtype", "float32", "--batch", "2", "--sequence_length", "64", "--port", "0")
+FLAGS += ("--max_speculation_length", "2", "--prefill_chunk", "16")
+PROMPTS = ((70, 71, 72), (80,), tuple(range(60, 80)), (90, 91))
+STARTS = 240.0
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(500)]
+
+
+def requests() -> list[GenerationRequest]:
+    """More than there are slots, of all kinds: rows join and leave while others run."""
+    kinds = ((GREEDY, 12), (SAMPLED, 20), (SAMPLED, 7), (GREEDY, 25))
+    return [
+        GenerationRequest(token_ids=prompt, max_new_tokens=count, sampling=sampling, ignore_end_of_sequence=True)
+        for prompt, (sampling, count) in zip(PROMPTS, kinds, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    return str(model_folder(folder / "target", 1)), str(model_folder(folder / "draft", 2))
+
+
+@pytest.fixture(scope="module")
+def expected(models: tuple[str, str]) -> list[tuple[int, ...]]:
+    """Plain decoding's tokens, by module code on the CPU."""
+
+    async def scenario() -> list[tuple[int, ...]]:
+        batcher = Batcher("plain")
+        try:
+            config = ModelConfig(Execution("cpu", "float32", threads=1, compile="off"), SHAPE, models[0])
+            generate = plain_generator(await load(config, batcher)).generate
+            return [(await answer(generate, request)).token_ids for request in requests()]
+        finally:
+            await batcher.close()
+
+    return run(scenario())
+
+
+@contextlib.contextmanager
+def strict(folder: Path, *arguments: str, plant: str = "none") -> Iterator[ServerProcess]:
+    """A server on the stand-in; report.json in its folder says what happened as it ends."""
+    folder.mkdir()
+    program = ("-m", "tests.runners.strict_device", str(folder / "report.json"), plant)
+    server = ServerProcess(folder, *arguments, *FLAGS, program=program)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait()
+
+
+def report(server: ServerProcess) -> dict[str, Any]:
+    assert server.stop() == 0, server.log.read_text()
+    return json.loads((server.folder / "report.json").read_text())
+
+
+async def served(address: str, service: str, expected: list[tuple[int, ...]]) -> None:
+    """One at a time, all at once, and with one that its client cancels, every answer is plain decoding's."""
+    async with GenerationClient.connect(address, service) as client:
+        alone = [(await answer(client.generate, request)).token_ids for request in requests()]
+        assert alone == expected
+        leaving = client.generate(requests()[3])
+        await anext(leaving)
+        together = asyncio.gather(*(answer(client.generate, request) for request in requests()))
+        await leaving.aclose()
+        assert [each.token_ids for each in await together] == expected
+        for request in requests()[:2]:  # by the rejection rule: the same tokens every time
+            ruled = GenerationRequest(
+                token_ids=request.token_ids,
+                max_new_tokens=8,
+                sampling=request.sampling,
+                rule=Rule.REJECTION,
+                ignore_end_of_sequence=True,
+            )
+            first, second = [(await answer(client.generate, ruled)).token_ids for _ in range(2)]
+            assert first == second and len(first) == 8
+            assert request.sampling != GREEDY or first == expected[0][:8]
+
+
+def clean(seen: dict[str, Any]) -> None:
+    assert seen["graphs"] and seen["calls"] > 50 and seen["copies"]
+    assert (seen["compiled_later"], seen["refused"]) == (0, [])
+    assert seen["copies"] <= seen["calls"], "a graph's results are copied once"
+
+
+def test_a_fused_server_runs_on_what_a_device_takes(
+    models: tuple[str, str], expected: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    words = ("--role", "fused_target", "--target_model", models[0], "--draft", "model", "--draft_model", models[1])
+    with strict(tmp_path / "fused", *words) as server:
+        run(served(server.wait_ready(STARTS), FUSED, expected))
+        clean(report(server))
+
+
+def test_a_target_and_a_draft_worker_run_on_what_a_device_takes(
+    models: tuple[str, str], expected: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    with strict(tmp_path / "target", "--role", "target", "--model", models[0]) as target:
+        host, _, port = target.wait_ready(STARTS).partition(":")
+        words = ("--role", "draft_worker", "--draft", "model", "--draft_model", models[1], "--speculation_length", "2")
+        waiting = ("--pipeline", "off", "--target_host", host, "--target_port", port)  # so that it always drafts
+        with strict(tmp_path / "worker", *words, *waiting) as worker:
+            run(served(worker.wait_ready(STARTS), DRAFT, expected))
+            clean(report(worker))
+        run(served(f"{host}:{port}", TARGET, expected))
+        clean(report(target))
+
+
+@pytest.mark.parametrize(
+    ("plant", "said"), [("host_read", "_local_scalar_dense: not among the operations"), ("other_dtype", "float64")]
+)
+def test_a_step_that_a_device_would_not_take_is_never_served(
+    models: tuple[str, str], tmp_path: Path, plant: str, said: str
+) -> None:
+    with strict(tmp_path / plant, "--role", "target", "--model", models[0], plant=plant) as server:
+        assert server.process.wait(STARTS) != 0
+        assert not server.ready_file.exists()
+        log = server.log.read_text()
+        assert re.search(said, log), log[-3000:]
+
+
+@pytest.mark.parametrize("plant", ["recompiles", "eager"])
+def test_what_a_device_would_not_take_of_a_server_is_refused_and_told(
+    models: tuple[str, str], tmp_path: Path, plant: str
+) -> None:
+    async def asked(address: str) -> None:
+        async with GenerationClient.connect(address, TARGET) as client:
+            with pytest.raises(TandemError):
+                await answer(client.generate, requests()[0])
+
+    with strict(tmp_path / plant, "--role", "target", "--model", models[0], plant=plant) as server:
+        run(asked(server.wait_ready(STARTS)))
+        log = server.log.read_text()
+        assert ("compiled again after warm-up" if plant == "recompiles" else "would run on the device") in log

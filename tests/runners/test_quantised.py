@@ -1,0 +1,398 @@
+"""Quantised steps: the logits of the weights that are stored, the same bits in every shape of step and on every CPU."""
+
+from __future__ import annotations
+
+import platform
+import random
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from tandem.checkpoints.gguf_blocks import FORMATS, BlockFormat, Blocks, StoredWeights
+from tandem.checkpoints.locate import CheckpointError
+from tandem.runners.loading import Execution, NativeRefused, Shape, choose_dtype, load_runner
+from tandem.runners.native import NativeUnavailable, build
+from tandem.runners.native.library import load_library
+from tandem.runners.native.load import PRODUCT, check_products
+from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.weights import Packing, encoded, near, packing
+from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, RowFailed, VerifyRow, fused, fused_step
+from tandem.runners.torch.platforms import CPU
+from tests.runners import real
+from tests.runners.test_native import (
+    GREEDY,
+    SLOTS,
+    check_bits,
+    fill,
+    load_native_unchecked,
+    module_of,
+    native,
+    sequence,
+)
+
+WIDE = {
+    "hidden_size": 256,
+    "head_dim": 64,
+    "num_attention_heads": 4,
+    "intermediate_size": 256,
+    "initializer_range": 0.1,
+}
+NAMES = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output"} | {
+    name: f"ffn_{name}" for name in ("gate", "up", "down")
+}
+every_format = pytest.mark.parametrize("form", FORMATS)
+PROGRAM = Path(__file__).parent / "native_bits.cpp"
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def blocks(weight: np.ndarray, form: str, chance: np.random.Generator) -> np.ndarray:
+    """The weights in blocks; random blocks where the gguf package cannot make any."""
+    if form not in ("q4_k", "q6_k"):
+        return gguf.quants.quantize(weight, gguf.GGMLQuantizationType[form.upper()])
+    size = FORMATS[form]
+    made = chance.integers(0, 256, (weight.shape[0], weight.shape[1] // size.inputs, size.bytes), dtype=np.uint8)
+
+    def scales(least: float, most: float) -> np.ndarray:
+        return chance.uniform(least, most, made.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
+
+    if form == "q4_k":
+        made[..., 0:2], made[..., 2:4] = scales(1e-4, 3e-4), scales(3e-3, 4e-3)
+    else:
+        made[..., 208:210] = scales(1e-5, 4e-5)
+    return made.reshape(weight.shape[0], -1)
+
+
+def stored(folder: Path, form: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Packing]:
+    """A Llama, and how to pack it from a GGUF file that has its weights, rows of q and k in that format's order."""
+    module, chance = module_of(dtype=torch.float32, **WIDE), np.random.default_rng(4)
+    writer = gguf.GGUFWriter(folder / f"{form}.gguf", "llama")
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+
+    def add(name: str, linear: torch.nn.Linear, heads: int = 0) -> None:
+        weight = linear.weight.detach().numpy()
+        made = blocks(weight, form, chance)
+        kind = gguf.GGMLQuantizationType[form.upper()]
+        linear.weight.data = torch.from_numpy(gguf.quants.dequantize(made, kind))
+        if heads:
+            made = made.reshape(heads, 2, len(made) // heads // 2, -1).swapaxes(1, 2).reshape(made.shape)
+        writer.add_tensor(name, np.ascontiguousarray(made), raw_dtype=kind)
+
+    for index, layer in enumerate(module.model.layers):
+        for name, linear in [*layer.self_attn.named_children(), *layer.mlp.named_children()]:
+            if short := name.removesuffix("_proj") if name.endswith("_proj") else "":
+                add(f"blk.{index}.{NAMES[short]}.weight", linear, {"q": 4, "k": 2}.get(short, 0))
+    add("output.weight", module.lm_head)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return module.to(dtype), packing("as-stored", StoredWeights(folder / f"{form}.gguf"))
+
+
+def distance(runner: NativeRunner, module: Any, tokens: list[int]) -> float:
+    ours = runner.model.feed([1], [0], [tokens])
+    with torch.inference_mode():
+        theirs = module(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs - theirs.mean()))
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Activations to 8 bits and back, in groups of 32, as activations.h rounds them."""
+    groups = x.unflatten(-1, (-1, 32))
+    most = groups.abs().amax(-1, keepdim=True)
+    return ((groups * (127 / most)).round() * (most / 127)).flatten(-2)
+
+
+def with_rounded_inputs(module: Any) -> Any:
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),))
+    return module
+
+
+def one_by_one(runner: NativeRunner, module: Any) -> float:
+    """The median distance of tokens alone: an activation at the edge of two numbers misleads no other token."""
+    return float(np.median([distance(runner, module, [token]) for token in range(40)]))
+
+
+@every_format
+def test_logits_of_stored_blocks_are_those_of_their_weights(form: str, tmp_path: Path) -> None:
+    """But for activations in 8 bits; if the module's are rounded too, the logits are the same."""
+    module, packed = stored(tmp_path, form)
+    runner = native(module, packing=packed)
+    assert 1e-4 < one_by_one(runner, module) < 0.06
+    assert one_by_one(runner, with_rounded_inputs(module)) < 2e-6
+
+
+@pytest.mark.parametrize(("weights", "most"), [("int8", 0.1), ("q4", 0.6)])
+def test_weights_quantised_when_loaded_are_near_the_modules(weights: str, most: float) -> None:
+    """Widths that are no multiple of a group are filled up with zeros."""
+    module = module_of()
+    assert distance(native(module, packing=packing(weights)), module, sequence(60)) < most
+
+
+def test_numbers_that_fit_a_format_come_back_unchanged(tmp_path: Path) -> None:
+    """The module's weights lie in Q4_1 already: quantised again, they are those that are stored."""
+    module, packed = stored(tmp_path, "q4_1")
+    again = Packing("q4", 3, 3)
+    logits = [native(module, packing=how).model.feed([0], [0], [sequence(40)]) for how in (packed, again)]
+    assert np.array_equal(*logits)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", [*FORMATS, "int8"])
+def test_a_tokens_bits_depend_on_no_width_row_slot_neighbour_or_number_of_threads(
+    form: str, dtype: str, tmp_path: Path
+) -> None:
+    if form == "int8":
+        module, packed = module_of("qwen3", DTYPES[dtype]), packing(form)
+    else:
+        module, packed = stored(tmp_path, form, DTYPES[dtype])
+    check_bits(*(native(module, packing=packed, threads=threads) for threads in (2, 1, 3)))
+
+
+def test_a_fused_round_is_the_same_as_its_parts() -> None:
+    int8 = packing("int8")
+    target, only = native(module_of(), packing=int8), tuple(range(0, 211, 2))
+    draft = native(module_of("qwen3"), only, verifies=False, packing=packing("q4"))
+    chance = random.Random(2)
+    for trial in range(12):
+        rows = []
+        for slot in chance.sample(range(SLOTS), chance.randint(1, SLOTS)):
+            tokens = sequence(chance.randint(3, 60), seed=trial * 7 + slot)
+            fill(target, slot, tokens[:-1])
+            fill(draft, slot, tokens[:-2])
+            tail = tuple(tokens[-chance.choice((2, 3)) :])
+            rows.append(FusedRow(ProposeRow(slot, len(tokens) - 1, tail, chance.randrange(6), GREEDY)))
+        for one, other in zip(fused(target, draft)(rows), fused_step(target, draft, rows), strict=True):
+            assert one.proposal.token_ids == other.proposal.token_ids  # type: ignore[union-attr]
+            assert one.verdict == other.verdict  # type: ignore[union-attr]
+
+
+class Wrong:
+    """Blocks with a small mistake in one matrix, down of the second layer."""
+
+    def __init__(self, right: Any, mistake: Callable[[np.ndarray, BlockFormat], None]) -> None:
+        self._right, self._mistake = right, mistake
+
+    def formats(self) -> tuple[str, ...]:
+        return self._right.formats()
+
+    def head(self) -> Blocks | None:
+        return self._right.head()
+
+    def matrix(self, layer: int, name: str) -> Blocks | None:
+        right = self._right.matrix(layer, name)
+        if (layer, name) != (1, "down"):
+            return right
+        size, rows = FORMATS[right.format], right.rows.copy()
+        self._mistake(rows.reshape(len(rows), -1, size.bytes), size)
+        return Blocks(right.format, rows)
+
+
+def larger_scales(blocks: np.ndarray, size: BlockFormat) -> None:
+    """By 1 %."""
+    at = 208 if size.bytes == 210 else 0  # Q6_K has it at its end
+    scales = blocks[..., at : at + 2].copy().view(np.float16)
+    blocks[..., at : at + 2] = (scales * np.float16(1.01)).astype(np.float16).view(np.uint8)
+
+
+def swapped_numbers(blocks: np.ndarray, size: BlockFormat) -> None:
+    """The bytes of the first two numbers of each block change places."""
+    at = 0 if size.bytes == 210 else size.bytes - 16
+    blocks[..., [at, at + 1]] = blocks[..., [at + 1, at]]
+
+
+def turned_numbers(blocks: np.ndarray, size: BlockFormat) -> None:
+    """The last 16 bytes of each block lie backwards."""
+    blocks[..., -16:] = blocks[..., -16:][..., ::-1].copy()
+
+
+def one_wrong_row(blocks: np.ndarray, size: BlockFormat) -> None:
+    blocks[77] = blocks[78]
+
+
+@every_format
+@pytest.mark.parametrize("mistake", [larger_scales, swapped_numbers, one_wrong_row])
+def test_a_small_mistake_in_one_matrix_is_found_out_at_start(
+    mistake: Callable[[np.ndarray, BlockFormat], None], form: str, tmp_path: Path
+) -> None:
+    module, right = stored(tmp_path, form)
+    assert right.stored is not None
+    assert check_products(native(module, packing=right).model, module, right) < PRODUCT[torch.float32] / 5
+    with pytest.raises(NativeUnavailable, match=r"products of down of layer 1 are .* away from those of its weights"):
+        native(module, packing=replace(right, stored=Wrong(right.stored, mistake)))
+
+
+@pytest.mark.parametrize(
+    ("form", "mistake"), [("q8_0", larger_scales), ("q8_0", turned_numbers), ("q4_1", turned_numbers)]
+)
+def test_blocks_are_as_near_to_their_weights_as_arithmetic_promises(
+    form: str, mistake: Callable[[np.ndarray, BlockFormat], None]
+) -> None:
+    library = load_library(build.library_path())
+    for scale, middle in ((1.0, 0.0), (1e-3, 0.0), (0.1, 3.0), (1e-9, 0.0), (1000.0, 0.0)):
+        dense = torch.randn((40, 90), generator=torch.Generator().manual_seed(5)) * scale + middle
+        right = encoded(library, dense, form)
+        if scale < 1e-8:  # less than float16 has
+            continue
+        rows = right.rows.copy()
+        mistake(rows.reshape(40, -1, FORMATS[form].bytes)[3:4, 1:2], FORMATS[form])
+        with pytest.raises(CheckpointError, match=r"a matrix of \(40, 90\) cannot be quantised"):
+            near(Blocks(form, rows), dense)
+    for value in (torch.nan, torch.inf, 1e8):
+        dense[3, 3] = value
+        with pytest.raises(CheckpointError, match="weights too large, or no numbers"):
+            encoded(library, dense, form)
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_a_poisoned_row_fails_alone(poison: float) -> None:
+    module = module_of()
+    module.get_input_embeddings().weight.data[7] = poison
+    runner = load_native_unchecked(module, packing("int8"))
+    tokens = [t for t in sequence(20) if t != 7]
+    for slot in (0, 1):
+        runner.prefill([PrefillRow(slot, 0, tuple(tokens[:-1]))])
+    rows = [VerifyRow(0, len(tokens) - 1, 7, (5,), GREEDY), VerifyRow(1, len(tokens) - 1, tokens[-1], (7,), GREEDY)]
+    failed, sound = runner.verify(rows)
+    assert isinstance(failed, RowFailed)
+    (alone,) = runner.verify([VerifyRow(1, len(tokens) - 1, tokens[-1], (), GREEDY)])
+    assert sound.token_ids == alone.token_ids  # type: ignore[union-attr]
+
+
+def test_a_weight_that_is_no_number_is_not_hidden() -> None:
+    module = module_of()
+    module.model.layers[0].mlp.up_proj.weight.data[3, 3] = torch.nan
+    logits = load_native_unchecked(module, packing("int8")).model.feed([0], [0], [sequence(3)])
+    assert np.isnan(logits).all()  # type: ignore[arg-type]
+
+
+def bits(folder: Path, compiler: str, target: str, *run_by: str) -> str:
+    """What the program prints that is compiled for `target`."""
+    flags = [flag for flag in build.FLAGS if flag not in ("-march=native", "-shared", "-fPIC")]
+    program = folder / "bits"
+    made = [compiler, *flags, "-w", target, f"-I{build.SOURCES}", str(PROGRAM), "-o", str(program)]
+    subprocess.run(made, check=True)
+    found = subprocess.run([*run_by, str(program)], capture_output=True, text=True, check=True, timeout=300).stdout
+    assert len(found.splitlines()) == 6 and "0000000000000000" not in found
+    return found
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The bits on this CPU, with AVX-512 and its products of integers where it has them."""
+    if not shutil.which("g++"):
+        pytest.skip("needs g++")
+    return bits(tmp_path_factory.mktemp("here"), "g++", "-march=native")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 CPU")
+def test_avx2_computes_the_same_bits(here: str, tmp_path: Path) -> None:
+    assert bits(tmp_path, "g++", "-march=x86-64-v3") == here
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("target", ["-march=armv8-a", "-march=armv8.2-a+i8mm"], ids=["arm64", "arm64 with i8mm"])
+def test_arm_computes_the_same_bits(here: str, tmp_path: Path, target: str) -> None:
+    emulator, compiler = shutil.which("qemu-aarch64-static"), shutil.which("aarch64-linux-gnu-g++")
+    if not emulator or not compiler:
+        pytest.skip("needs qemu-user-static and g++-aarch64-linux-gnu")
+    (tmp_path / "compile").write_text(f'#!/bin/sh\nexec {compiler} -static "$@"\n')
+    (tmp_path / "compile").chmod(0o700)
+    assert bits(tmp_path, str(tmp_path / "compile"), target, emulator) == here
+
+
+def test_a_file_in_another_format_is_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    kind = gguf.GGMLQuantizationType.Q5_0
+    writer.add_tensor("output.weight", gguf.quants.quantize(np.ones((4, 64), np.float32), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointError, match=r"output\.weight is stored as Q5_0; what runs as stored is Q4_0"):
+        StoredWeights(tmp_path / "m.gguf").head()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"weights": "int3"}, "weights: 'int3' is not one of auto, bfloat16"),
+        ({"weights": "bfloat16", "dtype": "float32"}, "weights: bfloat16 contradicts dtype float32"),
+        ({"weights": "int8", "compile": "off"}, "weights: int8 runs in native steps, not with compile off"),
+        ({"weights": "q4", "device": "cuda"}, "weights: q4 runs on the CPU"),
+        ({"weights": "q4", "tp_degree": 2}, "weights: q4 runs on the CPU, in one process"),
+        ({"weights": "as-stored", "dtype": "float16"}, "weights: as-stored goes with dtype float32 or bfloat16"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Execution(**given)
+
+
+def test_quantised_weights_never_run_as_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a compiler, auto runs module code; int8 is refused."""
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    with pytest.raises(NativeRefused, match="weights: int8 needs native steps: no C"):
+        load_runner(real.checkpoint(), Execution("cpu", "float32", 2, weights="int8"), Shape(1, 64, 2))
+
+
+def test_a_gguf_file_is_unpacked_where_native_steps_cannot_run_or_a_dtype_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert load_runner(real.checkpoint(), Execution("cpu", "float32", 2), Shape(1, 64, 2)).identity.dtype == "float32"
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    identity = load_runner(real.checkpoint(), Execution("cpu", threads=2), Shape(1, 64, 2)).identity
+    assert (identity.backend, identity.dtype) == ("torch", str(choose_dtype("auto", "cpu")).removeprefix("torch."))
+
+
+def test_a_file_with_a_format_that_native_steps_do_not_read_is_not_run_as_stored(tmp_path: Path) -> None:
+    def runs(*kinds: gguf.GGMLQuantizationType) -> bool:
+        writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+        for number, kind in enumerate(kinds):
+            data = gguf.quants.quantize(np.ones((4, 64), np.float32), kind)
+            writer.add_tensor(f"blk.{number}.ffn_up.weight", data, raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return StoredWeights(tmp_path / "m.gguf").runs_as_stored
+
+    types = gguf.GGMLQuantizationType
+    assert runs(types.Q4_0, types.Q8_0) and runs(types.Q4_0, types.F16)
+    assert not runs(types.F16) and not runs(types.Q4_0, types.Q5_0)
+
+
+def test_quantised_weights_are_refused_where_auto_finds_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "tandem.runners.loading.choose_platform", lambda name: replace(CPU, name="cuda", automatic=("off",))
+    )
+    with pytest.raises(ValueError, match="weights: q4 runs on the CPU, and the device is cuda"):
+        load_runner(real.checkpoint(), Execution(weights="q4"), Shape(1, 64, 2))
+
+
+@pytest.mark.parametrize(
+    ("weights", "name"),
+    [
+        ("auto", "q4_1+q8_0/float32"),
+        ("as-stored", "q4_1+q8_0/float32"),
+        ("int8", "int8/float32"),
+        ("float32", "float32"),
+        ("bfloat16", "bfloat16"),
+    ],
+)
+def test_the_identity_names_the_format(weights: str, name: str) -> None:
+    runner = load_runner(real.checkpoint(), Execution("cpu", "auto", 2, weights=weights), Shape(1, 64, 2))
+    assert runner.identity.dtype == name

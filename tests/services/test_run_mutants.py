@@ -1,0 +1,291 @@
+"""What keeps runs exact, bounded and short-lived, taken away piece by piece: a test must notice each time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.reliability import test_runs as reliability
+from tests.reliability.mutants import planted
+from tests.rpc import test_propose_stream
+from tests.services import test_calls, test_runs
+from tests.services.test_session_mutants import Caught, caught
+from tests.speculation import test_adopting, test_branches, test_draft_store, test_never_waiting
+from tests.support import GREEDY, SAMPLED
+
+STORE, RUN = "tandem.speculation.draft_store:DraftStore", "tandem.speculation.run_on:RunOn"
+AHEAD, SERVED = "tandem.speculation.ahead:DraftingAhead", "tandem.services.sessions.runs:SessionRun"
+
+FOLLOWER, STREAMED = "tandem.speculation.follower:Follower", "tandem.rpc.propose_stream:StreamedDrafts"
+
+
+class NoLog:
+    """Stands for caplog: what is logged is not what notices."""
+
+    messages = ("a line with DEADLINE_EXCEEDED, decoding without drafts, has no ProposeStream",)
+
+    def at_level(self, *_: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def no_log(test: Callable[..., None], *arguments: Any) -> Callable[[], None]:
+    return lambda: test(*arguments, NoLog())
+
+
+TOO_MANY = (test_runs.many_branches(), "INVALID_ARGUMENT", "branches included")
+
+MUTANTS = (
+    caught(
+        "drafts on other tokens are kept",
+        f"{STORE}.add",
+        " or self.committed[base - 1] != draft.last_token",
+        "",
+        partial(test_draft_store.test_a_draft_on_other_tokens_than_the_committed_ones_is_refused, 2, 5),
+    ),
+    caught(
+        "a late draft is not compared with what was committed meanwhile",
+        f"{STORE}.add",
+        "if path[: len(late)] == late",
+        "if True",
+        test_draft_store.test_a_late_draft_counts_only_where_it_says_what_was_committed_meanwhile,
+    ),
+    caught(
+        "contradicted drafts stay",
+        f"{STORE}.advance",
+        "or _Node()",
+        "or self._root",
+        test_draft_store.test_what_the_committed_tokens_contradict_is_dropped_and_what_they_follow_stays,
+    ),
+    caught(
+        "the store grows without bound",
+        f"{STORE}._insert",
+        "if self._nodes >= self._most:\n                return",
+        "if False:\n                return",
+        test_draft_store.test_a_full_store_gives_up_old_drafts_first_and_then_the_end_of_the_new_one,
+    ),
+    caught(
+        "a run does not care what was read",
+        f"{RUN}.next_draft",
+        "min(self._until, self._acknowledged + self._max_unread)",
+        "self._until",
+        test_draft_store.test_a_client_that_acknowledges_nothing_stops_the_run_and_an_acknowledgement_lets_it_go_on,
+    ),
+    caught(
+        "a step may pass the limit by one",
+        f"{RUN}.next_draft",
+        "min(self._most, room - 1)",
+        "min(self._most, room)",
+        test_draft_store.test_a_run_steps_plainly_without_a_draft_and_verifies_no_more_than_it_may,
+    ),
+    caught(
+        "a stop token does not stop",
+        f"{RUN}.heed",
+        "not self._stops.isdisjoint(token_ids)",
+        "False",
+        test_runs.test_a_stop_token_ends_the_run_at_once,
+    ),
+    caught(
+        "a caller who reads slowly lets the target run away",
+        f"{AHEAD}._allowed",
+        "min(self.end, self.used + self.window)",
+        "self.end",
+        test_never_waiting.test_a_caller_who_reads_slowly_stops_the_target_and_gets_every_token,
+    ),
+    caught(
+        "drafting goes on from what the target contradicted",
+        f"{AHEAD}.arrived",
+        "if not follows:",
+        "if at >= len(self._path):",
+        test_never_waiting.test_the_time_per_token_is_the_theorys_within_an_eighth,
+    ),
+    caught(
+        "a run survives the close of its session",
+        "tandem.services.verify_runs:_session_ended",
+        "session.resources.end_run(",
+        "isinstance(session, ",
+        partial(test_runs.test_leaving_frees_the_slot_within_a_step_and_leaves_no_task, "close"),
+    ),
+    caught(
+        "a run survives an opening",
+        "tandem.services.target_verifier:TargetVerifierService.OpenSession",
+        "session.resources.end_run()",
+        "pass",
+        test_runs.test_what_else_happens_to_the_session_ends_its_run,
+    ),
+    caught(
+        "a run survives the end of its messages",
+        f"{SERVED}._hear_all",
+        "self.end()",
+        "pass",
+        partial(test_runs.test_leaving_frees_the_slot_within_a_step_and_leaves_no_task, "done_writing"),
+    ),
+    caught(
+        "the first message is not fenced",
+        "tandem.services.verify_runs:VerifyRuns._begun",
+        "if fence is Fence.STALE:",
+        "if False:",
+        test_runs.test_the_first_message_is_fenced_like_a_round,
+    ),
+    caught(
+        "a run verifies by rejection",
+        "tandem.services.verify_runs:VerifyRuns._check_first",
+        "if session.rule is not Rule.AGREEMENT:",
+        "if False:",
+        test_runs.test_the_rejection_rule_does_not_run_and_says_so,
+    ),
+    caught(
+        "a worker drafts on from what was contradicted",
+        f"{FOLLOWER}.arrived",
+        "self._ahead.arrived(token_ids)",
+        "self._ahead.known.extend(token_ids); self._ahead._news.set()",
+        partial(test_propose_stream.test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wrong, SAMPLED),
+    ),
+    caught(
+        "a worker drafts as far as it was first told",
+        f"{FOLLOWER}.arrived",
+        "self._reach.plan = plan",
+        "pass",
+        partial(test_propose_stream.test_the_worker_follows_every_arrival_and_drafts_anew_where_it_was_wrong, GREEDY),
+    ),
+    caught(
+        "a session of proposals outlives its stream",
+        "tandem.services.sessions.proposals:Proposals._followed",
+        "self.sessions.drop(key)",
+        "pass",
+        partial(test_propose_stream.test_the_session_ends_with_the_stream_and_the_stream_with_the_session, "cancel"),
+    ),
+    caught(
+        "a stream outlives its session",
+        "tandem.services.sessions.proposals:Proposals._followed",
+        "self.sessions.touch(key, session)",
+        "pass",
+        partial(
+            test_propose_stream.test_the_session_ends_with_the_stream_and_the_stream_with_the_session, "EndProposals"
+        ),
+    ),
+    caught(
+        "any length is believed that a worker says it drafts after",
+        f"{STREAMED}._take",
+        "if not 1 <= reply.base_length <= stream.told:",
+        "if False:",
+        no_log(test_propose_stream.test_a_worker_that_drafts_after_tokens_it_was_never_told_has_failed, 0),
+    ),
+    caught(
+        "a silent worker is never given up",
+        "tandem.rpc.propose_stream:_Stream._look",
+        "if left > 0:",
+        "if True:",
+        no_log(test_propose_stream.test_a_worker_that_never_answers_delays_no_token_and_is_given_up),
+    ),
+    caught(
+        "an older worker has failed",
+        f"{STREAMED}._failed",
+        'error.code == "UNIMPLEMENTED"',
+        "False",
+        no_log(test_propose_stream.test_an_older_worker_is_asked_for_each_draft),
+    ),
+    caught(
+        "a branch is followed whatever the target chose",
+        f"{AHEAD}._compare_choices",
+        "if not first and branch[:1] == (token,)",
+        "if not first",
+        test_adopting.test_a_branch_is_followed_only_where_the_target_took_its_first_token,
+    ),
+    caught(
+        "branches are drafted whatever they cost",
+        "tandem.speculation.branches:where_to_branch",
+        "DELAY * (length + GOING_BACK) * costs.draft",
+        "0.0",
+        test_branches.test_it_branches_where_a_rejection_is_likeliest_and_the_target_likely_comes_by,
+    ),
+    caught(
+        "a branch is worth its length",
+        "tandem.speculation.branches:saved_steps",
+        "rest, rate = length - meanwhile,",
+        "rest, rate = length,",
+        test_branches.test_a_branch_is_worth_what_reaches_beyond_the_tokens_that_the_target_commits_meanwhile,
+    ),
+    caught(
+        "a late draft counts twice",
+        f"{AHEAD}.adopt",
+        "if at >= self._observed:",
+        "if True:",
+        test_adopting.test_a_late_draft_is_compared_once_and_what_it_reaches_beyond_is_used,
+    ),
+    caught(
+        "a contradicted draft is adopted",
+        f"{AHEAD}.adopt",
+        "if not hit:",
+        "if False:",
+        test_adopting.test_a_draft_that_the_target_contradicted_meanwhile_is_dropped,
+    ),
+    caught(
+        "a stop that is replayed does not end the run",
+        "tandem.services.verify_runs:VerifyRuns._begun",
+        "run.run.heed(replay.token_ids if replay else ())",
+        "pass",
+        reliability.test_a_stop_whose_reply_was_lost_ends_the_next_run_too,
+    ),
+    caught(
+        "steps that were read ahead are no waste",
+        "tandem.speculation.never_waiting:NeverWaitingRounds._leave",
+        "isinstance(self._steps.get_nowait(), RunStep)",
+        "0 * bool(self._steps.get_nowait())",
+        reliability.test_steps_that_were_read_ahead_and_never_used_are_waste,
+    ),
+    caught(
+        "a run's session is anybody's",
+        "tandem.services.verify_runs:VerifyRuns.replies",
+        "session_key(caller(), request.session_id)",
+        'session_key("me", request.session_id)',
+        reliability.test_a_run_belongs_to_who_opened_its_session,
+    ),
+    caught(
+        "a run goes on after another has begun",
+        "tandem.services.verify_runs:VerifyRuns._begun",
+        "session.resources.end_run()",
+        "pass",
+        reliability.test_the_first_message_of_a_run_that_comes_again_late_disturbs_nothing,
+    ),
+    caught(
+        "a step verifies more drafts than the runner can",
+        "tandem.services.verify_runs:VerifyRuns._message",
+        "min(message.most_drafts, self._info.max_speculation_length)",
+        "message.most_drafts",
+        test_runs.test_a_step_verifies_no_more_drafts_than_the_runner_can,
+    ),
+    caught(
+        "a message does not renew the lease",
+        "tandem.services.verify_runs:VerifyRuns._message",
+        "self._sessions.touch(session.session_id, session)",
+        "pass",
+        test_runs.test_every_message_renews_the_lease,
+    ),
+    caught(
+        "a message of a run that pauses at 0 is remembered for ever",
+        "tandem.services.observability.calls:_timed",
+        "if begins_run(request):",
+        'if getattr(request, "run_until", 0):',
+        test_calls.test_of_a_runs_messages_only_the_newest_is_kept,
+    ),
+    caught(
+        "the branches of a draft have no limit",
+        "tandem.rpc.wire_runs:run_message_from_wire",
+        " + sum(len(branch.token_ids) for branch in request.branches)",
+        "",
+        partial(test_runs.test_an_invalid_message_ends_the_run_and_harms_no_session, *TOO_MANY),
+    ),
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("found", MUTANTS, ids=lambda found: found.mutant.name)
+def test_it_is_noticed(found: Caught, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("tests.support.RUN_SECONDS", 3.0)
+    with planted(found.mutant), pytest.raises((Exception, pytest.fail.Exception)):
+        found.by()

@@ -1,0 +1,543 @@
+"""Logit bias, penalties, structured output and log-probabilities: in every architecture, those of plain decoding."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jsonschema
+import numpy as np
+import pytest
+
+from tandem import AsyncClient, DraftSession
+from tandem.engine.batcher import Batcher
+from tandem.engine.sequences import Engine
+from tandem.engine.structures import Structures
+from tandem.rpc import wire
+from tandem.rpc.errors import TandemError
+from tandem.runners.protocol import RunnerIdentity
+from tandem.runners.toy import END, VOCAB_SIZE, ToyRunner, ToyTokenizer, toy_logits
+from tandem.services.target_verifier import TargetVerifierService
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.draws import draw
+from tandem.speculation.types import (
+    FinishReason,
+    GenerationRequest,
+    InvalidField,
+    Rule,
+    SamplingParams,
+    Structure,
+    StructureKind,
+    TokenLogprobs,
+)
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.services.test_exactness_over_the_wire import ARCHITECTURES, DRAFTS, asking
+from tests.services.test_resume import started_again
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    Answer,
+    answer,
+    distributed,
+    fused_site,
+    ids,
+    oracle,
+    raw_stub,
+    run,
+    server_process,
+    target_site,
+    toy,
+    worker_site,
+)
+
+llguidance = pytest.importorskip("llguidance")
+
+PROMPT = b"abcabcabc"
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "minimum": 0, "maximum": 999}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+JSON = Structure(StructureKind.JSON_SCHEMA, json.dumps(SCHEMA))
+REGEX = Structure(StructureKind.REGEX, r"([a-f]+[0-9]{2,3} ?){3,9}")
+CHOICE = Structure(StructureKind.CHOICE, '["yes", "no", "\\"per\\nhaps\\"", "yesterday"]')
+GRAMMAR = Structure(StructureKind.GRAMMAR, 'start: item+ "."\nitem: "<" /[a-z]+/ ">"')
+BIAS = (*((token, 3.5) for token in range(97, 110)), (END, -100.0))
+FEATURES = {
+    "bias": SamplingParams(logit_bias=BIAS),
+    "penalties": SamplingParams(presence_penalty=1.5, frequency_penalty=0.75, logit_bias=BIAS),
+    "repetition": SamplingParams(repetition_penalty=1.6, logit_bias=BIAS),
+    "json": SamplingParams(structure=JSON),
+    "regex": SamplingParams(structure=REGEX),
+    "choice": SamplingParams(structure=CHOICE),
+    "grammar": SamplingParams(structure=GRAMMAR),
+    "all": SamplingParams(
+        structure=REGEX, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5, logit_bias=BIAS
+    ),
+}
+
+
+def sampled(params: SamplingParams, seed: int = 7) -> SamplingParams:
+    return replace(params, temperature=0.9, top_k=40, top_p=0.95, min_p=0.01, seed=seed)
+
+
+def allowed(structure: Structure, output: Sequence[int]) -> set[int]:
+    """What may follow `output`, from a matcher that has followed it from the start."""
+    made = {
+        StructureKind.JSON_SCHEMA: llguidance.LLMatcher.grammar_from_json_schema,
+        StructureKind.REGEX: llguidance.LLMatcher.grammar_from_regex,
+        StructureKind.GRAMMAR: llguidance.LLMatcher.grammar_from_lark,
+    }
+    if structure.kind is StructureKind.CHOICE:
+        choices = [choice.encode() for choice in json.loads(structure.text)]
+        rest = [choice[len(output) :] for choice in choices if choice[: len(output)] == bytes(output)]
+        return {part[0] if part else END for part in rest}
+    matcher = llguidance.LLMatcher(vocabulary(), made[structure.kind](structure.text), log_level=0)
+    assert matcher.consume_tokens(list(output)) or not output
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits[:VOCAB_SIZE]).tolist())
+
+
+@functools.cache
+def vocabulary() -> Any:
+    return Structures(ToyTokenizer(), VOCAB_SIZE)._read_vocabulary()
+
+
+@functools.cache
+def reference(sampling: SamplingParams, count: int) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
+    """The tokens of plain decoding and their log-probabilities, worked out from nothing but the definitions."""
+    output: list[int] = []
+    logprobs = []
+    while len(output) < count and END not in output:
+        raw = toy_logits([*PROMPT, *output], ToyRunner(toy().limits).config)
+        logits = raw.copy()
+        penalty = np.float32(sampling.repetition_penalty)
+        for token in {*PROMPT, *output} if penalty != 1 else ():
+            logits[token] = logits[token] / penalty if logits[token] > 0 else logits[token] * penalty
+        for token in set(output):
+            logits[token] -= np.float32(sampling.frequency_penalty) * np.float32(output.count(token))
+            logits[token] -= np.float32(sampling.presence_penalty)
+        for token, bias in sampling.logit_bias:
+            logits[token] += np.float32(bias)
+        if sampling.structure:
+            out = sorted(set(range(VOCAB_SIZE)) - allowed(sampling.structure, output))
+            logits[out] = -np.inf
+        token = draw(logits, sampling, len(PROMPT) + len(output)).token
+        wide = raw.astype(np.float64)
+        total = float(raw.max()) + float(np.log(np.exp(wide - float(raw.max())).sum()))
+        likeliest = sorted(range(VOCAB_SIZE), key=lambda v: (-raw[v], v))[:3]
+        logprobs.append(TokenLogprobs(float(raw[token]) - total, tuple((v, float(raw[v]) - total) for v in likeliest)))
+        output.append(token)
+    return tuple(output), tuple(logprobs)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_every_architecture_gives_the_tokens_and_log_probabilities_of_plain_decoding(feature: str) -> None:
+    async def test(architecture: str, draft: str | None) -> None:
+        async with asking(architecture, draft) as generate:
+            for sampling, expected in truths:
+                for k in (0, 3, 5):
+                    request = ids(PROMPT, 24, sampling=sampling, speculation_length=k, logprobs=3)
+                    got = await answer(generate, request)
+                    assert got.token_ids == expected[0], f"{architecture}, {draft}, k={k}"
+                    assert got.logprobs == expected[1]
+                    if draft == "salt=0" and k and architecture != "autoregressive":
+                        stats = got.completion.stats
+                        assert stats.accepted == stats.drafted or END in got.token_ids, "the draft is changed alike"
+
+    truths = [(s, reference(s, 24)) for s in (FEATURES[feature], sampled(FEATURES[feature]))]
+    assert truths[0][1][0] != oracle(PROMPT, GREEDY, 24), "the feature has an effect"
+    for architecture in ARCHITECTURES:
+        for draft in ("perfect", "noisy", "n-gram") if architecture == "fused" else ("perfect", "noisy"):
+            run(test(architecture, DRAFTS[draft]))
+
+
+def matches(got: Answer, structure: Structure) -> None:
+    assert got.completion.finish_reason is FinishReason.END_OF_SEQUENCE
+    if structure is JSON:
+        jsonschema.validate(json.loads(got.text), SCHEMA)
+    if structure is CHOICE:
+        assert got.text in json.loads(CHOICE.text)
+
+
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("structure", [JSON, CHOICE])
+def test_output_matches_its_structure_and_ends_where_it_does(structure: Structure, rule: Rule) -> None:
+    async def test() -> None:
+        async with fused_site(toy(), toy()) as site, site.client() as client:
+            for seed in range(12):
+                # The toy's choices are random, so that whitespace would go on: it is made unlikely.
+                rare = ((9, -50.0), (10, -20.0), (32, -50.0))
+                sampling = SamplingParams(1.0, seed=seed, structure=structure, logit_bias=rare)
+                got = await answer(client.generate, ids(PROMPT, 140, sampling=sampling, rule=rule, logprobs=0))
+                matches(got, structure)
+                assert len(got.logprobs) == len(got.token_ids)
+
+    run(test())
+
+
+def test_after_its_end_nothing_but_ends_follows() -> None:
+    async def test() -> None:
+        async with fused_site(toy(), toy()) as site, site.client() as client:
+            request = ids(PROMPT, 20, sampling=SamplingParams(structure=CHOICE), ignore_end_of_sequence=True)
+            got = await answer(client.generate, request)
+            end = got.token_ids.index(END)
+            assert bytes(got.token_ids[:end]).decode() in json.loads(CHOICE.text)
+            assert set(got.token_ids[end:]) == {END}
+
+    run(test())
+
+
+def test_requests_with_and_without_features_share_steps_and_do_not_disturb_each_other() -> None:
+    kinds = [None, *FEATURES]
+
+    async def test() -> None:
+        async with asking("fused", "miss=0.3", slots=3) as generate:
+            requests = [
+                ids(PROMPT, 24, sampling=sampled(FEATURES[kind]) if kind else SAMPLED, logprobs=3 if kind else None)
+                for kind in kinds
+            ]
+            answers = await asyncio.gather(*(answer(generate, request) for request in requests))
+        for kind, got in zip(kinds, answers, strict=True):
+            if kind:
+                assert (got.token_ids, got.logprobs) == reference(sampled(FEATURES[kind]), 24)
+            else:
+                assert (got.token_ids, got.logprobs) == (oracle(PROMPT, SAMPLED, 24), ())
+
+    run(test())
+
+
+def test_log_probabilities_under_the_rejection_rule_are_those_of_the_committed_tokens() -> None:
+    async def test() -> None:
+        async with fused_site(toy(), toy()) as site, site.client() as client:
+            request = ids(PROMPT, 24, sampling=SAMPLED, rule=Rule.REJECTION, logprobs=20, speculation_length=4)
+            got = await answer(client.generate, request)
+        tokens = list(PROMPT)
+        for token, said in zip(got.token_ids, got.logprobs, strict=True):
+            raw = toy_logits(tokens, toy().config).astype(np.float64)
+            exact = raw - np.log(np.exp(raw).sum())
+            assert said.logprob == pytest.approx(exact[token], abs=1e-12) and len(said.top) == 20
+            tokens.append(token)
+
+    run(test())
+
+
+# --- sessions ---
+
+
+def opening(sampling: SamplingParams, prefix: Sequence[int] = PROMPT, session: str = "s") -> pb.OpenSessionRequest:
+    return pb.OpenSessionRequest(
+        session_id=session, prefix=prefix, prompt_length=len(PROMPT), sampling=wire.sampling_to_wire(sampling)
+    )
+
+
+def test_a_session_replays_log_probabilities_and_goes_on_from_any_prefix() -> None:
+    sampling = sampled(FEATURES["all"])
+    tokens, logprobs = reference(sampling, 24)
+
+    def round_at(done: int, drafted: Sequence[int], session: str = "s") -> pb.VerifyRequest:
+        last = [*PROMPT, *tokens][len(PROMPT) + done - 1]
+        return pb.VerifyRequest(
+            session_id=session, base_length=len(PROMPT) + done, last_token=last, draft_tokens=drafted, logprobs=3
+        )
+
+    def check(reply: pb.VerifyResponse, done: int) -> int:
+        verdict = wire.answer_from_wire(reply, 0.0).verdict
+        assert verdict is not None
+        end = done + len(verdict.token_ids)
+        assert verdict.token_ids == tokens[done:end] and verdict.logprobs == logprobs[done:end]
+        return end
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as stub:
+            opened = await stub.OpenSession(opening(sampling))
+            assert tuple(opened.processed_fields) == sampling.processed
+            done = check(await stub.Verify(round_at(0, tokens[:3])), 0)
+            again = await stub.Verify(round_at(0, tokens[:3]))
+            assert again.replayed and check(again, 0) == done == 4
+            done = check(await stub.Verify(round_at(done, [*tokens[done : done + 2], 0])), done)
+            # The client lost the last round's reply; then it goes back further.
+            reopened = await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:4]]))
+            assert reopened.committed_length == len(PROMPT) + done
+            assert check(await stub.Verify(round_at(4, [*tokens[4:6], 0])), 4) == done
+            await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:2]]))
+            assert check(await stub.Verify(round_at(2, [0, 0])), 2) == 3
+        async with target_site() as other, raw_stub(other.address) as stub:
+            await stub.OpenSession(opening(sampling, [*PROMPT, *tokens[:done]], "elsewhere"))
+            check(await stub.Verify(round_at(done, tokens[done : done + 5], "elsewhere")), done)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
+)
+def test_a_verifier_killed_in_the_middle_costs_no_token_and_no_log_probability(
+    tmp_path: Path, pipeline: Pipeline
+) -> None:
+    role = ("--role", "target", "--model", "step=0.004", "--sequence_length", "160")
+    sampling = sampled(replace(FEATURES["all"], structure=Structure(StructureKind.REGEX, r"([a-f]+[0-9]{2,3} ?){30}")))
+    truth = reference(sampling, 90)
+
+    async def test(server: Any, stack: contextlib.ExitStack) -> None:
+        seen: list[int] = []
+        logprobs: list[TokenLogprobs] = []
+        killed = False
+        async with distributed(server.wait_ready(), "miss=0.3", pipeline=pipeline, reconnect_seconds=60) as (g, _):
+            request = ids(PROMPT, 90, sampling=sampling, logprobs=3)
+            async with contextlib.aclosing(g.generate(request)) as events:
+                async for event in events:
+                    seen += getattr(event, "token_ids", ())
+                    logprobs += getattr(event, "logprobs", ())
+                    if len(seen) >= 20 and not killed:
+                        killed = True
+                        os.kill(server.process.pid, signal.SIGKILL)
+                        stack.enter_context(started_again(server, *role))
+        assert killed and (tuple(seen), tuple(logprobs)) == truth
+
+    with server_process(tmp_path, *role) as server, contextlib.ExitStack() as stack:
+        run(test(server, stack))
+
+
+def test_a_public_client_goes_on_elsewhere_with_log_probabilities_and_reports_each_once(tmp_path: Path) -> None:
+    sampling = sampled(FEATURES["penalties"])
+    truth = reference(sampling, 24)
+
+    async def test() -> None:
+        async with target_site() as site, AsyncClient(site.address) as client:
+            done = await client.generate(list(PROMPT), sampling, max_new_tokens=24, logprobs=3)
+            assert (done.token_ids, done.logprobs) == truth
+            plain = await client.generate(list(PROMPT), max_new_tokens=4)
+            assert plain.logprobs == ()
+
+            def own() -> None:
+                class Repeat:
+                    def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+                        return tokens[-1:] * k
+
+                with DraftSession(site.address, Repeat()) as session:
+                    said = session.generate(list(PROMPT), sampling, max_new_tokens=24, logprobs=3)
+                    assert (said.token_ids, said.logprobs) == truth
+
+            await asyncio.to_thread(own)
+
+    run(test())
+
+
+# --- what is refused ---
+
+REFUSED = [
+    ("logit_bias", {"logit_bias": ((258, 1.0),)}, "outside the vocabulary"),
+    ("structure", {"structure": Structure(StructureKind.REGEX, "(")}, "unclosed group"),
+    ("structure", {"structure": Structure(StructureKind.REGEX, "(?=a)b")}, "look-ahead"),
+    ("structure", {"structure": Structure(StructureKind.JSON_SCHEMA, '{"type": "never"}')}, "never"),
+    ("structure", {"structure": Structure(StructureKind.JSON_SCHEMA, '{"uniqueItems": true}')}, "uniqueItems"),
+    ("structure", {"structure": Structure(StructureKind.JSON_SCHEMA, '{"$ref": "http://x/y"}')}, "x/y"),
+    ("structure", {"structure": Structure(StructureKind.GRAMMAR, "start: nothing")}, "nothing"),
+]
+
+
+async def refusal(asked: Any) -> TandemError:
+    with pytest.raises(TandemError) as caught:
+        await asked
+    return caught.value
+
+
+@pytest.mark.parametrize("architecture", ["autoregressive", "fused", "draft_worker"])
+def test_what_cannot_be_done_is_refused_by_the_name_of_its_field(architecture: str) -> None:
+    async def test() -> None:
+        async with asking(architecture, "miss=0.3") as generate:
+            for field, values, why in REFUSED:
+                error = await refusal(answer(generate, ids(PROMPT, 4, sampling=SamplingParams(**values))))
+                assert error.code == "INVALID_ARGUMENT" and error.message.startswith(f"{field}: ") and why in str(error)
+
+    run(test())
+
+
+def test_malformed_messages_are_refused_by_the_name_of_their_field() -> None:
+    def changed(change: Any) -> pb.TargetVerifierGenerateRequest:
+        message = pb.TargetVerifierGenerateRequest(generation=wire.generation_to_wire(GenerationRequest(text="x")))
+        change(message.generation)
+        return message
+
+    cases = [
+        ("logit_bias", lambda g: g.sampling.logit_bias.token_ids.append(3)),
+        ("structure", lambda g: g.sampling.structure.SetInParent()),
+        ("structure", lambda g: setattr(g.sampling.structure, "kind", 9)),
+        ("logprobs", lambda g: setattr(g, "logprobs", 21)),
+        ("presence_penalty", lambda g: setattr(g.sampling, "presence_penalty", -3)),
+    ]
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as stub:
+            for field, change in cases:
+                with pytest.raises(grpc.RpcError) as caught:
+                    async for _ in stub.Generate(changed(change)):
+                        pass
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert caught.value.details().startswith(f"{field}: ")
+
+    run(test())
+
+
+def test_a_session_refuses_what_it_cannot_continue_exactly() -> None:
+    sampling = FEATURES["choice"]
+
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as stub:
+
+            async def refused(call: Any) -> str:
+                with pytest.raises(grpc.RpcError) as caught:
+                    await call
+                return f"{caught.value.code().name} {caught.value.details()}"
+
+            wrong = await refused(stub.OpenSession(opening(sampling, b"abcabcabcmaybe")))
+            assert wrong == "INVALID_ARGUMENT prefix: the output in it does not match the structure"
+            await stub.OpenSession(opening(sampling))
+            other = opening(sampling)
+            other.prompt_length = 4
+            assert "does not match the structure" in await refused(stub.OpenSession(other))
+            penalized = opening(FEATURES["penalties"], session="p")
+            await stub.OpenSession(penalized)
+            penalized.prompt_length = 4
+            assert "is open with a prompt of 9 tokens" in await refused(stub.OpenSession(penalized))
+            request = pb.VerifyRequest(session_id="s", base_length=9, last_token=PROMPT[-1], logprobs=21)
+            assert (await refused(stub.Verify(request))).startswith("INVALID_ARGUMENT logprobs: 21")
+            assert site.free == 2, "what was refused holds nothing"
+
+    run(test())
+
+
+class OnDevice(ToyRunner):
+    """Says that its logits never leave the device."""
+
+    @property
+    def identity(self) -> RunnerIdentity:
+        return replace(super().identity, greedy_only=True)
+
+
+def test_a_model_that_keeps_its_logits_on_the_device_refuses_each_feature_by_name() -> None:
+    async def test() -> None:
+        batcher = Batcher("test")
+        engine = Engine(OnDevice(toy().limits), batcher)
+        for params in FEATURES.values():
+            with pytest.raises(InvalidField) as caught:
+                engine.admit(params)
+            assert caught.value.field == params.processed[0] and "on the device" in caught.value.reason
+        with pytest.raises(InvalidField) as caught:
+            engine.admit(GREEDY, logprobs=0)
+        assert caught.value.field == "logprobs"
+        engine.admit(GREEDY)
+        with pytest.raises(InvalidField) as caught:
+            Engine(toy(), batcher).admit(FEATURES["json"])  # one without a tokenizer
+        assert caught.value.field == "structure"
+        await batcher.close()
+
+    run(test())
+
+
+def test_without_llguidance_only_structures_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+
+    async def test() -> None:
+        async with asking("fused", "miss=0.3") as generate:
+            error = await refusal(answer(generate, ids(PROMPT, 4, sampling=FEATURES["json"])))
+            assert error.code == "INVALID_ARGUMENT" and "tandem-speculative[structured]" in error.message
+            got = await answer(generate, ids(PROMPT, 24, sampling=FEATURES["penalties"]))
+            assert got.token_ids == reference(FEATURES["penalties"], 24)[0]
+
+    run(test())
+
+
+class OlderVerifier(TargetVerifierService):
+    """Leaves out what it does not know, as protobuf does."""
+
+    async def OpenSession(self, request: Any, context: Any) -> Any:
+        for name in ("structure", "logit_bias", "presence_penalty"):
+            request.sampling.ClearField(name)
+        return await super().OpenSession(request, context)
+
+    async def _verify(self, request: Any, arrived: float) -> Any:
+        request.ClearField("logprobs")
+        return await super()._verify(request, arrived)
+
+    async def VerifyStream(self, request_iterator: Any, context: Any) -> Any:
+        async def without() -> AsyncIterator[Any]:
+            async for request in request_iterator:
+                request.ClearField("logprobs")
+                yield request
+
+        async for reply in super().VerifyStream(without(), context):
+            yield reply
+
+
+@pytest.mark.parametrize(
+    "pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=["unary", "stream", "run"]
+)
+def test_a_target_that_does_not_know_a_field_is_noticed(monkeypatch: pytest.MonkeyPatch, pipeline: Pipeline) -> None:
+    """An older one ignores it: the tokens would be wrong, and nobody would be told."""
+    monkeypatch.setattr("tests.support.TargetVerifierService", OlderVerifier)
+
+    async def test() -> None:
+        async with target_site() as site, distributed(site.address, pipeline=pipeline) as (generator, _):
+            for field, request in (
+                ("structure", ids(PROMPT, 4, sampling=FEATURES["json"])),
+                ("logit_bias", ids(PROMPT, 4, sampling=FEATURES["bias"])),
+                ("logprobs", ids(PROMPT, 4, logprobs=2)),
+            ):
+                error = await refusal(answer(generator.generate, request))
+                assert error.code == "FAILED_PRECONDITION" and error.message.startswith(f"{field}: ")
+
+    run(test())
+
+
+def test_compiled_structures_are_kept_but_not_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.engine.structures.KEPT", 2)
+
+    async def test() -> None:
+        structures = Structures(ToyTokenizer(), VOCAB_SIZE)
+        compiled: list[Structure] = []
+        compile_ = structures._compile
+        monkeypatch.setattr(structures, "_compile", lambda each: (compiled.append(each), compile_(each))[1])
+        for structure in (JSON, REGEX, JSON, CHOICE, JSON, REGEX):
+            matcher = await structures.matcher(structure)
+            assert not matcher.mask()[END] and matcher.mask().any()
+        assert compiled == [JSON, REGEX, CHOICE, REGEX]
+        assert list(structures._compiled) == [JSON, REGEX]
+
+    run(test())
+
+
+def test_a_workers_draft_knows_where_the_prompt_ends_also_when_it_comes_late() -> None:
+    """A worker that lost its session gets the whole sequence: it goes on drafting what the structure allows."""
+
+    async def test() -> None:
+        from tandem.rpc.channel import DRAFT
+        from tandem.v1 import draft_worker_pb2 as worker_pb
+
+        tokens, _ = reference(FEATURES["choice"], 24)
+        async with worker_site(None, "salt=0") as worker, raw_stub(worker.address, DRAFT) as stub:
+            reply = await stub.Propose(
+                worker_pb.ProposeRequest(
+                    session_id="late",
+                    tokens=[*PROMPT, *tokens[:1]],
+                    speculation_length=2,
+                    sampling=wire.sampling_to_wire(FEATURES["choice"]),
+                    prompt_length=len(PROMPT),
+                )
+            )
+            assert tuple(reply.draft_tokens) == tokens[1:3]
+
+    run(test())

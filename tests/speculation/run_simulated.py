@@ -1,0 +1,188 @@
+"""A target that never waits, in virtual time, for the loop: its run is decided by the code that servers use."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.speculation.length import FixedLength
+from tandem.speculation.loop import speculate
+from tandem.speculation.never_waiting import NeverWaitingRounds, RunStep
+from tandem.speculation.pipeline import RoundsLost
+from tandem.speculation.reach import Reach, RunMeasurements
+from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
+from tandem.speculation.step_times import Times
+from tandem.speculation.stopping import Stopping, StopRules
+from tandem.speculation.types import SamplingParams, SpeculationStats, Verdict
+from tests.speculation.laws import Silent
+from tests.speculation.simulated import PROMPT, SimulatedDraft, truth
+
+CROWDED = 4
+"""Draft tokens made beside a step from which on the step is slowed the most."""
+
+
+@dataclass
+class RunningTarget:
+    """A RunVerifier. Messages and steps travel; `jitter` delays each message by up to so many seconds more.
+
+    A step in which `beside` drafted CROWDED tokens or more takes `contention` of its time longer, with fewer less.
+    `breaks`: numbers of steps, of all runs together, after which the run is lost with all that travels.
+    """
+
+    verify_seconds: float = 0.009
+    rtt: float = 0.0
+    jitter: float = 0.0
+    breaks: frozenset[int] = frozenset()
+    refuses: bool = False
+    window: int = MAX_UNREAD
+    row_seconds: float = 0.0
+    beside: SimulatedDraft | None = None
+    contention: float = 0.0
+    committed: list[int] = field(default_factory=list)
+    steps: int = 0
+    drafted_steps: int = 0
+    resumed: int = 0
+    sent: int = 0
+    furthest: int = 0
+    closed: bool = False
+    most_unread: int = 0
+    read: int = 0
+    _run: RunOn | None = None
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _replies: asyncio.Queue = field(default_factory=asyncio.Queue)
+    _tasks: list[asyncio.Task] = field(default_factory=list)
+    _chance: random.Random = field(default_factory=lambda: random.Random(5))
+
+    async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        pass
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        self.committed, self.read = list(tokens), len(tokens)
+        self._run = RunOn(self.committed, max_unread=self.window)
+        self._tasks.append(asyncio.create_task(self._go_on(self._run)))
+
+    def send(self, message: RunMessage) -> None:
+        assert self._run is not None
+        self.sent += 1
+        self._tasks.append(asyncio.create_task(self._carry(self._run, message)))
+
+    async def _carry(self, run: RunOn, message: RunMessage) -> None:
+        await asyncio.sleep(self.rtt / 2 + self._chance.random() * self.jitter)
+        run.hear(message)
+        self._wake.set()
+
+    async def _go_on(self, run: RunOn) -> None:
+        while True:
+            while (draft := run.next_draft()) is None:
+                self._wake.clear()
+                await self._wake.wait()
+            drafted = self.beside.tokens if self.beside else 0
+            await asyncio.sleep(seconds := self.verify_seconds + len(draft) * self.row_seconds)
+            if self.beside:
+                longer = self.contention * min(1.0, (self.beside.tokens - drafted) / CROWDED)
+                await asyncio.sleep(longer * seconds)
+                seconds *= 1 + longer
+            committed: list[int] = []
+            for guess in [*draft, None]:
+                committed.append(truth([*self.committed, *committed]))
+                if committed[-1] != guess:
+                    break
+            run.commit(committed)
+            self.committed += committed
+            self.steps += 1
+            self.drafted_steps += bool(draft)
+            self.furthest = max(self.furthest, len(self.committed))
+            self.most_unread = max(self.most_unread, len(self.committed) - self.read)
+            if self.steps in self.breaks:
+                self._replies.put_nowait((asyncio.get_running_loop().time(), None))
+                return
+            verdict = Verdict(tuple(committed), len(committed) - 1, 0.0, seconds, width=len(draft) + 1)
+            arrives = asyncio.get_running_loop().time() + self.rtt / 2
+            self._replies.put_nowait((arrives, RunStep(verdict, len(draft), self.rtt)))
+
+    async def step(self) -> RunStep:
+        if self.refuses:
+            raise RoundsLost(ConnectionError("refused"))
+        arrives, step = await self._replies.get()
+        await asyncio.sleep(max(0.0, arrives - asyncio.get_running_loop().time()))
+        if step is None:
+            raise RoundsLost(ConnectionError("lost"))
+        self.read += len(step.verdict.token_ids)
+        return step
+
+    async def resume(self, tokens: Sequence[int], cause: Exception) -> None:
+        self.resumed += 1
+        if self.refuses and self.resumed == 3:
+            raise cause
+        await self._end()
+        self._run, self._replies = None, asyncio.Queue()
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    async def close(self) -> None:
+        self.closed = True
+        await self._end()
+
+
+def measurements(times: Times | None = None) -> RunMeasurements:
+    known = RunMeasurements()
+    if times:
+        known.times.drafted(1, times.draft)
+        known.times.verified(times.verify, times.rtt)
+        for tokens in range(1, 9):
+            known.steps.note(1, tokens, times.verify)
+    return known
+
+
+@dataclass
+class Ran:
+    tokens: list[int]
+    seconds: float
+    stats: SpeculationStats
+    target: RunningTarget
+    draft: SimulatedDraft
+    most_unused: int
+    """Tokens that the target had committed, at most, and the caller had not asked for."""
+
+    @property
+    def tpot(self) -> float:
+        return self.seconds / len(self.tokens)
+
+
+async def generate(
+    target: RunningTarget,
+    draft: SimulatedDraft,
+    count: int,
+    width: int = 6,
+    fixed: int | None = None,
+    known: RunMeasurements | None = None,
+    pause: float = 0.0,
+    stop: frozenset[int] = frozenset(),
+    chunk: int = 6,
+    branches: bool = False,
+) -> Ran:
+    """`count` tokens from a target that never waits. `pause`: seconds after each chunk before the next is asked for."""
+    loop, stats = asyncio.get_running_loop(), SpeculationStats()
+    reach = Reach(width, known or measurements(Times(draft.seconds, target.verify_seconds, target.rtt)), fixed)
+    rounds = NeverWaitingRounds(
+        target, draft, reach, stats, len(PROMPT) + count, chunk, count, clock=loop.time, branches=branches
+    )
+    tokens: list[int] = []
+    began = loop.time()
+    stopping = Stopping(StopRules(count, stop_token_ids=stop), Silent())
+    try:
+        furthest = 0
+        async for chunk_ in speculate(PROMPT, SamplingParams(), FixedLength(width), rounds, stopping, stats):
+            furthest = max(furthest, target.furthest - len(PROMPT) - len(tokens))
+            tokens += chunk_.token_ids
+            if pause:
+                await asyncio.sleep(pause)
+        return Ran(tokens, loop.time() - began, stats, target, draft, furthest)
+    finally:
+        await asyncio.sleep(1.0)  # a step of the draft model that was abandoned ends

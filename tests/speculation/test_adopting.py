@@ -1,0 +1,91 @@
+"""Drafts that are made elsewhere, and what the target committed while they travelled."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tandem.speculation.ahead import DraftingAhead
+from tandem.speculation.drafters import NgramDrafter
+from tandem.speculation.follower import AskedReach
+from tandem.speculation.reach import Plan
+from tandem.speculation.run_on import RunMessage
+from tandem.speculation.types import Proposer, SpeculationStats
+from tests.support import run
+
+
+class Noting(AskedReach):
+    """Notes whether each token was the one drafted."""
+
+    def __init__(self) -> None:
+        super().__init__(Plan(8, 4, 4))
+        self.hits: list[bool] = []
+
+    def observe(self, hit: bool) -> None:
+        self.hits.append(hit)
+
+
+def adopting(known: list[int]) -> tuple[DraftingAhead, Noting, list[RunMessage]]:
+    sent: list[RunMessage] = []
+    reach = Noting()
+    ahead = DraftingAhead(NgramDrafter(), reach, sent.append, SpeculationStats(), known, 100, 5, drafts_here=False)
+    ahead.begin()
+    return ahead, reach, sent
+
+
+def told(ahead: DraftingAhead, sent: list[RunMessage]) -> tuple[int, tuple[int, ...]] | None:
+    """The draft that the verifier is told now."""
+
+    async def go() -> None:
+        task = asyncio.create_task(ahead.run())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+
+    sent.clear()
+    run(go())
+    return (sent[-1].draft.base_length, sent[-1].draft.token_ids) if sent else None
+
+
+def test_a_late_draft_is_compared_once_and_what_it_reaches_beyond_is_used() -> None:
+    ahead, reach, sent = adopting([1, 2, 3])
+    ahead.arrived([4, 5])
+    ahead.adopt(3, [4, 5, 6, 7], [Proposer.NGRAM] * 4)
+    assert (reach.hits, told(ahead, sent)) == ([True, True], (5, (6, 7)))
+    ahead.adopt(3, [4, 5, 6, 7])
+    ahead.adopt(4, [5, 6])
+    assert (reach.hits, told(ahead, sent)) == ([True, True], None)  # nothing is new
+    ahead.adopt(5, [6, 7, 8])
+    assert told(ahead, sent) == (5, (6, 7, 8))
+    assert ahead.proposers(4) == (Proposer.NGRAM,) * 4
+    ahead.arrived([6])
+    assert reach.hits == [True, True, True]
+
+
+def test_a_draft_that_the_target_contradicted_meanwhile_is_dropped() -> None:
+    ahead, reach, sent = adopting([1, 2, 3])
+    ahead.arrived([4, 5])
+    ahead.adopt(3, [4, 9, 6, 7])
+    assert (reach.hits, told(ahead, sent)) == ([True, False], None)
+    ahead.adopt(5, [6])
+    ahead.arrived([7])
+    assert reach.hits == [True, False, False]
+    ahead.adopt(5, [6, 8, 8])
+    assert (reach.hits, told(ahead, sent)) == ([True, False, False], None)
+
+
+def test_another_path_replaces_the_one_before() -> None:
+    ahead, _, sent = adopting([1, 2, 3])
+    ahead.adopt(3, [4, 5, 6])
+    assert told(ahead, sent) == (3, (4, 5, 6))
+    ahead.adopt(3, [4, 7])
+    assert told(ahead, sent) == (3, (4, 7))
+
+
+def test_a_branch_is_followed_only_where_the_target_took_its_first_token() -> None:
+    for token, path in ((9, [1, 2, 3, 4, 9, 8, 7]), (6, [1, 2, 3, 4, 6])):
+        ahead, _, _ = adopting([1, 2, 3])
+        ahead.adopt(3, [4, 5, 6])
+        ahead._branches[4] = (9, 8, 7)
+        ahead.arrived([4, token])
+        assert ahead._path == path
+        assert not ahead._branches

@@ -1,0 +1,147 @@
+"""The verifier's store of drafts, and its decision what to do next, against a list of everything that was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.speculation.draft_store import AheadDraft, Branch, DraftStore
+from tandem.speculation.run_on import RunMessage, RunOn
+
+
+def draft(base: int, last: int, *tokens: int, branches: Sequence[Branch] = ()) -> AheadDraft:
+    return AheadDraft(base, last, tokens, tuple(branches))
+
+
+def test_a_draft_that_comes_late_is_used_from_where_the_committed_tokens_end() -> None:
+    store = DraftStore([5, 6, 7])
+    assert store.add(draft(1, 5, 6, 7, 8, 9))
+    assert store.best(10) == (8, 9)
+    assert store.best(1) == (8,)
+    assert store.best(0) == ()
+
+
+@pytest.mark.parametrize(("base", "last"), [(0, 5), (4, 7), (2, 5), (9, 1)])
+def test_a_draft_on_other_tokens_than_the_committed_ones_is_refused(base: int, last: int) -> None:
+    store = DraftStore([5, 6, 7])
+    assert not store.add(draft(base, last, 8))
+    assert (len(store), store.best(9)) == (0, ())
+
+
+def test_what_the_committed_tokens_contradict_is_dropped_and_what_they_follow_stays() -> None:
+    store = DraftStore([1])
+    store.add(draft(1, 1, 2, 3, 4, 5))
+    store.advance([2, 3])
+    assert (store.best(9), len(store)) == ((4, 5), 2)
+    store.advance([9])
+    assert (store.best(9), len(store)) == ((), 0)
+
+
+def test_a_second_choice_is_followed_after_it_was_committed_and_never_before() -> None:
+    store = DraftStore([1])
+    store.add(draft(1, 1, 2, 3, 4, branches=[Branch(0, (7, 8)), Branch(1, (5, 6))]))
+    assert (store.best(9), len(store)) == ((2, 3, 4), 7)
+    store.advance([2])
+    assert store.best(9) == (3, 4)
+    store.advance([5])
+    assert store.best(9) == (6,)
+
+
+def test_where_drafts_disagree_the_newest_one_is_followed_and_older_ones_carry_it_on() -> None:
+    store = DraftStore([1])
+    store.add(draft(1, 1, 2, 3, 4, 5, 6))
+    store.advance([2])
+    store.add(draft(2, 2, 3, 9))
+    assert store.best(9) == (3, 9)
+    store.add(draft(2, 2, 3, 4))
+    assert store.best(9) == (3, 4, 5, 6)
+
+
+def test_a_late_draft_counts_only_where_it_says_what_was_committed_meanwhile() -> None:
+    store = DraftStore([1], most_nodes=9)
+    store.advance([2, 3])
+    assert store.add(draft(1, 1, 7, 8, 9))
+    assert store.best(9) == ()
+    assert store.add(draft(1, 1, 2, 3, 4))
+    assert store.best(9) == (4,)
+
+
+def test_a_full_store_gives_up_old_drafts_first_and_then_the_end_of_the_new_one() -> None:
+    store = DraftStore([1], most_nodes=4)
+    store.add(draft(1, 1, 2, 3, 4))
+    store.add(draft(1, 1, 2, 8, 9, 10, 11, 12, branches=[Branch(0, (5,))]))
+    assert len(store) == 4
+    assert store.best(9) == (2, 8, 9, 10)
+
+
+TOKENS = st.lists(st.integers(0, 2), max_size=6)
+MESSAGES = st.tuples(st.integers(0, 9), TOKENS, st.lists(st.tuples(st.integers(0, 6), TOKENS), max_size=2))
+
+
+@given(
+    st.lists(st.one_of(MESSAGES, st.lists(st.integers(0, 2), min_size=1, max_size=3)), max_size=12), st.integers(1, 9)
+)
+@settings(max_examples=100, deadline=None)
+def test_whatever_is_sent_only_what_was_drafted_after_exactly_the_committed_tokens_is_ever_returned(
+    moves: list, most_nodes: int
+) -> None:
+    store, committed, sent = DraftStore([1], most_nodes), [1], []
+    for move in moves:
+        if isinstance(move, list):
+            committed += move
+            store.advance(move)
+        else:
+            base, tokens, branches = move
+            last = committed[base - 1] if 1 <= base <= len(committed) else 0
+            one = draft(base, last, *tokens, branches=[Branch(min(o, len(tokens)), tuple(t)) for o, t in branches])
+            assert store.add(one) == (1 <= base <= len(committed))
+            if 1 <= base <= len(committed):
+                sent += [[*committed[:base], *path] for path in one.paths()]
+        assert len(store) <= most_nodes
+        text = [*committed, *store.best(50)]
+        steps = [text[: n + 1] for n in range(len(committed), len(text))]
+        assert all(any(path[: len(step)] == step for path in sent) for step in steps)
+
+
+def hearing(base: int, last: int, *tokens: int, until: int = 100, most: int = 10) -> RunMessage:
+    return RunMessage(draft(base, last, *tokens), until, most)
+
+
+def test_a_run_steps_plainly_without_a_draft_and_verifies_no_more_than_it_may() -> None:
+    run = RunOn([1, 2])
+    assert run.next_draft() is None  # nothing was asked for
+    run.hear(hearing(2, 2))
+    assert run.next_draft() == ()
+    run.hear(hearing(2, 2, 3, 4, 5, 6, most=3))
+    assert run.next_draft() == (3, 4, 5)
+    run.hear(hearing(2, 2, until=5))
+    assert run.next_draft() == (3, 4)  # a step adds a token of its own
+    run.commit([3, 4, 9])
+    assert run.next_draft() is None
+
+
+def test_a_client_that_acknowledges_nothing_stops_the_run_and_an_acknowledgement_lets_it_go_on() -> None:
+    run = RunOn([1], max_unread=4)
+    run.hear(hearing(1, 1))
+    for token in (2, 3, 4, 5):
+        assert run.next_draft() == ()
+        run.commit([token])
+    assert run.next_draft() is None
+    run.hear(hearing(3, 7))  # of another text: no acknowledgement
+    assert (run.next_draft(), run.misfits) == (None, 1)
+    run.hear(hearing(3, 3, 4, 5, 6, 7, 8))
+    assert run.next_draft() == (6,)
+    run.hear(hearing(2, 2))  # a late message takes nothing back
+    assert run.next_draft() == (6,)
+
+
+def test_a_stop_token_ends_a_run_wherever_in_a_step_it_was_committed() -> None:
+    run = RunOn([1], stops={9})
+    run.hear(hearing(1, 1, 8, 9, 7))
+    assert run.next_draft() == (8, 9, 7)
+    run.commit([8, 9, 7, 6])
+    run.hear(hearing(5, 6))
+    assert (run.next_draft(), run.stopped) == (None, True)

@@ -1,0 +1,154 @@
+"""The loop at a target that never waits, in virtual time: tokens, limits, what is counted, and the time it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from tandem.speculation.never_waiting_theory import RunCosts, tpot_never_waiting
+from tandem.speculation.reach import MOST_AHEAD, RESTING, Reach, RunMeasurements, plan_for
+from tandem.speculation.step_times import Times
+from tests.speculation.run_simulated import Ran, RunningTarget, generate, measurements
+from tests.speculation.simulated import PROMPT, SimulatedDraft, said
+from tests.speculation.virtual_time import in_virtual_time
+
+
+def run(
+    acceptance: float = 0.7,
+    count: int = 80,
+    draft_s: float = 0.0003,
+    draft: SimulatedDraft | None = None,
+    width: int = 6,
+    fixed: int | None = None,
+    pause: float = 0.0,
+    stop: frozenset[int] = frozenset(),
+    **target: object,
+) -> Ran:
+    return in_virtual_time(
+        generate(
+            RunningTarget(**target),
+            draft or SimulatedDraft(acceptance, draft_s),
+            count,
+            width,
+            fixed,
+            pause=pause,
+            stop=stop,
+        )
+    )
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 0.95, 1.0])
+def test_the_tokens_are_the_targets_whatever_delays_drafts_and_breaks_do(acceptance: float) -> None:
+    """`jitter` lets messages overtake one another by more than a step."""
+    for rtt, jitter, verify in ((0.0, 0.0, 0.0), (0.03, 0.04, 0.009), (0.001, 0.2, 0.03)):
+        for breaks in (frozenset(), frozenset({1, 2, 5, 40, 41})):
+            for fixed in (None, 0, 3):
+                found = run(acceptance, rtt=rtt, jitter=jitter, verify_seconds=verify, breaks=breaks, fixed=fixed)
+                assert found.tokens == said(80)
+                assert found.target.furthest <= len(PROMPT) + 80
+                assert found.target.closed
+                assert fixed != 0 or found.target.drafted_steps == 0
+                assert (found.target.resumed > 0) == bool(breaks)
+
+
+def test_drafts_that_come_late_or_are_nonsense_cost_no_time_beside_plain_decoding() -> None:
+    for acceptance, rtt in itertools.product((0.0, 0.3, 0.6, 0.9), (0.0, 0.02, 0.1, 0.5)):
+        plain = 80 * 0.009 + rtt
+        found = run(acceptance, rtt=rtt)
+        assert found.seconds <= plain * (1 + 1e-9), (acceptance, rtt)
+
+
+def test_a_drafter_that_slows_the_target_more_than_it_helps_rests_and_drafts_again_where_it_helps() -> None:
+    def seconds(acceptance: float, contention: float, known: RunMeasurements) -> float:
+        draft = SimulatedDraft(acceptance, 0.0003)
+        target = RunningTarget(rtt=0.02, beside=draft, contention=contention)
+        return in_virtual_time(generate(target, draft, 400, known=known)).seconds
+
+    plain = 400 * 0.009 + 0.02
+    shared, apart = (measurements(Times(0.0003, 0.009, 0.02)) for _ in range(2))
+    for _ in range(3):
+        assert seconds(0.6, 0.4, shared) < 1.05 * plain  # 1.28 if it drafts beside every step
+        assert seconds(0.2, 0.4, shared) < 1.05 * plain
+    assert seconds(0.95, 0.4, shared) < 0.6 * plain
+    assert seconds(0.6, 0.0, apart) < 0.95 * plain
+
+
+def test_the_time_per_token_is_the_theorys_within_an_eighth() -> None:
+    for acceptance, rtt in itertools.product((0.6, 0.9), (0.0, 0.02, 0.05)):
+        found = run(acceptance, 500, rtt=rtt, fixed=6)
+        costs = RunCosts(0.0003, lambda tokens: 0.009, rtt)
+        assert found.tpot == pytest.approx(tpot_never_waiting(costs, acceptance, 6), rel=1 / 8), (acceptance, rtt)
+
+
+def test_a_caller_who_reads_slowly_stops_the_target_and_gets_every_token() -> None:
+    found = run(count=150, rtt=0.02, pause=0.2, window=24)
+    assert found.tokens == said(150)
+    assert found.target.most_unread <= 24
+    assert found.most_unused <= 24 + 7  # the next step is asked for beforehand
+    assert run(count=150, rtt=0.02, window=24).tpot < found.tpot / 5
+
+
+def test_a_stop_ends_the_output_at_the_stop_and_the_run_soon_after() -> None:
+    text = said(60)
+    stop = text[30]
+    end = text.index(stop) + 1
+    found = run(count=60, rtt=0.05, stop=frozenset({stop}))
+    assert found.tokens == text[:end]
+    assert found.target.closed
+    assert found.target.furthest < len(PROMPT) + 60
+
+
+def test_what_was_drafted_is_verified_or_counted_as_stale() -> None:
+    for acceptance, rtt in ((0.6, 0.0), (0.8, 0.05), (0.95, 0.05)):
+        found = run(acceptance, rtt=rtt)
+        stats = found.stats
+        assert stats.drafted + stats.stale_drafts == found.draft.tokens
+        assert stats.rounds + stats.accepted >= 80
+        assert 0 < stats.accepted <= stats.drafted
+        assert sum(stats.drafted_by.values()) == stats.drafted
+        assert stats.network_seconds <= found.seconds
+
+
+def test_a_drafter_that_has_nothing_or_breaks_leaves_plain_decoding_or_ends_the_request() -> None:
+    dry = run(draft=SimulatedDraft(0.7, 0.0003, dry=True), rtt=0.02)
+    assert dry.tokens == said(80)
+    assert dry.seconds <= 80 * 0.009 + 0.02 + 1e-9
+    with pytest.raises(ValueError, match="the draft model broke"):
+        run(draft=SimulatedDraft(0.7, 0.0003, fails_at=0), rtt=0.02)
+
+
+def test_a_target_that_is_lost_again_and_again_ends_the_request_with_the_cause() -> None:
+    with pytest.raises(ConnectionError, match="refused"):
+        run(refuses=True)
+
+
+def test_nothing_is_left_behind_by_a_request_that_is_abandoned() -> None:
+    async def test() -> None:
+        target, before = RunningTarget(rtt=0.05), len(asyncio.all_tasks())
+        task = asyncio.create_task(generate(target, SimulatedDraft(0.7, 0.0003), 80))
+        await asyncio.sleep(0.3)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.sleep(1.0)
+        assert target.closed
+        assert len(asyncio.all_tasks()) == before
+
+    in_virtual_time(test())
+
+
+def test_the_reach_grows_with_the_round_trip_and_acceptance_and_is_bounded() -> None:
+    def plan(rtt: float, acceptance: float, width: int = 6) -> tuple[int, int, int]:
+        reach = Reach(width, measurements(Times(0.0003, 0.009, rtt)))
+        for i in range(1000):
+            reach.observe((i * 0.6180339887) % 1 < acceptance)
+        return reach.plan
+
+    near, far, sure = plan(0.0, 0.85), plan(0.1, 0.85), plan(0.1, 0.97)
+    assert near.depth < far.depth < sure.depth <= MOST_AHEAD
+    assert near.fresh <= near.depth and far.fresh <= far.depth
+    assert plan(0.0, 0.02) == plan(0.1, 0.5) == RESTING  # what is right comes too late
+    assert plan(0.0, 0.97).width == 6
+    assert plan(0.1, 0.9, width=0) == (0, 0, 0)
+    assert plan_for(0.0, 3, 1).depth == 3

@@ -1,0 +1,142 @@
+"""The theory of a verifier that never waits: the table that it was first argued with, and the formula's error."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tandem.speculation.never_waiting_theory import (
+    RunCosts,
+    chain,
+    likeliest_tree,
+    plain_steps,
+    simulate_never_waiting,
+    simulate_stop_and_wait,
+    steps_late,
+    tpot_never_waiting,
+)
+from tandem.speculation.theory import StepCosts, tpot_pipelined
+
+RANKS = Path(__file__).resolve().parent / "ranks"
+EMBEDDED = (9.0, 0.3, 0.6, 0.1)  # milliseconds: a step, a draft token, a row beyond eight, a node of a tree
+SECOND = (55.0, 0.6, 4.0, 0.15)
+STOP_AND_WAIT_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+
+
+def measured(name: str) -> list[list[int]]:
+    """For every token that the embedded target committed, its rank in the embedded draft's order."""
+    return [ranks for requests in json.loads((RANKS / f"{name}.json").read_text()).values() for ranks in requests]
+
+
+def drawn(acceptance: float, tokens: int = 12000, length: int = 240) -> list[list[int]]:
+    chance = random.Random(3)
+    return [[0 if chance.random() < acceptance else 99 for _ in range(length)] for _ in range(tokens // length)]
+
+
+def stepping(step: float, row: float) -> Callable[[int], float]:
+    return lambda tokens: step * (1.0 if tokens <= 1 else 1.04) + max(0, tokens - 8) * row
+
+
+def costs_of(pair: tuple[float, float, float, float], rtt: float) -> RunCosts:
+    step, draft, row, node = pair
+    return RunCosts(draft, stepping(step, row), rtt, node)
+
+
+def best_chain(sequences: list[list[int]], costs: RunCosts) -> float:
+    found = [simulate_never_waiting(sequences, costs, chain(k), w) for k in (4, 8, 16) for w in (3, 7)]
+    return min(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "pair", "rtt", "stop_and_wait", "bound", "never_waiting", "fused"),
+    [
+        ("greedy", EMBEDDED, 20, 14.6, 12.9, 7.3, 5.1),
+        ("greedy", EMBEDDED, 50, 28.7, 26.0, 8.0, 5.1),
+        ("greedy", EMBEDDED, 100, 51.6, 47.7, 8.4, 5.1),
+        ("greedy", SECOND, 20, 37.9, 33.2, 35.6, 28.4),
+        ("greedy", SECOND, 50, 52.0, 46.3, 36.3, 28.4),
+        ("greedy", SECOND, 100, 75.4, 68.0, 41.0, 28.4),
+        ("temperature-0.8", EMBEDDED, 20, 17.4, 16.2, 8.3, 6.0),
+        ("temperature-0.8", EMBEDDED, 100, 62.3, 60.1, 8.7, 6.0),
+        ("temperature-0.8", SECOND, 20, 45.1, 41.7, 42.8, 33.9),
+        ("temperature-0.8", SECOND, 50, 62.0, 58.2, 43.1, 33.9),
+        ("temperature-0.8", SECOND, 100, 90.1, 85.6, 47.9, 33.9),
+    ],
+)
+def test_the_simulation_on_measured_ranks_gives_the_milliseconds_per_token_that_argued_for_never_waiting(
+    name: str,
+    pair: tuple[float, ...],
+    rtt: float,
+    stop_and_wait: float,
+    bound: float,
+    never_waiting: float,
+    fused: float,
+) -> None:
+    sequences, costs = measured(name), costs_of(pair, rtt)
+    hits = sum(ranks.count(0) for ranks in sequences) / sum(map(len, sequences))
+    near = costs_of(pair, 0)
+    assert min(simulate_stop_and_wait(sequences, costs, chain(k)) for k in STOP_AND_WAIT_LENGTHS) == pytest.approx(
+        stop_and_wait, abs=0.051
+    )
+    assert tpot_pipelined(StepCosts(pair[1], pair[0], pair[0]), hits, rtt) == pytest.approx(bound, abs=0.051)
+    assert best_chain(sequences, costs) == pytest.approx(never_waiting, abs=0.051)
+    assert min(simulate_stop_and_wait(sequences, near, chain(k)) for k in range(1, 9)) == pytest.approx(
+        fused, abs=0.051
+    )
+
+
+def test_second_choices_save_a_tenth_where_a_step_is_long_beside_the_round_trip_and_nothing_where_it_is_short() -> None:
+    sequences = measured("greedy")
+    flat = [rank for ranks in sequences for rank in ranks]
+    chances = [flat.count(rank) / len(flat) for rank in range(8)]
+    assert [round(chance, 3) for chance in chances[:4]] == [0.565, 0.092, 0.049, 0.026]
+    tree = likeliest_tree(chances, 64, 8)
+    long, short = costs_of(SECOND, 20), costs_of(EMBEDDED, 50)
+    branching = [min(simulate_never_waiting(sequences, c, tree, w, chances) for w in (3, 7)) for c in (long, short)]
+    assert branching == [pytest.approx(32.2, abs=0.051), pytest.approx(8.5, abs=0.051)]
+    assert branching[0] < 0.91 * best_chain(sequences, long)
+    assert branching[1] > best_chain(sequences, short)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize(("pair", "depths"), [(EMBEDDED, (8, 16, 24, 48)), (SECOND, (8, 16, 32))])
+def test_the_formula_is_within_a_tenth_of_the_simulation_with_the_best_depth(
+    acceptance: float, pair: tuple[float, ...], depths: tuple[int, ...]
+) -> None:
+    sequences = drawn(acceptance)
+    for rtt in (0.0, 20.0, 40.0, 100.0):
+        costs = costs_of(pair, rtt)
+        simulated = {d: simulate_never_waiting(sequences, costs, chain(d), 6, extends=True) for d in depths}
+        best = min(simulated, key=simulated.__getitem__)
+        assert tpot_never_waiting(costs, acceptance, 6, best) == pytest.approx(simulated[best], rel=0.1), rtt
+
+
+def test_the_formula_rises_from_near_fused_decoding_to_plain_decoding_and_never_above() -> None:
+    for acceptance in (0.0, 0.4, 0.7, 0.95):
+        by_rtt = [tpot_never_waiting(costs_of(EMBEDDED, rtt), acceptance, 5) for rtt in range(0, 2000, 25)]
+        assert all(near <= far * (1 + 1e-9) for near, far in itertools.pairwise(by_rtt))
+        assert by_rtt[-1] <= costs_of(EMBEDDED, 0).step(1) * (1 + 1e-9)
+    sure = costs_of(EMBEDDED, 100)
+    assert tpot_never_waiting(sure, 1.0, 5) == pytest.approx(sure.step(6) / 6)
+    assert tpot_never_waiting(sure, 0.5, 0) == sure.step(1)
+
+
+def test_the_steps_that_pass_before_a_draft_is_there_are_counted_whole_and_are_at_least_one() -> None:
+    assert steps_late(costs_of(EMBEDDED, 0), 4) == 1
+    assert steps_late(costs_of(EMBEDDED, 20), 4) == 3
+    assert steps_late(costs_of((10.0, 1.0, 0.0, 0.0), 26), 4) == 3
+    assert [plain_steps(0.5, late) for late in (1, 2, 3)] == [2.0, 6.0, 14.0]  # tosses until so many heads in a row
+    assert plain_steps(1.0, 3) == 3.0
+    assert plain_steps(0.0, 1) == float("inf")
+
+
+def test_a_draft_that_is_never_right_costs_plain_decodings_time_and_no_more() -> None:
+    wrong, costs = [[99] * 60], costs_of(EMBEDDED, 50)
+    plain = costs.step(1)
+    assert tpot_never_waiting(costs, 0.0, 8) == pytest.approx(plain)
+    assert simulate_never_waiting(wrong, costs, chain(8), 7) <= 1.02 * plain
