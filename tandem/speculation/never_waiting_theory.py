@@ -48,8 +48,8 @@ def plain_steps(acceptance: float, late: int) -> float:
     """Returns N, the expected steps of a token each until `late` in succession were the drafter's choice."""
     if acceptance >= 1:
         return float(late)
-    reached = acceptance**late
-    return math.inf if reached <= 0 else (1 - reached) / ((1 - acceptance) * reached)
+    reached = acceptance**late  # may be so near 0 that a product with it is 0
+    return math.inf if reached <= 0 else (1 / reached - 1) / (1 - acceptance)
 
 
 def tpot_never_waiting(costs: RunCosts, acceptance: float, length: int, fresh: int | None = None) -> float:

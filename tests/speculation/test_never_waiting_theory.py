@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -133,6 +134,14 @@ def test_the_steps_that_pass_before_a_draft_is_there_are_counted_whole_and_are_a
     assert [plain_steps(0.5, late) for late in (1, 2, 3)] == [2.0, 6.0, 14.0]  # tosses until so many heads in a row
     assert plain_steps(1.0, 3) == 3.0
     assert plain_steps(0.0, 1) == float("inf")
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3, 0.5, 0.7, 0.9, 0.95])
+def test_ever_later_drafts_wait_ever_more_steps_until_that_is_endless(rate: float) -> None:
+    """A round trip that took seconds, beside steps of microseconds, reaches the chances next to 0."""
+    steps = list(itertools.takewhile(math.isfinite, (plain_steps(rate, late) for late in itertools.count(1))))
+    assert steps == sorted(steps) and steps[-1] > 1e300
+    assert all(math.isinf(plain_steps(rate, len(steps) + more)) for more in range(1, 2000))
 
 
 def test_a_draft_that_is_never_right_costs_plain_decodings_time_and_no_more() -> None:
