@@ -25,6 +25,7 @@ from tandem.training.prompts import TrainingPrompt, training_prompt
 from tandem.training.shards import ShardFolder, TrainingSequence, join
 
 TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
+SHOWN_EVERY = 15.0  # seconds between lines of progress
 _OWN_FILE = "own_prompts.json"
 
 
@@ -59,26 +60,44 @@ def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
     folder.claim(_meta(config))
     own = _own_prompts(config, target, show)
     done = {number: folder.read(number).answered for number in folder.numbers()}
-    total, fresh, started = sum(done.values()), 0, time.monotonic()
+    total = sum(done.values())
+    progress = Progress(total, config.tokens, show)
     pending: dict[int, list[TrainingSequence]] = {}
     asks = target.asks(config, own, set(done))
     for index, answered in target.run(asks):
         number = index // config.shard
         pending.setdefault(number, []).append(answered)
+        progress.note(len(answered.answer))
         if len(pending[number]) < config.shard:
             continue
         shard = join(pending.pop(number))
         folder.write(number, shard)
-        total, fresh = total + shard.answered, fresh + shard.answered
-        show(_progress(total, config.tokens, fresh / (time.monotonic() - started)))
+        total += shard.answered
         if total >= config.tokens:
             break
     return total
 
 
-def _progress(total: int, wanted: int, rate: float) -> str:
-    left = max(0, wanted - total) / rate / 60
-    return f"{total:,} of {wanted:,} tokens, {rate:.0f} tokens/s, {left:.0f} min left"
+class Progress:
+    """Shows every SHOWN_EVERY seconds how many tokens there are, those of unfinished shards among them."""
+
+    def __init__(
+        self, done: int, wanted: int, show: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._done, self._wanted, self._show, self._clock = done, wanted, show, clock
+        self._began = self._shown = clock()
+        self._fresh = 0
+
+    def note(self, tokens: int) -> None:
+        """Counts `tokens` tokens that were generated."""
+        self._fresh += tokens
+        now = self._clock()
+        if now - self._shown < SHOWN_EVERY:
+            return
+        self._shown = now
+        total, rate = self._done + self._fresh, max(self._fresh, 1) / (now - self._began)
+        left = max(0, self._wanted - total) / rate / 60
+        self._show(f"{total:,} of {self._wanted:,} tokens, {rate:.0f} tokens/s, {left:.0f} min left")
 
 
 def _meta(config: GenerateConfig) -> dict[str, Any]:

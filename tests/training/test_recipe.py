@@ -25,7 +25,7 @@ from transformers import (
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
 from tandem.training import evaluate as evaluation
 from tandem.training.evaluate import EvaluateConfig, evaluate
-from tandem.training.generate import GenerateConfig, generate
+from tandem.training.generate import GenerateConfig, Progress, generate
 from tandem.training.loop import Training
 from tandem.training.prompts import MAKERS, training_prompt
 from tandem.training.settings import TrainConfig
@@ -109,6 +109,18 @@ def test_greedy_training_data_is_what_transformers_generates(target: Path, data:
         assert out[0, prompt.shape[1] :].tolist() == one.answer.tolist() == one.ids[:, 0].tolist()
         checked += 1
     assert checked >= 3
+
+
+def test_progress_is_shown_as_time_passes_and_not_only_when_a_shard_is_full() -> None:
+    shown: list[str] = []
+    seconds = iter([0.0, 5.0, 20.0, 21.0, 40.0])
+    progress = Progress(1000, 4000, shown.append, clock=lambda: next(seconds))
+    for _ in range(4):
+        progress.note(50)
+    assert shown == [
+        "1,100 of 4,000 tokens, 5 tokens/s, 10 min left",
+        "1,200 of 4,000 tokens, 5 tokens/s, 9 min left",
+    ]
 
 
 def test_generation_cut_short_goes_on_with_the_same_data(target: Path, data: Path, tmp_path: Path) -> None:
