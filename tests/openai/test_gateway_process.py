@@ -65,9 +65,10 @@ def test_when_a_part_dies_the_others_end_and_the_reason_is_said(part: str, tmp_p
 
 
 def test_a_server_that_cannot_start_says_why_and_ends_the_gateway(tmp_path: Path) -> None:
-    result = launch(tmp_path, "--role", "gateway", "--http_port", "0", "--worker_flags", "--model /nowhere")
+    missing = tmp_path / "missing"
+    result = launch(tmp_path, "--role", "gateway", "--http_port", "0", "--worker_flags", f"--model {missing}")
     assert result.returncode == 1
-    assert "/nowhere is not a model folder" in result.stderr
+    assert f"{missing}: no such model folder" in result.stderr
     assert result.stderr.splitlines()[-1] == "gateway: the server ended with code 2"
 
 

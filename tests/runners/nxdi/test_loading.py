@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,10 +75,11 @@ def test_a_fused_target_loads_both_in_one_graph_and_copies_nothing(config: Model
     assert len(simulated.LOADED) == 1
 
 
-def test_what_a_fused_graph_cannot_answer_the_same_models_answer_apart(config: ModelConfig) -> None:
+def test_what_a_fused_graph_cannot_answer_the_same_models_answer_apart(config: ModelConfig, tmp_path: Path) -> None:
     """Sampled, biased and structured requests, beside greedy ones; each placement learns from its own rounds."""
     plain_draft = {"quantized": False}
-    settings = replace(config.settings, neuron_config=FUSED_FIELDS, draft_neuron_config=plain_draft)
+    fused = {**FUSED_FIELDS, "quantized_checkpoints_path": str(tmp_path / "quantized")}
+    settings = replace(config.settings, neuron_config=fused, draft_neuron_config=plain_draft)
     wanted = replace(config, settings=settings)
     rest: dict[str, Any] = {"ignore_end_of_sequence": True, "speculation_length": 3}
     asked = {
@@ -119,7 +121,6 @@ FUSED_FIELDS = {
     "on_device_sampling_config": {"do_sample": False, "top_k": 1},
     "speculation_length": 5,
     "quantized": True,
-    "quantized_checkpoints_path": "/nowhere",
     "modules_to_not_convert": ["lm_head"],
 }
 
