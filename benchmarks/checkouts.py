@@ -20,10 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.arguments import Parser, positive
-from benchmarks.contenders import Ours, rotated
+from benchmarks.contenders import Ours
 from benchmarks.figures import Sample
 from benchmarks.keeping import kept
 from tandem.comparison.measuring.environment import this_machine
+from tandem.comparison.measuring.run import rotated
 from tandem.comparison.measuring.servers import Fleet
 from tandem.rpc.channel import FUSED
 from tandem.rpc.generation_client import GenerationClient

@@ -116,7 +116,7 @@ def measure(modes: Sequence[Mode], steps: dict[str, Callable[[Mode], object]], r
 
 def same_bits(one: Mode, other: Mode, rows: int, width: int) -> bool:
     wanted = verify_rows(rows, width)
-    return np.array_equal(*(_logits(mode, wanted, width) for mode in (one, other)))
+    return np.array_equal(_logits(one, wanted, width), _logits(other, wanted, width))
 
 
 def _logits(mode: Mode, wanted: Sequence[VerifyRow], width: int) -> Logits:

@@ -7,10 +7,11 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from benchmarks.figures import Sample
 from tandem.comparison.measuring.deployment import Endpoint
+from tandem.comparison.measuring.run import rotated
 from tandem.comparison.measuring.servers import Fleet, Server
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.rpc.generation_client import GenerationClient
@@ -47,9 +48,6 @@ class Crowd(Contender, Protocol):
     """Answers many prompts at once."""
 
     async def answer_all(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Answered]: ...
-
-
-Anybody = TypeVar("Anybody", bound=Contender)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +161,3 @@ async def answer_in_turn(
             )
             said.append(f"{contender.name} {samples[-1].ms_per_token:.1f}")
         say(f"[{turn + 1}/{runs * len(prompts)}] {prompt.name}, ms per token: " + "; ".join(said))
-
-
-def rotated(contenders: Sequence[Anybody], turn: int) -> list[Anybody]:
-    """Returns the contenders in the order of this turn."""
-    first = turn % len(contenders)
-    return [*contenders[first:], *contenders[:first]]

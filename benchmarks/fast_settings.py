@@ -120,7 +120,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    levels = QUICK_LEVELS if args.quick else LEVELS
+    levels: tuple[int, ...] = QUICK_LEVELS if args.quick else LEVELS
     if args.concurrency:
         levels = tuple(int(level) for level in args.concurrency.split(","))
         if min(levels) < 1 or list(levels) != sorted(set(levels)):

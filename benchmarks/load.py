@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from benchmarks.contenders import Crowd, rotated
+from benchmarks.contenders import Crowd
+from tandem.comparison.measuring.run import rotated
 
 WARM_UP_TOKENS = 6
 

@@ -51,7 +51,7 @@ async def run(arguments: argparse.Namespace, rows: list[Row], requests: list[dic
     """Appends the rows of a round trip to `rows`, and its requests to `requests`, as soon as it is measured."""
     prompts = built_in_prompts(per_workload=arguments.prompts_per_workload)
     if arguments.workloads:
-        prompts = [prompt for prompt in prompts if prompt.kind in arguments.workloads]
+        prompts = tuple(prompt for prompt in prompts if prompt.kind in arguments.workloads)
     async with contextlib.AsyncExitStack() as stack:
         link, contenders = await start(stack, arguments)
         sequences, step = await _inputs(contenders, prompts, arguments)
@@ -137,7 +137,9 @@ async def _inputs(
     found = [await measure(by_name[PLAIN], settings.request(prompt)) for prompt in prompts]
     plain = sum(m.seconds_by_cause.verify for m in found) / sum(m.rounds for m in found)
     step = await step_seconds(by_name[WAITING], settings, prompts[:: max(1, len(prompts) // 5)], plain)
-    vocab_size = (await by_name[PLAIN].generator.model_info()).vocab_size
+    client = by_name[PLAIN].generator
+    assert isinstance(client, GenerationClient), "what asks the target describes its model"
+    vocab_size = (await client.model_info()).vocab_size
     async with drafter_of(_drafts(arguments)) as drafting:
         sequences = [
             await ranks(drafting, prompt, m.output_token_ids, settings.sampling, vocab_size)

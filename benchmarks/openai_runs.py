@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks.contenders import rotated
 from benchmarks.load_tools import Run, Shape, Tool, ToolFailed, ToolFigures
 from benchmarks.openai_servers import Served
 from benchmarks.tool_runs import ToolRunner
+from tandem.comparison.measuring.run import rotated
 
 SHARES = (0.5, 0.75, 1.0)
 """Rates of the open loops, as shares of the most requests per second that any closed loop completed."""

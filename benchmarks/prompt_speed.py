@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.contenders import Contender, rotated
+from benchmarks.contenders import Contender
+from tandem.comparison.measuring.run import rotated
 
 
 @dataclass(frozen=True, slots=True)

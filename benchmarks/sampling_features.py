@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.arguments import Parser, positive
@@ -93,11 +93,13 @@ def ratio(times: dict[str, list[float]], feature: str) -> float:
 def requests(prompt: str, settings: Settings) -> dict[str, GenerationRequest]:
     """The requests to compare; all greedy."""
     schema = SamplingParams(structure=Structure(StructureKind.JSON_SCHEMA, SCHEMA))
-    common = {"max_new_tokens": settings.max_new_tokens, "speculation_length": settings.speculation_length}
+    plain = GenerationRequest(
+        prompt, max_new_tokens=settings.max_new_tokens, speculation_length=settings.speculation_length
+    )
     return {
-        "plain": GenerationRequest(prompt, **common),
-        "logprobs": GenerationRequest(prompt, logprobs=settings.logprobs, **common),
-        "json_schema": GenerationRequest(prompt, sampling=schema, **common),
+        "plain": plain,
+        "logprobs": replace(plain, logprobs=settings.logprobs),
+        "json_schema": replace(plain, sampling=schema),
     }
 
 

@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tandem.comparison.analysis.identity import MarginTrace
 from tandem.comparison.analysis.metrics import ratio
@@ -15,6 +15,8 @@ from tandem.comparison.measuring.workloads import Prompt
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, Rule, SamplingParams
 
 WARM_UP_TOKENS = 8
+
+Item = TypeVar("Item")
 
 
 class CountingGenerator(Protocol):
@@ -134,9 +136,10 @@ async def measure_all(
     return records
 
 
-def rotated(contenders: Sequence[Contender], turn: int) -> list[Contender]:
-    first = turn % len(contenders)
-    return [*contenders[first:], *contenders[:first]]
+def rotated(items: Sequence[Item], turn: int) -> list[Item]:
+    """Returns the items in the order of this turn: each comes first in turn."""
+    first = turn % len(items)
+    return [*items[first:], *items[:first]]
 
 
 def in_order(
