@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, load_drafting
@@ -18,6 +20,7 @@ from tandem.rpc.traced_runs import traced_run
 from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, Pipeline
+from tandem.speculation.drafters import BonusDrafter
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
 from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
@@ -61,49 +64,87 @@ async def connect_distributed(
     target = await _target_of(client, drafting, connect_seconds)
     info, statistics = worker_info(target, drafting.draft, config), RoundStatistics()
     measured = RunMeasurements(steps=statistics.verify)
+    rounds = _RequestRounds(client, drafting, info, target.vocab_size, pipeline, measured)
+    return Generator(info, drafting.tokenizer, rounds.of, statistics=statistics), client
 
-    def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        branches = drafting.choice.branches and pipeline in (Pipeline.NEVER_WAITING, Pipeline.AUTO)
-        drafter = traced_bonus_drafter(
-            drafting.drafter(target.vocab_size, request.rule, stats=stats, second_choices=branches)
+
+@dataclass(frozen=True, slots=True)
+class _RequestRounds:
+    """Builds the rounds of each request: those of one way to wait for the target, or of ways to choose from.
+
+    `vocab_size`: the target's. `measured` is shared by all requests.
+    """
+
+    client: VerifierClient
+    drafting: Drafting
+    info: ModelInfo
+    vocab_size: int
+    pipeline: Pipeline
+    measured: RunMeasurements
+
+    def of(self, request: GenerationRequest, stats: SpeculationStats) -> Rounds:
+        session = RemoteVerifier(
+            self.client, stats, request.report_margins, request.rule, request.deadline, request.logprobs
         )
-        settings = request.report_margins, request.rule, request.deadline, request.logprobs
-        session = RemoteVerifier(client, stats, *settings)
-        if pipeline is Pipeline.OFF:
+        drafter = self._drafter(request, stats)
+        if self.pipeline is Pipeline.OFF:
             return DraftThenVerify(traced_verifier(session), drafter)
-        most_total = request.max_total_tokens or info.max_sequence_length
-        pipelined = PipelinedRounds(
-            traced_flights(StreamedVerifier(session, stats), opened=pipeline is not Pipeline.ON),
-            drafter,
-            Depth(pipeline, MAX_IN_FLIGHT, measured.times),
-            stats,
-            most_total,
-            request.max_new_tokens,
-        )
-        if pipeline is Pipeline.ON:
+        pipelined = self._pipelined(session, drafter, request, stats)
+        if self.pipeline is Pipeline.ON:
             return pipelined
-        reach = Reach(info.max_speculation_length, measured, fixed_length(request, info))
-        running = NeverWaitingRounds(
-            traced_run(RunningVerifier(session, stats, stop_tokens(request, info))),
-            drafter,
-            reach,
-            stats,
-            most_total,
-            max(1, info.max_speculation_length),
-            request.max_new_tokens,
-            branches=branches,
-        )
-
+        reach = Reach(self.info.max_speculation_length, self.measured, fixed_length(request, self.info))
+        running = self._running(session, drafter, reach, request, stats)
         choice = WayChoice(reach, MAX_IN_FLIGHT)
 
         def runs(now: bool | None) -> bool:
             if not session.max_unread:
                 return False
-            return pipeline is Pipeline.NEVER_WAITING or choice.runs(now, session.opening_rtt)
+            return self.pipeline is Pipeline.NEVER_WAITING or choice.runs(now, session.opening_rtt)
 
         return ChosenRounds(traced_verifier(session).open, runs, choice.took, pipelined, running, reach)
 
-    return Generator(info, drafting.tokenizer, rounds, statistics=statistics), client
+    @property
+    def _branches(self) -> bool:
+        return self.drafting.choice.branches and self.pipeline in (Pipeline.NEVER_WAITING, Pipeline.AUTO)
+
+    def _drafter(self, request: GenerationRequest, stats: SpeculationStats) -> BonusDrafter:
+        return traced_bonus_drafter(
+            self.drafting.drafter(self.vocab_size, request.rule, stats=stats, second_choices=self._branches)
+        )
+
+    def _pipelined(
+        self, session: RemoteVerifier, drafter: BonusDrafter, request: GenerationRequest, stats: SpeculationStats
+    ) -> PipelinedRounds:
+        return PipelinedRounds(
+            traced_flights(StreamedVerifier(session, stats), opened=self.pipeline is not Pipeline.ON),
+            drafter,
+            Depth(self.pipeline, MAX_IN_FLIGHT, self.measured.times),
+            stats,
+            self._most_total(request),
+            request.max_new_tokens,
+        )
+
+    def _running(
+        self,
+        session: RemoteVerifier,
+        drafter: BonusDrafter,
+        reach: Reach,
+        request: GenerationRequest,
+        stats: SpeculationStats,
+    ) -> NeverWaitingRounds:
+        return NeverWaitingRounds(
+            traced_run(RunningVerifier(session, stats, stop_tokens(request, self.info))),
+            drafter,
+            reach,
+            stats,
+            self._most_total(request),
+            max(1, self.info.max_speculation_length),
+            request.max_new_tokens,
+            branches=self._branches,
+        )
+
+    def _most_total(self, request: GenerationRequest) -> int:
+        return request.max_total_tokens or self.info.max_sequence_length
 
 
 async def _target_of(client: VerifierClient, drafting: Drafting, connect_seconds: float) -> ModelInfo:

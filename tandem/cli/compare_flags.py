@@ -40,6 +40,9 @@ def build_parser(program: str = "compare_architectures.py") -> Parser:
     _add_generation_flags(parser)
     _add_link_flags(parser)
     _add_load_flags(parser)
+    _add_connection_flags(parser)
+    _add_model_flags(parser)
+    _add_device_flags(parser)
     _add_server_flags(parser)
     parser.flag(
         "--format", default="html", metavar="LIST", help="format of the report: html, md or both (default: html)"
@@ -142,7 +145,7 @@ def _add_load_flags(parser: Parser) -> None:
         )
 
 
-def _add_server_flags(parser: Parser) -> None:
+def _add_connection_flags(parser: Parser) -> None:
     parser.flag(
         "--architectures",
         default=",".join(a.name for a in DEFAULT),
@@ -162,15 +165,19 @@ def _add_server_flags(parser: Parser) -> None:
     parser.flag("--token-file", metavar="FILE", help="a file with the token for the connected servers")
     parser.flag("--token-env", metavar="NAME", help="the environment variable with that token, instead of a file")
     parser.flag("--insecure", action="store_true", help="allow sending the token in clear text to other machines")
+
+
+def _add_model_flags(parser: Parser) -> None:
     parser.flag("--model", "--target-model", dest="model", metavar="MODEL", help="target (default: the embedded one)")
     parser.flag("--draft-model", metavar="MODEL", help="draft model")
     parser.flag("--draft", default="auto", metavar="|".join(DRAFTERS), help="drafter (default: auto)")
+    parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="number format of the models (default: auto)")
     parser.flag(
-        "--pipeline",
-        default="off",
-        metavar="|".join(PIPELINES),
-        help="how distributed and remote_draft wait for each other (default: off)",
+        "--weights", default="auto", metavar="|".join(WEIGHTS), help="how weights lie in memory (default: auto)"
     )
+
+
+def _add_device_flags(parser: Parser) -> None:
     parser.flag(
         "--backend",
         default="torch",
@@ -198,9 +205,14 @@ def _add_server_flags(parser: Parser) -> None:
     parser.flag("--compiled-dir", metavar="DIR", help="folder of compiled graphs (default: the servers' own)")
     parser.flag("--neuron-config", metavar="JSON", help="nxdi: fields of NeuronConfig, as JSON or a file")
     parser.flag("--draft-neuron-config", metavar="JSON", help="nxdi, fused: the fields that differ for the draft")
-    parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="number format of the models (default: auto)")
+
+
+def _add_server_flags(parser: Parser) -> None:
     parser.flag(
-        "--weights", default="auto", metavar="|".join(WEIGHTS), help="how weights lie in memory (default: in the dtype)"
+        "--pipeline",
+        default="off",
+        metavar="|".join(PIPELINES),
+        help="how distributed and remote_draft wait for each other (default: off)",
     )
     parser.flag("--threads", type=int, metavar="T", help="CPU threads of each server (default: the server's choice)")
     parser.flag(
