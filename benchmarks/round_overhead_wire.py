@@ -1,0 +1,107 @@
+"""Times rounds of benchmarks/round_overhead.py against a server process over loopback."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.round_overhead_rows import (
+    GREEDY,
+    PROMPT_TOKENS,
+    SESSION_ROUNDS,
+    WARM_UP_ROUNDS,
+    Row,
+    difference,
+    direct,
+    timed_call,
+)
+from tandem.rpc.generation_client import GenerationClient
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import VerifierClient
+from tandem.runners.toy import VOCAB_SIZE
+from tandem.speculation.types import ModelInfo, SpeculationStats
+from tandem.v1 import target_verifier_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round as the draft side sees it. Seconds; `server`, `queue` and `compute` are what the reply says."""
+
+    wall: float
+    call: float
+    server: float
+    queue: float
+    compute: float
+
+
+class _Recording:
+    """Wraps the verifier's stub and records every Verify."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub, self.call, self.reply = stub, 0.0, pb.VerifyResponse()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stub, name)
+
+    async def Verify(self, request: pb.VerifyRequest, **how: Any) -> pb.VerifyResponse:
+        sent = time.perf_counter()
+        self.reply = await self._stub.Verify(request, **how)
+        self.call = time.perf_counter() - sent
+        return self.reply
+
+
+async def rounds_over(address: str, info: ModelInfo, count: int, k: int) -> list[Round]:
+    """Runs `count` rounds of RemoteVerifier with random drafts, mostly rejected at once, after a warm-up."""
+    client = VerifierClient(address, info.tokenizer_sha256)
+    client.endpoint.stub = stub = _Recording(client.endpoint.stub)
+    noise = random.Random(0)
+    found: list[Round] = []
+    try:
+        while len(found) < count + WARM_UP_ROUNDS:
+            verifier = RemoteVerifier(client, SpeculationStats())
+            tokens = [noise.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)]
+            await verifier.open(tokens, GREEDY)
+            for _ in range(SESSION_ROUNDS):
+                draft = tuple(noise.randrange(VOCAB_SIZE) for _ in range(k))
+                began = time.perf_counter()
+                verdict = await verifier.verify(tokens, draft)
+                wall = time.perf_counter() - began
+                tokens += verdict.token_ids
+                reply = stub.reply
+                found.append(Round(wall, stub.call, reply.server_seconds, reply.queue_seconds, reply.compute_seconds))
+            await verifier.close()
+    finally:
+        await client.close()
+    return found[WARM_UP_ROUNDS : WARM_UP_ROUNDS + count]
+
+
+async def empty_calls(address: str, count: int) -> list[float]:
+    """Times GetModelInfo, a call that does no work."""
+    async with GenerationClient.connect(address, "TargetVerifier") as client:
+        timed = [await timed_call(client.model_info) for _ in range(count + WARM_UP_ROUNDS)]
+    return timed[WARM_UP_ROUNDS:]
+
+
+def round_rows(rounds: Sequence[Round]) -> list[Row]:
+    """Splits a round into four parts that add up to the whole in every round."""
+    return [
+        direct("whole round", [r.wall for r in rounds], "RemoteVerifier.verify, from call to Verdict"),
+        difference(
+            "client, around the call", [r.wall - r.call for r in rounds], "build the request, take the reply apart"
+        ),
+        difference(
+            "gRPC and network",
+            [r.call - r.server for r in rounds],
+            "the call less server_seconds: both sides' stacks and serialisation, sockets, wake-ups",
+        ),
+        difference(
+            "server handler",
+            [r.server - r.queue - r.compute for r in rounds],
+            "server_seconds less queue and compute: checks, session, reply, wake-up after the step",
+        ),
+        direct("queue, as reported", [r.queue for r in rounds], "handler to step: event-loop turns, hop to the thread"),
+        direct("compute, as reported", [r.compute for r in rounds], "the step itself, timed on the device thread"),
+    ]
