@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tandem.runners.torch.platforms import CPU
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+for name, value in CPU.environment.items():  # as in a server's process: some tests run steps in their own
+    os.environ.setdefault(name, value)
 
 LONG = ("campaign", "images", "marathon", "thorough")
 

@@ -108,6 +108,15 @@ def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch
     assert os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/shared/neff", "what the environment says stays"
 
 
+def test_on_the_cpu_products_do_not_depend_on_where_operands_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    prepared_platform(Execution("cpu"))
+    assert os.environ["MKL_CBWR"] == "AUTO,STRICT"
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    prepared_platform(Execution("cpu"))
+    assert os.environ["MKL_CBWR"] == "COMPATIBLE", "what the environment says stays"
+
+
 def test_every_rank_on_a_neuron_device_sees_its_own_core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """TorchNeuron's process group refuses a rank that sees more than one, and rank 3 of cores 8-11 is on core 11."""
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "")

@@ -245,6 +245,8 @@ CPU = Platform(
     has_bfloat16=_cpu_bfloat16,
     memory=_cpu_memory,
     synchronize=_nothing,
+    # On Intel's processors, MKL's products otherwise depend on where their operands lie in memory.
+    environment={"MKL_CBWR": "AUTO,STRICT"},
     packs=True,
 )
 CUDA = Platform(
