@@ -296,6 +296,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> str:
     return bits(tmp_path_factory.mktemp("here"), "g++", "-march=native")
 
 
+@pytest.mark.thorough  # compiling takes a minute
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86-64 CPU")
 def test_avx2_computes_the_same_bits(here: str, tmp_path: Path) -> None:
