@@ -108,10 +108,11 @@ def test_compiled_code_is_kept_where_it_is_asked_for(tmp_path: Path, monkeypatch
     assert os.environ["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/shared/neff", "what the environment says stays"
 
 
-def test_on_the_cpu_products_do_not_depend_on_where_operands_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MKL_CBWR", raising=False)
+def test_on_the_cpu_libraries_are_asked_for_reproducible_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CPU.environment:
+        monkeypatch.delenv(name, raising=False)
     prepared_platform(Execution("cpu"))
-    assert os.environ["MKL_CBWR"] == "AUTO,STRICT"
+    assert os.environ["MKL_CBWR"] == "AUTO,STRICT" and os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     prepared_platform(Execution("cpu"))
     assert os.environ["MKL_CBWR"] == "COMPATIBLE", "what the environment says stays"

@@ -245,8 +245,9 @@ CPU = Platform(
     has_bfloat16=_cpu_bfloat16,
     memory=_cpu_memory,
     synchronize=_nothing,
-    # On Intel's processors, MKL's products otherwise depend on where their operands lie in memory.
-    environment={"MKL_CBWR": "AUTO,STRICT"},
+    # On Intel's processors, MKL's products otherwise depend on where their operands lie in memory, and a row of
+    # oneDNN's depends on the rows beside it if AMX computes it.
+    environment={"MKL_CBWR": "AUTO,STRICT", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
     packs=True,
 )
 CUDA = Platform(
