@@ -7,7 +7,6 @@ import contextlib
 import http.client
 import json
 import os
-import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from benchmarks.contenders import Answered
 from benchmarks.http_health import until_healthy
 from benchmarks.peers import PeerFailed, PeerInfo
 from benchmarks.process_groups import ProcessGroups
+from tandem.ports import free_port
 
 VARIABLE = "TANDEM_LLAMA_SERVER"
 HOST = "127.0.0.1"
@@ -204,8 +204,7 @@ async def running(
     groups: ProcessGroups, program: str, served: Served, threads: int, slots: int, sequence_length: int, log: Path
 ) -> AsyncIterator[tuple[LlamaServer, PeerInfo]]:
     """Runs a server while the block runs. Raises ServerFailed if it does not start."""
-    with socket.create_server((HOST, 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port(HOST)
     line = command(program, served, port, threads, slots, sequence_length)
     began = time.perf_counter()
     async with groups.running(line, os.environ, log, GRACE_SECONDS) as process:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from benchmarks.http_health import until_healthy
 from benchmarks.process_groups import ProcessGroups
 from tandem.comparison.measuring.servers import Fleet, ServerFailed
 from tandem.launch import LAUNCH
+from tandem.ports import free_port
 
 PLAIN, DISTRIBUTED, REMOTE_DRAFT, FUSED = "plain", "distributed", "remote draft", "fused"
 ARCHITECTURES = (PLAIN, DISTRIBUTED, REMOTE_DRAFT, FUSED)
@@ -144,8 +144,7 @@ async def vllm(
     log: Path,
 ) -> AsyncIterator[Served]:
     """Runs vLLM's server while the block runs and yields it as Served. Raises ServerFailed."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     env = vllm_environment(python, len(os.sched_getaffinity(0)))
     command = vllm_command(python, model, port, sequence_length, sequences)
     async with groups.running(command, env, log, vllm_peer.GRACE_SECONDS) as process:

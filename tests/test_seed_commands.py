@@ -11,7 +11,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.ports import free_port
 from tests.runners.tiny import model_folder
 from tests.support import REPOSITORY, command
 
@@ -66,9 +66,7 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.models = {"llama-3.1-8b": model_folder(folder / "8b", 1), "llama-3.2-1b": model_folder(folder / "1b", 2)}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = str(probe.getsockname()[1])
+        self.port = str(free_port())
 
     def words(self, line: str) -> list[str]:
         """What runs a command here."""

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import ssl
 import sys
 import tempfile
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tandem.launch import environment
+from tandem.ports import check_free, free_port
 from tandem.services.gateway.capacity import slots_of
 from tandem.services.gateway.config import GatewayConfig
 
@@ -45,7 +45,7 @@ async def run_gateway(config: GatewayConfig) -> int:
     """Returns the exit code: 0 after SIGTERM or SIGINT, 1 if a part has ended by itself."""
     with _stop_signals() as stopping:
         try:
-            await _serve(replace(config, port=_free_port(config.host, config.port)), stopping)
+            await _serve(replace(config, port=_http_port(config.host, config.port)), stopping)
         except Stopped:
             return 0
         except PartEnded as error:
@@ -65,7 +65,7 @@ async def _serve(config: GatewayConfig, stopping: asyncio.Event) -> None:
             await _until(partial(asyncio.to_thread, ready_file.exists), parts, stopping)
             workers = (f"127.0.0.1:{json.loads(ready_file.read_text())['engine_port']}",)
         slots = await _until(partial(slots_of, workers), parts, stopping)
-        arguments = config.arguments(workers, slots, config.metrics_port or _free_port("127.0.0.1"))
+        arguments = config.arguments(workers, slots, config.metrics_port or free_port())
         parts["smg"] = await stack.enter_async_context(_started(SMG, config.drain_seconds, arguments))
         model = await _until(partial(asyncio.to_thread, _model_of, config), parts, stopping)
         _announce(config, model)
@@ -163,10 +163,12 @@ def _stop_signals() -> Iterator[asyncio.Event]:
             loop.remove_signal_handler(number)
 
 
-def _free_port(host: str, port: int = 0) -> int:
-    """Returns `port`, or a free one. Raises ValueError if it is taken."""
+def _http_port(host: str, port: int) -> int:
+    """Returns `port`, or a free one if it is 0. Raises ValueError if it is taken."""
+    if not port:
+        return free_port(host)
     try:
-        with socket.create_server((host, port)) as probe:
-            return int(probe.getsockname()[1])
+        check_free(host, port)
     except OSError:
         raise ValueError(f"http_port: cannot listen on {host}:{port}; is another server there?") from None
+    return port

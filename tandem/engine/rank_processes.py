@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 
 from tandem import launch
 from tandem.engine.sequences import Engine
+from tandem.ports import free_port
 from tandem.runners.torch.tensor_parallel import Ranks
 
 log = logging.getLogger("tandem.engine")
@@ -141,7 +142,7 @@ def _environment(ranks: Ranks, environment: MutableMapping[str, str] = os.enviro
     """Sets the variables that torchrun sets for rank 0, but leaves thread count and interface as the user set them."""
     always = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port()),
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": str(ranks.degree),
@@ -161,9 +162,3 @@ def _environment(ranks: Ranks, environment: MutableMapping[str, str] = os.enviro
                 environment[name] = before[name]
             else:
                 environment.pop(name, None)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

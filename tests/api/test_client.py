@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import TypeVar
 import pytest
 
 import tandem
+from tandem.ports import free_port
 from tandem.rpc.channel import DRAFT, FUSED
 from tandem.runners.toy import ToyConfig
 from tandem.services.security.config import Security
@@ -43,9 +43,7 @@ def beside(site: Callable[..., object], ask: Callable[[str], T], **options: obje
 
 
 def unused_address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 @pytest.mark.parametrize("site", [target_site, fused_site])

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tandem.ports import free_port
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.generation_client import GenerationClient
 from tests.deploy.manifests import OVERLAYS, filled, of_kind, pods
@@ -69,12 +69,6 @@ def servers() -> list[Container]:
             if "--role=gateway" not in each.arguments:
                 found.setdefault(each.arguments, each)
     return list(found.values())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def free_ports(container: Container) -> dict[str, int]:

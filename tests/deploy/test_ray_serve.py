@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
+from tandem.ports import free_port
 from tandem.ray_serve.application import RayConfig, run, start
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.credentials import Credentials
@@ -85,12 +85,6 @@ def ingress(token: Path) -> Iterator[str]:
             ray.shutdown()
         cluster.shutdown()
         patch.undo()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def shown(service: str, token: Path) -> Credentials:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from functools import partial
 
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from tandem.cli import main, roles
+from tandem.ports import free_port
 from tandem.ray_serve.replica import TargetVerifier
 from tandem.rpc.channel import open_channel
 from tandem.speculation.types import SamplingParams
@@ -21,11 +21,6 @@ class Here(TargetVerifier):
 
     def __del__(self) -> None:  # type: ignore[override]
         pass
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def test_a_replica_answers_gateways_until_it_stops() -> None:

@@ -8,13 +8,13 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tandem.ports import free_port
 from tests.planning.support import CONFIGS, device, neuron_ls
 from tests.recipes import models
 from tests.recipes.page import ROOT
@@ -79,9 +79,7 @@ class Place:
     def port(self, number: str) -> str:
         """The free port that stands for a page's."""
         if number not in self.ports:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self.ports[number] = str(probe.getsockname()[1])
+            self.ports[number] = str(free_port())
         return self.ports[number]
 
     def words(self, page_words: Sequence[str]) -> list[str]:

@@ -22,6 +22,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tandem.ports import free_port
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
@@ -181,12 +182,6 @@ def test_sigterm_ends_a_process_whose_model_never_loads(tmp_path: Path) -> None:
 
 
 # --- readers, collectors, logs ---
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def test_sigterm_ends_a_process_whose_replies_nobody_reads(tmp_path: Path) -> None:

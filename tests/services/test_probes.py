@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tandem.ports import free_port
 from tandem.rpc.channel import open_channel
 from tandem.services.server import ServeConfig
 from tandem.v1 import target_verifier_pb2 as pb
@@ -16,9 +16,7 @@ from tests.support import HANG, launch, raw_stub, run, server_process
 
 
 def test_the_health_port_answers_health_checks_and_nothing_else(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     probed = f"127.0.0.1:{port}"
 
     async def test() -> None:
