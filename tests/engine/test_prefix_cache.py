@@ -120,7 +120,7 @@ def test_an_answer_is_part_of_what_the_next_turn_begins_with(sampling: SamplingP
 
 @both_samplings
 def test_rows_beside_each_other_begin_with_the_same_pages(sampling: SamplingParams) -> None:
-    prompts = [PROMPT, OTHER, PROMPT, PROMPT + [5], NEVER, OTHER[:40]]
+    prompts = [PROMPT, OTHER, PROMPT, [*PROMPT, 5], NEVER, OTHER[:40]]
 
     async def test() -> None:
         async with engine_with() as (engine, runner):

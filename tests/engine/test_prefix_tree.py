@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tandem.engine.prefix_tree import PagePool, PrefixTree
 from tandem.runners.pages import PAGE
 
-COUNT = 6
+COUNT = 5
 SCOPES = st.sampled_from(["alice", "bob"])
-LETTERS = st.lists(st.sampled_from("abc"), max_size=5).map(tuple)
+LETTERS = st.lists(st.sampled_from("abc"), max_size=6).map(tuple)
 TAILS = st.integers(0, PAGE - 1)
 
 
@@ -102,6 +102,16 @@ def test_a_page_that_is_freed_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="page 1 is freed"):
         pool.free(1)
     assert [pool.take(), pool.take(), pool.take()] == [0, 1, None]
+
+
+def test_what_was_looked_up_last_is_taken_last_and_a_branch_from_its_end() -> None:
+    tree = PrefixTree(4)
+    tree.extend(None, text(("a", "b")))
+    tree.extend(None, text(("b", "c")))
+    tree.match(None, text(("a", "b")))
+    assert [len(tree.extend(None, text(("c",)))[1]) for _ in range(2)] == [1, 0]
+    assert [len(tree.match(None, text(pair))) for pair in (("a", "b"), ("b", "c"))] == [2, 1]
+    assert len(tree.extend(None, text(("a",) * 9))[1]) == 3, "its own pages are not taken for it"
 
 
 def test_scopes_without_pages_are_not_remembered() -> None:
