@@ -3,7 +3,8 @@
 One target answers through two engines in turn, one of which keeps prefixes. Prompts of 400 tokens begin with the same
 tokens (all but the last few), or with nothing in common, and the memory for prefixes is full from the first on, so that
 pages are replaced in every request: the unfavourable case. Time to first token and the time of the whole answer are
-compared in pairs of neighbours, whose order changes from run to run.
+compared in pairs of neighbours, whose order changes from run to run; and the processor seconds of the answer, which
+other programs on the machine change least (use one thread for them: idle threads spin).
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Outcome:
 
     first: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {"shared": [], "unshared": []})
     whole: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {"shared": [], "unshared": []})
+    processor: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: {"shared": [], "unshared": []})
     same: int = 0
     asked: int = 0
 
@@ -61,17 +63,17 @@ def ratio(pairs: Sequence[tuple[float, float]]) -> float:
     return statistics.median(with_them / without for without, with_them in pairs)
 
 
-async def answered(engine: Engine, prompt: Sequence[int], count: int) -> tuple[tuple[int, ...], float, float]:
-    """The tokens of an answer, and the seconds to its first token and to its end, closing included."""
+async def answered(engine: Engine, prompt: Sequence[int], count: int) -> tuple[tuple[int, ...], float, float, float]:
+    """The tokens of an answer, the seconds to its first token and to its end (it closes), and processor seconds."""
     verifier, tokens, first = LocalVerifier(engine), list(prompt), 0.0
-    began = time.perf_counter()
+    cpu, began = time.process_time(), time.perf_counter()
     await verifier.open(tokens, SamplingParams())
     while len(tokens) < len(prompt) + count:
         tokens += (await verifier.verify(tokens, ())).token_ids
         first = first or time.perf_counter() - began
     await verifier.close()
     await engine.batcher.on_device(int)
-    return tuple(tokens), first, time.perf_counter() - began
+    return tuple(tokens), first, time.perf_counter() - began, time.process_time() - cpu
 
 
 async def measure(settings: Settings, outcome: Outcome) -> None:
@@ -102,13 +104,18 @@ async def measure(settings: Settings, outcome: Outcome) -> None:
             if run:
                 outcome.first[kind].append((times[without][1], times[keeping][1]))
                 outcome.whole[kind].append((times[without][2], times[keeping][2]))
+                outcome.processor[kind].append((times[without][3], times[keeping][3]))
     await batcher.close()
 
 
 def report(outcome: Outcome) -> list[str]:
     lines = []
     for kind, bar in (("shared", SHARED_BAR), ("unshared", UNSHARED_BAR)):
-        for title, pairs in (("time to first token", outcome.first[kind]), ("whole answer", outcome.whole[kind])):
+        for title, pairs in (
+            ("time to first token", outcome.first[kind]),
+            ("whole answer", outcome.whole[kind]),
+            ("processor time", outcome.processor[kind]),
+        ):
             if not pairs:
                 continue
             found = ratio(pairs)
