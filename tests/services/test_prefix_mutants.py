@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from tests.engine import test_prefix_cache, test_prefix_tree
 from tests.reliability.mutants import planted
@@ -21,11 +19,8 @@ from tests.support import GREEDY
 TREE, CACHE = "tandem.engine.prefix_tree:PrefixTree", "tandem.engine.prefix_cache:PrefixCache"
 SEQUENCE = "tandem.engine.sequences:KVSequence"
 SCOPE = "tandem.rpc.request_context:set_prefix_scope"
-machine = partial(
-    run_state_machine_as_test,
-    test_prefix_tree.Pages,
-    settings=settings(max_examples=100, stateful_step_count=30, deadline=None, database=None, phases=[Phase.generate]),
-)
+LAST = test_prefix_tree.test_what_was_looked_up_last_is_taken_last_and_a_branch_from_its_end
+WHOLE = test_prefix_tree.test_a_text_of_thousands_of_pages_is_forgotten_whole
 
 
 def by_token(test: Callable[..., None], *arguments: object) -> Callable[[], None]:
@@ -33,16 +28,16 @@ def by_token(test: Callable[..., None], *arguments: object) -> Callable[[], None
 
 
 MUTANTS = (
-    caught("parents count as used before their children", f"{TREE}._use", "reversed(path)", "path", machine),
-    caught("a text may take its own pages", f"{TREE}._page", "if oldest in path:", "if False:", machine),
+    caught("parents count as used before their children", f"{TREE}._use", "reversed(path)", "path", LAST),
+    caught("a text may take its own pages", f"{TREE}._page", "if oldest in path:", "if False:", LAST),
     caught(
         "what is looked up does not count as used",
         f"{TREE}.match",
         "self._use(path)",
         "pass",
-        test_prefix_tree.test_what_was_looked_up_last_is_taken_last_and_a_branch_from_its_end,
+        LAST,
     ),
-    caught("only the end of a text is forgotten", f"{TREE}.remove", "_below(path[0])", "_below(path[-1])", machine),
+    caught("only the end of a text is forgotten", f"{TREE}.remove", "_below(path[0])", "_below(path[-1])", WHOLE),
     caught(
         "a page may be freed twice",
         "tandem.engine.prefix_tree:PagePool.free",
