@@ -101,6 +101,7 @@ class Ours:
         engine = () if "--propose_only" in extra else ("--engine_port", "0")
         lengths = ("--sequence_length", str(self.sequence_length), "--batch", str(self.slots))
         command = [*LAUNCH, "--role", role, "--host", "127.0.0.1", "--port", "0", *engine, *lengths]
+        command += ["--prefix_sharing", "off"]  # as for the others: no prompt is kept
         await self.fleet.start(name, [*command, *extra, *self.flags])
         ready = json.loads((self.logs / f"{name}.ready.json").read_text())
         return {"port": ready["port"], "engine_port": ready.get("engine_port", 0)}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.loading import ModelConfig
+from tandem.engine.prefix_cache import PrefixSharing
 from tandem.engine.slots import MAX_WAITING
 from tandem.engine.step_watch import StepBound
 from tandem.rpc.credentials import Credentials
@@ -24,7 +25,7 @@ class RoleConfig:
     rounds with a remote draft or target overlap, or the target does not wait. `reconnect_seconds`: how long requests
     are retried while no target answers. `queue`: requests that may wait. `step_seconds`: time limit of a device step;
     None: derived from measured steps, 0: no limit. `defaults`: for fields that Generate requests leave out. `command`:
-    this process's command line, used to start other ranks.
+    this process's command line, used to start other ranks. `prefixes`: who shares those of prompts and answers.
     """
 
     serve: ServeConfig
@@ -43,6 +44,7 @@ class RoleConfig:
     step_seconds: float | None = None
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     command: tuple[str, ...] = ()
+    prefixes: PrefixSharing = field(default_factory=PrefixSharing)
 
     def __post_init__(self) -> None:
         for address in (self.target_address, self.draft_address):

@@ -17,12 +17,14 @@ from tandem.engine.drafting import Drafting, drafting_info, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
 from tandem.engine.loading import Loaded, close, load, load_pair, load_unfused
+from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.sequences import Engine
 from tandem.engine.slots import SlotPool
 from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.request_context import prefix_scope
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.engine_port.port import Register
 from tandem.services.fused_server import FusedSpeculativeServerService
@@ -69,6 +71,12 @@ class ServerParts:
         watch, queue = self.observability.watch, self.config.queue
         return GenerateMethod(generator, reply, self.lifecycle, self.profile.observe, queue, watch, self.limits)
 
+    async def share_prefixes(self, **engines: Engine | None) -> None:
+        """Lets the sequences of the engines reuse prefixes. The names are those that metrics have."""
+        there = {of: engine for of, engine in engines.items() if engine}
+        await share_prefixes(list(there.values()), self.config.prefixes, prefix_scope)
+        self.observability.watch_prefixes({of: engine.prefixes for of, engine in there.items() if engine.prefixes})
+
     def engine(self, generate: GenerateMethod, slots: SlotPool | None = None) -> Register | None:
         """Returns what registers the service for gateways. `slots`: of the engine whose load counts."""
         if self.config.serve.engine is None:
@@ -114,6 +122,7 @@ async def _target(parts: ServerParts) -> HostedService:
         health = client.health
     generator = parts.finished(generator)
     _log_target(loaded, generator.info)
+    await parts.share_prefixes(target=loaded.engine)
     generate = parts.generate(parts.observability.traced(generator))
     service = TargetVerifierService(
         loaded.engine,
@@ -149,6 +158,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
     generator = parts.finished(generator)
     _log_target(target, generator.info)
+    await parts.share_prefixes(target=target.engine, draft=draft.engine if draft else None)
     generate = parts.generate(parts.observability.traced(generator))
     slots = {"target": target.engine.slots}
     if unfused:
@@ -191,6 +201,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         generate = parts.generate(generator)
     proposals = Proposals(drafting, info, parts.lifecycle, config.lease_seconds, parts.limits)
     engine = drafting.draft.engine if drafting.draft else None
+    await parts.share_prefixes(draft=engine)
     slots = {"draft": engine.slots} if engine else {}
     health = drafting.health if engine else None
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, {"propose": proposals.sessions}, health)

@@ -180,13 +180,14 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         return checkout.using(self.sessions, session, self._free)
 
     async def _free(self, session: VerifySession) -> None:
+        session.resources.sequence.release()
         self._engine.slots.release(session.resources.sequence.slot)
 
     async def _fill(self, session: VerifySession) -> pb.OpenSessionResponse:
         prefix, sequence = session.tokens, session.resources.sequence
         reused = sequence.keep(prefix[:-1])
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        await sequence.fill(prefix[:-1])
+        reused += await sequence.fill(prefix[:-1])
         if session.resources.costs:
             spent = sequence.queue_seconds + sequence.compute_seconds - waited - worked
             session.resources.costs.stats.prefill_seconds += spent

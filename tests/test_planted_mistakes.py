@@ -75,8 +75,8 @@ MISTAKES = (
     Mistake(
         "each chunk is written where the prompt begins",
         "tandem.engine.sequences:KVSequence.fill",
-        "PrefillRow(self.slot, start, part)",
-        "PrefillRow(self.slot, 0, part)",
+        "PrefillRow(self.slot, start, ",
+        "PrefillRow(self.slot, 0, ",
         "engine/test_sequences.py::test_fill_works_chunk_by_chunk_on_what_is_missing_only",
     ),
     Mistake(

@@ -161,6 +161,7 @@ def end_reply(
         finish_reason="length" if end.finish_reason is FinishReason.LENGTH else "stop",
         prompt_tokens=end.prompt_tokens,
         completion_tokens=end.output_tokens,
+        cached_tokens=end.stats.cached_prompt_tokens,
         index=choice,
         spec_accepted_tokens=end.stats.accepted,
         spec_draft_tokens=end.stats.drafted,

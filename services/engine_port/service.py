@@ -127,7 +127,7 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
         raise NotOffered("embeddings are not served")
 
     async def FlushCache(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
-        raise NotOffered("there is no prefix cache to flush")
+        raise NotOffered("the prefix cache is not flushed; it is bounded by --prefix_cache_mb")
 
     async def StartProfile(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         raise NotOffered("profiling is not served")

@@ -83,7 +83,10 @@ class GatewayConfig:
         """Returns the command of the server that the gateway starts itself."""
         given = shlex.split(self.worker_flags)
         role = [] if "--role" in given else shlex.split(OWN_SERVER)
-        return [*LAUNCH, *role, *given, "--port", "0", "--engine_port", "0", "--ready_file", ready_file]
+        # The server cannot tell the gateway's clients apart, so those of several identities must not share prefixes.
+        apart = len({key.partition(":")[0] for key in self.keys}) > 1 and "prefix_sharing" not in self.worker_flags
+        private = ["--prefix_sharing", "off"] if apart and "prefix-sharing" not in self.worker_flags else []
+        return [*LAUNCH, *role, *given, *private, "--port", "0", "--engine_port", "0", "--ready_file", ready_file]
 
     def arguments(self, workers: tuple[str, ...], slots: int, metrics_port: int) -> list[str]:
         """Returns the arguments of smg for workers that run `slots` requests at once.

@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.engine.batcher import Batcher
+from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.rpc.wire_runs import drafted_in
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
@@ -91,6 +93,19 @@ class Metrics(CallObserver):
         add, label = self._states.gauge, {"of": of}
         add("tandem:kv_slots", "KV slots.", label, lambda: slots.count)
         add("tandem:kv_slots_used", "KV slots in use.", label, lambda: slots.count - slots.free)
+
+    def watch_prefixes(self, caches: Mapping[str, PrefixCache]) -> None:
+        """Adds metrics of the prefixes that are kept, of the target and of the draft; tokens are the first one's."""
+        for of, cache in caches.items():
+            add, label = self._states.gauge, {"of": of}
+            add("tandem:prefix_cache_bytes", "Bytes of prefixes kept.", label, partial(getattr, cache, "used_bytes"))
+            add("tandem:prefix_cache_limit_bytes", "Most of them.", label, partial(getattr, cache, "limit_bytes"))
+        for cache in list(caches.values())[:1]:
+            count, names = self._states.counter, self._names
+            count(
+                "vllm:prefix_cache_queries", "Tokens of prompts looked up.", names, partial(getattr, cache, "queries")
+            )
+            count("vllm:prefix_cache_hits", "Tokens of prompts found.", names, partial(getattr, cache, "hits"))
 
     def watch_steps(self, batcher: Batcher) -> None:
         batcher.observe = self._stepped

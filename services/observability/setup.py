@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
+from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.rpc.tracing import Tracing, open_tracing
 from tandem.runners.startup import Startup
@@ -107,6 +108,11 @@ class Observability:
             self._metrics.watch_sessions(kind, table)
         if drafter:
             self._metrics.watch_drafter(drafter)
+
+    def watch_prefixes(self, caches: Mapping[str, PrefixCache]) -> None:
+        """Observes the prefixes that the "target" and the "draft" keep."""
+        if self._metrics:
+            self._metrics.watch_prefixes(caches)
 
     def ready(self, startup: Startup) -> dict[str, object]:
         """Records the start-up times once the server listens; returns entries for the ready file."""

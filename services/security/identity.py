@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from tandem.rpc.request_context import PREFIX_SCOPE, set_prefix_scope
 from tandem.services.errors import Unauthenticated, abort
 from tandem.services.security.tokens import AcceptedTokens
 from tandem.services.wrapping import Stream, Unary, wrapped
@@ -45,34 +46,38 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method.startswith(_OPEN):
             return handler
+        metadata = handler_call_details.invocation_metadata
         if self._tokens is None:
-            return wrapped(handler, self._unary, self._stream)
+            forwarded = _forwarded(metadata)
+            return wrapped(
+                handler, lambda method: self._unary(method, forwarded), lambda method: self._stream(method, forwarded)
+            )
         try:
-            _CALLER.set(self._of_token(self._tokens, handler_call_details.invocation_metadata))
+            _identified(self._of_token(self._tokens, metadata), _forwarded(metadata))
         except Unauthenticated as error:
             return _refusing(handler, error)
         return handler
 
-    def _unary(self, method: Unary) -> Unary:
+    def _unary(self, method: Unary, forwarded: str) -> Unary:
         async def identified(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            await self._identify(context)
+            await self._identify(context, forwarded)
             return await method(request, context)
 
         return identified
 
-    def _stream(self, method: Stream) -> Stream:
+    def _stream(self, method: Stream, forwarded: str) -> Stream:
         async def identified(request: Any, context: grpc.aio.ServicerContext) -> AsyncGenerator[Any, None]:
-            await self._identify(context)
+            await self._identify(context, forwarded)
             async with contextlib.aclosing(method(request, context)) as replies:
                 async for reply in replies:
                     yield reply
 
         return identified
 
-    async def _identify(self, context: grpc.aio.ServicerContext) -> None:
+    async def _identify(self, context: grpc.aio.ServicerContext, forwarded: str) -> None:
         """Sets the identity for this call only: each call runs in its own task."""
         try:
-            _CALLER.set(self._certified(context))
+            _identified(self._certified(context), forwarded)
         except Unauthenticated as error:
             await abort(context, error)
 
@@ -95,6 +100,17 @@ class IdentityInterceptor(grpc.aio.ServerInterceptor):
             return self._named(shown[0])
         except ValueError as error:
             raise Unauthenticated(f"the client's certificate has no usable name: {error}") from None
+
+
+def _identified(identity: str, forwarded: str) -> None:
+    """Makes `identity` the caller of the current call, and sets the scope of its prefixes."""
+    _CALLER.set(identity)
+    set_prefix_scope(identity, forwarded)
+
+
+def _forwarded(metadata: Any) -> str:
+    """Returns the scope that the caller names for whom it calls for, or ""."""
+    return next((str(value) for key, value in metadata or () if key == PREFIX_SCOPE), "")
 
 
 def _names() -> Callable[[bytes], str]:

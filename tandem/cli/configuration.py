@@ -100,6 +100,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """Builds the whole configuration of a server."""
     from tandem.cli.security import server_security
     from tandem.engine.generator import RequestDefaults
+    from tandem.engine.prefix_cache import PrefixSharing
     from tandem.engine.step_watch import parse_step_seconds
     from tandem.runners.startup import Startup
     from tandem.services.observability.setup import ObservabilityConfig
@@ -136,6 +137,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         step_seconds=parse_step_seconds(args.step_seconds),
         defaults=RequestDefaults(sampling(args), args.max_new_tokens),
         command=command(args),
+        prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
     )
 
 

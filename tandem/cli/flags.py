@@ -192,6 +192,21 @@ _TAKING = Group(
             type=int,
             help="maximum concurrent Generate calls of one caller (default: no limit)",
         ),
+        flag(
+            "prefix_sharing",
+            to=SERVERS,
+            default="identity",
+            metavar="identity|all|off",
+            help="whose prompts and answers a prompt may begin with to be processed faster (default: identity, the "
+            "caller's own; how fast an answer is shows what was asked before)",
+        ),
+        flag(
+            "prefix_cache_mb",
+            to=SERVERS,
+            type=int,
+            default=64,
+            help="memory for them in MiB, of target and draft together (default 64)",
+        ),
         switch("log_prompts", to=SERVERS, help="log prompts and answers; otherwise they are never logged"),
     ),
 )

@@ -93,6 +93,7 @@ class Batcher:
         self.hung_steps = 0
         self.steps = 0
         self.rows = 0
+        self.failures = 0  # of whole steps; counted on the device thread
 
     def serves(self, slots: SlotPool) -> None:
         """Registers the slots whose rows this batcher runs: their holders are expected back after a step."""
@@ -127,6 +128,11 @@ class Batcher:
     async def on_device(self, function: Callable[..., Result], *args: Any) -> Result:
         """Runs `function` on the device thread, between steps."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    def between_steps(self, function: Callable[[], object]) -> None:
+        """Like `on_device`, without waiting: `function` runs before any step that begins later."""
+        with contextlib.suppress(RuntimeError):  # the thread has ended
+            self._thread.submit(_logged, function)
 
     async def run(
         self,
@@ -176,8 +182,18 @@ class Batcher:
         tell = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, context=self._context)
         begun = threading.Lock()
         begun.acquire()
-        self._thread.submit(_run_and_tell, rows, begun, functools.partial(tell, self._ended, rows))
+        self._thread.submit(self._run_and_tell, rows, begun, functools.partial(tell, self._ended, rows))
         begun.acquire(timeout=_BEGINS)
+
+    def _run_and_tell(
+        self, rows: list[_Waiting], begun: threading.Lock, tell: Callable[[TimedResult[Sequence[Any]]], object]
+    ) -> None:
+        """Runs the rows' step on the device thread and passes the result to `tell`."""
+        begun.release()
+        ran = _run(rows)
+        self.failures += any(isinstance(result, DeviceLost) for result in ran.value)
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
+            tell(ran)
 
     def _ended(self, rows: list[_Waiting], ran: TimedResult[Sequence[Any]]) -> None:
         self._running, self._turns = [], _TURNS
@@ -253,16 +269,6 @@ class Batcher:
         self._thread.shutdown(wait=not self.stuck)
 
 
-def _run_and_tell(
-    rows: list[_Waiting], begun: threading.Lock, tell: Callable[[TimedResult[Sequence[Any]]], object]
-) -> None:
-    """Runs the rows' step on the device thread and passes the result to `tell`."""
-    begun.release()
-    ran = _run(rows)
-    with contextlib.suppress(RuntimeError):  # the event loop is closed
-        tell(ran)
-
-
 def _run(rows: list[_Waiting]) -> TimedResult[Sequence[Any]]:
     """Runs the rows' step on the device thread; the queue time is that of the first row."""
     began = time.perf_counter()
@@ -271,3 +277,10 @@ def _run(rows: list[_Waiting]) -> TimedResult[Sequence[Any]]:
     except Exception as error:
         results = [DeviceLost(f"{type(error).__name__}: {error}")] * len(rows)
     return TimedResult(results, began - rows[0].since, time.perf_counter() - began)
+
+
+def _logged(function: Callable[[], object]) -> None:
+    try:
+        function()
+    except Exception:
+        log.exception("work between steps failed")

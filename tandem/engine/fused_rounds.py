@@ -57,7 +57,7 @@ class FusedRounds:
         self._draft = DraftSequence(self._pair.draft, slot, self._rule, known)
         if self._lookup:
             await self._lookup.open(prompt, sampling)
-        await self._target.fill(prompt[:-1])
+        self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
         if self._pair.health.up:
             try:
                 await self._draft.fill(prompt[:-2])
@@ -73,8 +73,8 @@ class FusedRounds:
             return await self._round(tokens, k, model_k)
         except RowFailed:
             assert self._target and self._draft
-            self._target.held.clear()
-            self._draft.held.clear()
+            self._target.distrust()
+            self._draft.distrust()
             await self._target.fill(tokens[:-1])
             return await self._round(tokens, 0)
 
@@ -110,6 +110,7 @@ class FusedRounds:
         """Reports the outcome of the draft in a step."""
         if result.draft_failed:
             attempt.failed(RuntimeError(result.draft_failed))
+            draft.leaves = False
             return
         attempt.succeeded()
         draft.proposed(tokens, result.proposal.token_ids)
@@ -137,6 +138,8 @@ class FusedRounds:
             self._lookup.learn(tokens)
 
     async def close(self) -> None:
-        if self._target:
+        if self._target and self._draft:
+            self._target.release()
+            self._draft.release()
             self._pair.target.slots.release(self._target.slot)
             self._target = self._draft = None

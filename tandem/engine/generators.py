@@ -58,7 +58,9 @@ def plain_generator(loaded: Loaded) -> Generator:
     """Builds a generator that decodes plainly with the target alone."""
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        return DraftThenVerify(LocalVerifier(loaded.engine, request.report_margins, logprobs=request.logprobs))
+        return DraftThenVerify(
+            LocalVerifier(loaded.engine, request.report_margins, logprobs=request.logprobs, stats=stats)
+        )
 
     return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
 
@@ -82,7 +84,7 @@ def drafted_generator(
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         fixed = fixed_length(request, info)
-        verifier = LocalVerifier(target.engine, request.report_margins, request.rule, request.logprobs)
+        verifier = LocalVerifier(target.engine, request.report_margins, request.rule, request.logprobs, stats)
         drafts = drafter(request, stats, measured.times) if fixed != 0 else None
         waiting = DraftThenVerify(verifier, drafts)
         if drafts is None or pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
@@ -155,7 +157,7 @@ def fused_generator(
         if pair is not None and draft is not None:
             lookup = choice.lookup(draft.lookup_policy)
             return FusedRounds(pair, request.report_margins, lookup, request.rule, stats, request.logprobs)
-        verifier = LocalVerifier(target.engine, request.report_margins, request.rule, request.logprobs)
+        verifier = LocalVerifier(target.engine, request.report_margins, request.rule, request.logprobs, stats)
         return DraftThenVerify(verifier, NgramDrafter())
 
     fallback = None

@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
+from tandem.engine.prefix_cache import Filled, PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
+from tandem.runners.pages import PAGE
 from tandem.runners.protocol import (
     TAIL,
     PrefillRow,
@@ -29,6 +31,7 @@ from tandem.speculation.types import (
     Rule,
     SamplingParams,
     SparseDistribution,
+    SpeculationStats,
     Verdict,
     model_part,
 )
@@ -52,6 +55,7 @@ class Engine:
         self.slots = SlotPool(runner.limits.slots)
         batcher.serves(self.slots)
         self.verify = functools.partial(verify_sized, runner)
+        self.prefixes: PrefixCache | None = None
         self.lost = asyncio.Event()
         self._cause = ""
         self._bound: list[Engine] = []
@@ -138,11 +142,19 @@ class Engine:
 
 
 class KVSequence:
-    """The KV cache of one sequence in one slot. `held`: the tokens whose keys and values it holds."""
+    """The KV cache of one sequence in one slot. `held`: the tokens whose keys and values it holds.
+
+    It finds and leaves prefixes in the scope of the request that makes it. `leaves`: what is held is sound.
+    """
+
+    leaves = True
 
     def __init__(self, engine: Engine, slot: int) -> None:
         self.engine, self.slot = engine, slot
         self.held: list[int] = []
+        self._scope = engine.prefixes.scope_of() if engine.prefixes else None
+        self._failures = engine.batcher.failures
+        self._distrusts = False
         self.queue_seconds = 0.0
         self.compute_seconds = 0.0
 
@@ -158,22 +170,60 @@ class KVSequence:
         return length
 
     async def step(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
-        """Like Engine.run. After a step that hung the content of the slot is unknown, so it counts as empty."""
+        """Like Engine.run. After a step that hung the content of the slot is unknown, so it counts as empty.
+
+        After a row that failed it is processed again, since what was copied to it may be the cause.
+        """
         try:
             return await self.engine.run(step, row, prefill)
         except StepHung:
             self.held.clear()
             raise
+        except RowFailed:
+            self.distrust()
+            raise
 
-    async def fill(self, tokens: Sequence[int]) -> None:
-        """Processes the part of `tokens` that is not held yet, in chunks, between which other rows' steps run."""
-        chunk = self.engine.runner.limits.chunk
+    async def fill(self, tokens: Sequence[int]) -> int:
+        """Processes the part of `tokens` that is not held yet, in chunks, between which other rows' steps run.
+
+        Returns how many of them were copied from known prefixes instead.
+        """
+        chunk, copied, began = self.engine.runner.limits.chunk, 0, len(self.held)
         while (start := len(self.held)) < len(tokens):
-            part = tuple(tokens[start : start + chunk])
-            done = await self.step(self.engine.runner.prefill, PrefillRow(self.slot, start, part), prefill=True)
+            row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]))
+            done = await self.step(self._prefill_step(tokens, start == began), row, prefill=True)
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
-            self.held += part
+            filled = done.value or Filled(start + len(row.tokens), 0)
+            self._distrusts = False
+            self.held += tokens[start : filled.held]
+            copied += filled.copied
+        return copied
+
+    def _prefill_step(self, tokens: Sequence[int], first: bool) -> Step:
+        """Returns the step for the next chunk of `tokens`. Steps that know prefixes are shared by no other row."""
+        prefixes = self.engine.prefixes
+        if prefixes is None:
+            return self.engine.runner.prefill
+        return functools.partial(prefixes.prefill, self._scope, tuple(tokens), self._distrusts, first)
+
+    def distrust(self) -> None:
+        """Forgets what is held, since it may be unsound: it is processed again, not copied."""
+        self.held.clear()
+        self._distrusts = True
+
+    def release(self) -> None:
+        """Leaves what is held to later sequences, without waiting. The slot may be given to others at once."""
+        prefixes, batcher = self.engine.prefixes, self.engine.batcher
+        if prefixes is None or not self.leaves or len(self.held) < PAGE or self.engine.lost.is_set():
+            return
+        scope, held, slot, failures = self._scope, tuple(self.held), self.slot, self._failures
+
+        def keep() -> None:
+            if batcher.failures == failures:  # else a step may have spoiled the slot before this sequence heard of it
+                prefixes.keep(scope, held, slot)
+
+        batcher.between_steps(keep)
 
 
 class TargetSequence(KVSequence):
@@ -220,19 +270,21 @@ class TargetSequence(KVSequence):
     async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> TimedResult[Verdict]:
         """Fills the cache with `prefix` and runs `row`. Raises RowFailed, after which nothing is held."""
         await self.fill(prefix)
-        try:
-            return await self.step(self.engine.verify, row)
-        except RowFailed:
-            self.held.clear()
-            raise
+        return await self.step(self.engine.verify, row)
 
 
 class LocalVerifier:
-    """A local target for one request; `open` waits for a slot if all are taken."""
+    """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached."""
 
     def __init__(
-        self, engine: Engine, margins: bool = False, rule: Rule = Rule.AGREEMENT, logprobs: int | None = None
+        self,
+        engine: Engine,
+        margins: bool = False,
+        rule: Rule = Rule.AGREEMENT,
+        logprobs: int | None = None,
+        stats: SpeculationStats | None = None,
     ) -> None:
+        self._stats = stats if stats is not None else SpeculationStats()
         self._engine, self._margins, self._rule, self._logprobs = engine, margins, rule, logprobs
         self._sequence: TargetSequence | None = None
         self._sampling = SamplingParams()
@@ -246,7 +298,7 @@ class LocalVerifier:
         processing = await self._engine.processing(sampling, len(prompt))
         self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire())
         self._sequence.processing = processing
-        await self._sequence.fill(prompt[:-1])
+        self._stats.cached_prompt_tokens = await self._sequence.fill(prompt[:-1])
 
     async def verify(
         self, tokens: Sequence[int], draft: Sequence[int], distributions: Sequence[SparseDistribution] = ()
@@ -258,6 +310,7 @@ class LocalVerifier:
 
     async def close(self) -> None:
         if self._sequence:
+            self._sequence.release()
             self._engine.slots.release(self._sequence.slot)
             self._sequence = None
 
@@ -349,5 +402,6 @@ class ModelDrafter:
 
     async def close(self) -> None:
         if self._sequence:
+            self._sequence.release()
             self._engine.slots.release(self._sequence.slot)
             self._sequence = None

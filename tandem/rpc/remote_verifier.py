@@ -65,9 +65,9 @@ class RemoteVerifier:
         """Opens the session, unless it is open already."""
         if not self._session_ids:
             self._prompt_length, self._sampling = len(prompt), sampling
-            await self._open(prompt)
+            self._stats.cached_prompt_tokens = (await self._open(prompt)).reused_length
 
-    async def _open(self, prefix: Sequence[int]) -> None:
+    async def _open(self, prefix: Sequence[int]) -> pb.OpenSessionResponse:
         """Opens the session with all committed tokens, at the verifier that answers first. Raises TandemError."""
         self._next = self.client.pool.current
         self.retry_budget.opening()
@@ -84,6 +84,7 @@ class RemoteVerifier:
         self.max_unread = reply.max_unread_tokens
         self._check_rule(reply.rule)
         self._check_processing(reply.processed_fields)
+        return reply
 
     def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
         address = self.client.pool.following(self._next, [endpoint.address for endpoint in exclude])

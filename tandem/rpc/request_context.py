@@ -1,6 +1,6 @@
-"""Context of the current request: its id and trace span, passed between processes in gRPC metadata.
+"""Context of the current request: its id, trace span and prefix scope, passed between processes in gRPC metadata.
 
-Both are kept in a context variable, so a request's tasks inherit them and other requests do not see them.
+They are kept in a context variable, so a request's tasks inherit them and other requests do not see them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import hashlib
 import re
 import uuid
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 REQUEST_ID = "x-request-id"
+PREFIX_SCOPE = "x-prefix-scope"
 MAX_REQUEST_ID = 128
 _ID = re.compile(rf"[!-~]{{1,{MAX_REQUEST_ID}}}")
 
@@ -46,6 +48,7 @@ class Request:
 
 
 _CURRENT: contextvars.ContextVar[Request | None] = contextvars.ContextVar("tandem_request", default=None)
+_SCOPE: contextvars.ContextVar[str] = contextvars.ContextVar("tandem_prefix_scope", default="")
 
 
 def new_id() -> str:
@@ -64,6 +67,21 @@ def current() -> Request | None:
 def current_span() -> Span | None:
     request = _CURRENT.get()
     return request.span if request else None
+
+
+def prefix_scope() -> str:
+    """Returns the scope of the current request's prefixes: a hash of its caller's identity; "" if it has none."""
+    return _SCOPE.get()
+
+
+def set_prefix_scope(identity: str, forwarded: str) -> None:
+    """Sets the scope of the current request's prefixes for the rest of this task, and for tasks that it starts.
+
+    `forwarded`: the scope that the caller names for whom it calls for. It is one within the caller's own, so a caller
+    can name no scope of another identity. Only the hash is kept and sent on.
+    """
+    named = f"{identity}\0{forwarded}" if identity or forwarded else ""
+    _SCOPE.set(hashlib.sha256(named.encode()).hexdigest()[:32] if named else "")
 
 
 def begin(request: Request) -> None:
@@ -94,8 +112,8 @@ def within(span: Span) -> Iterator[None]:
 def outgoing(request: Request | None = None) -> Metadata | None:
     """Returns the metadata for a call made for `request`, or for the current request."""
     request = request or _CURRENT.get()
+    scope: Metadata = ((PREFIX_SCOPE, _SCOPE.get()),) if _SCOPE.get() else ()
     if request is None:
-        return None
-    if request.span is None:
-        return ((REQUEST_ID, request.id),)
-    return ((REQUEST_ID, request.id), *request.span.headers())
+        return scope or None
+    headers = request.span.headers() if request.span else ()
+    return ((REQUEST_ID, request.id), *headers, *scope)

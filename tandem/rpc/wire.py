@@ -245,6 +245,7 @@ _COUNTS = (
     "undrafted_rounds",
     "run_steps",
     "wasted_steps",
+    "cached_prompt_tokens",
 )
 _SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
 _LISTS = ("accepted_per_position", "drafted_per_position", "sent_by_depth")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners.backends import LoadRequest
+from tandem.runners.pages import PAGE
 from tandem.runners.protocol import (
     FusedStep,
     Limits,
@@ -86,6 +87,13 @@ class ToyRunner:
     def warm_up(self, startup: Startup | None = None) -> None:
         """Does nothing: there is nothing to compile."""
 
+    @property
+    def page_bytes(self) -> int:
+        return PAGE * self._cache.itemsize
+
+    def page_store(self, pages: int) -> ToyPages:
+        return ToyPages(self._cache, pages)
+
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self._work()
         for row in rows:
@@ -142,6 +150,21 @@ class ToyRunner:
             raise RuntimeError(f"toy device gone after {self.config.fails} steps")
         if self.config.step_seconds:
             time.sleep(self.config.step_seconds)
+
+
+class ToyPages:
+    """Implements PageStore: a page holds the tokens of its positions."""
+
+    def __init__(self, cache: NDArray[np.int64], pages: int) -> None:
+        self._cache, self._memory = cache, np.zeros((pages, PAGE), dtype=np.int64)
+
+    def save(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        start, end = first * PAGE, (first + len(pages)) * PAGE
+        self._memory[list(pages)] = self._cache[slot, start:end].reshape(-1, PAGE)
+
+    def load(self, slot: int, first: int, pages: Sequence[int]) -> None:
+        start, end = first * PAGE, (first + len(pages)) * PAGE
+        self._cache[slot, start:end] = self._memory[list(pages)].reshape(-1)
 
 
 class ToyTokenizer:

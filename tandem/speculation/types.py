@@ -248,6 +248,7 @@ class SpeculationStats:
     placement: str = ""
     run_steps: int = 0
     wasted_steps: int = 0
+    cached_prompt_tokens: int = 0
 
     @property
     def wasted_drafts(self) -> int:

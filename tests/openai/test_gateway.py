@@ -108,6 +108,15 @@ def test_usage_counts_tokens_and_what_became_of_drafts(client: openai.OpenAI) ->
     assert last.completion_tokens_details.accepted_prediction_tokens
 
 
+def test_usage_says_how_much_of_a_prompt_was_cached(client: openai.OpenAI) -> None:
+    prompt = "two pages of sixteen tokens, and some more."
+    asked: Any = {"model": "toy", "max_tokens": 2, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    answers = [client.completions.create(prompt=prompt, **asked) for _ in range(2)]
+    details = [answer.usage and answer.usage.prompt_tokens_details for answer in answers]
+    assert [each.cached_tokens if each else 0 for each in details] == [0, 32]
+    assert answers[0].choices[0].text == answers[1].choices[0].text
+
+
 def test_choices_draw_with_seeds_of_their_own(client: openai.OpenAI) -> None:
     asked: Any = {"model": "toy", "max_tokens": 12}
     three = client.chat.completions.create(messages=HELLO, seed=5, n=3, **asked)  # type: ignore[arg-type]

@@ -114,6 +114,24 @@ def test_api_keys_come_from_a_file_and_no_command_line_shows_them(tmp_path: Path
             assert token not in Path(f"/proc/{pid}/cmdline").read_text()
 
 
+@pytest.mark.parametrize(
+    ("names", "flags", "added"),
+    [
+        (("me", "me"), "", []),
+        (("me", "you"), "", ["--prefix_sharing", "off"]),
+        (("me", "you"), "--prefix-sharing all", []),
+    ],
+)
+def test_clients_of_several_identities_share_no_prefixes_unless_told_to(
+    names: tuple[str, str], flags: str, added: list[str], tmp_path: Path
+) -> None:
+    """The server that the gateway starts sees them as one caller."""
+    lines = "".join(f"{name} a-token-of-mine-012{i}\n" for i, name in enumerate(names))
+    config = GatewayConfig(accept_tokens=str(token_file(tmp_path / "keys", lines)), worker_flags=flags)
+    command = config.own_server("ready.json")
+    assert command[command.index("fused_target") + 1 + len(flags.split()) : command.index("--port")] == added
+
+
 def test_a_gateway_whose_certificate_an_authority_signed_for_another_name_is_ready(tmp_path: Path) -> None:
     """As in a cluster. It waited for ever, because it trusted no authority but its own certificate."""
     authority = Authority(tmp_path / "tls")

@@ -16,7 +16,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tandem.engine.prefix_cache import PrefixCache
 from tandem.rpc.verifier_client import Deadlines
+from tandem.runners.toy import ToyRunner
 from tandem.services.sessions import checkout
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
@@ -64,6 +66,9 @@ async def _expire(service: TargetVerifierService, session_id: str) -> bool:
     return True
 
 
+PREFIX_PAGES = 3
+
+
 class Deployment:
     """The servers of one schedule; those that no client of it needs are not started."""
 
@@ -104,7 +109,10 @@ class Deployment:
         )
 
     async def _enter(self, site: Any) -> Site:
-        entered = await self._stack.enter_async_context(site)
+        entered: Site = await self._stack.enter_async_context(site)
+        if engine := entered.engine:  # so few pages that they are replaced all the time
+            assert isinstance(engine.runner, ToyRunner)
+            engine.prefixes = PrefixCache(engine.runner, engine.runner.page_store(PREFIX_PAGES), PREFIX_PAGES)
         self.sites.append(entered)
         return entered
 

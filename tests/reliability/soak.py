@@ -34,7 +34,10 @@ NO_OPERATIONS = ("tokens", "wrong", "disturbed", "step hung", "expired", "refuse
 EVERY = 15.0
 """Seconds between two lines of progress."""
 RESULTS = REPOSITORY / "results"
-_COMMON = ("--batch", "16", "--sequence_length", "96", "--step_seconds", str(STEP_SECONDS), "--drain_seconds", "1")
+_COMMON = (
+    *("--batch", "16", "--sequence_length", "96", "--step_seconds", str(STEP_SECONDS), "--drain_seconds", "1"),
+    *("--prefix_cache_mb", "1"),  # soon full: what grows later is a leak
+)
 _LEASE = ("--lease_seconds", str(LEASE))
 Say = Callable[[str], None]
 

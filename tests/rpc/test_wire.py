@@ -187,7 +187,7 @@ def test_every_field_of_the_messages_is_filled() -> None:
     info = ModelInfo("n", "r", "t", 1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True)
     assert len(wire.info_to_wire(info).ListFields()) == len(pb.ModelInfo.DESCRIPTOR.fields)
     full = SpeculationStats(
-        1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2}, 1, 1, [1], 1, 1, "", 1, 1
+        1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2}, 1, 1, [1], 1, 1, "", 1, 1, 1
     )
     message = wire.completion_to_wire(GenerationEnd(FinishReason.LENGTH, 1, 1, full))
     assert len(message.ListFields()) == len(pb.GenerateCompletion.DESCRIPTOR.fields)

@@ -8,12 +8,13 @@ import time
 
 from tandem.cli.main import parser
 from tandem.engine.batcher import Batcher
+from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.fallible import DrafterHealth
-from tests.support import REPOSITORY, run
+from tests.support import REPOSITORY, run, toy
 
 NAME = r"(?:vllm|tandem):[a-z0-9_]+"
 PAGE = (REPOSITORY / "docs" / "observability.md").read_text(encoding="utf-8")
@@ -26,6 +27,7 @@ def exported() -> dict[str, str]:
     metrics.watch_steps(batcher)
     metrics.watch_requests(Lifecycle(), [table], [slots])
     metrics.watch_slots("target", slots)
+    metrics.watch_prefixes({"target": PrefixCache(runner := toy(), runner.page_store(1), 1)})
     metrics.watch_sessions("verify", table)
     metrics.watch_drafter(DrafterHealth("of a test"))
     metrics.started({"total": 1.0})

@@ -42,6 +42,19 @@ int tandem_set_head(void* model, const void* norm, const Matrix* head) try {
 
 int64_t tandem_weight_bytes(void* model) { return int64_t(static_cast<Model*>(model)->weight_bytes()); }
 
+// Keys and values of 16 positions, as they lie in the caches of all layers.
+int64_t tandem_page_bytes(void* model) { return int64_t(static_cast<Model*>(model)->page_bytes()); }
+
+// Copies blocks first .. first + count of a slot to the pages `pages` of `store`, or from them.
+void tandem_save_pages(void* model, int slot, int first, int count, const int32_t* pages, char* store) {
+    const Model& from = *static_cast<Model*>(model);
+    for (int i = 0; i < count; i++) from.save_page(slot, first + i, store + pages[i] * from.page_bytes());
+}
+void tandem_load_pages(void* model, int slot, int first, int count, const int32_t* pages, const char* store) {
+    Model& to = *static_cast<Model*>(model);
+    for (int i = 0; i < count; i++) to.load_page(slot, first + i, store + pages[i] * to.page_bytes());
+}
+
 // One packed matrix times x, as in transformer.h.
 void tandem_product(void* model, int layer, int which, const void* x, int tokens, float* to) {
     static_cast<Model*>(model)->product(layer, which, x, tokens, to);

@@ -32,7 +32,23 @@ public:
         for (int d = 0; d < dim_; d++) v[d * D::PER_UNIT + position % D::PER_UNIT] = value[d];
     }
 
+    // Moves keys and values of 16 positions of all heads between the slots and a page; returns the address behind the page.
+    char* save(int slot, int block, char* page) const {
+        each(slot, block, [&](const stored* part) { std::memcpy(page, part, block_bytes()); page += block_bytes(); });
+        return page;
+    }
+    const char* load(int slot, int block, const char* page) {
+        each(slot, block, [&](stored* part) { std::memcpy(part, page, block_bytes()); page += block_bytes(); });
+        return page;
+    }
+    size_t page_bytes() const { return 2 * heads_ * block_bytes(); }
+
 private:
+    size_t block_bytes() const { return size_t(LANES) * dim_ * sizeof(stored); }
+    template <class Use> void each(int slot, int block, Use use) const {
+        for (int head = 0; head < heads_; head++)
+            for (stored* part : {keys_, values_}) use(part + at(slot, head) + size_t(block) * LANES * dim_);
+    }
     size_t at(int slot, int head) const { return (size_t(slot) * heads_ + head) * blocks_ * LANES * dim_; }
 
     int heads_, dim_, blocks_;

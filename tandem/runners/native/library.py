@@ -91,6 +91,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_set_layer": (c_int, (c_void_p, c_int, POINTER(LayerWeights))),
     "tandem_set_head": (c_int, (c_void_p, c_void_p, POINTER(Matrix))),
     "tandem_weight_bytes": (c_int64, (c_void_p,)),
+    "tandem_page_bytes": (c_int64, (c_void_p,)),
+    **{name: (None, (c_void_p, *(c_int,) * 3, _INTS, c_void_p)) for name in ("tandem_save_pages", "tandem_load_pages")},
     "tandem_product": (None, (c_void_p, c_int, c_int, c_void_p, c_int, c_void_p)),
     "tandem_encode": (None, (c_int, c_int, c_int, c_void_p, c_void_p)),
     "tandem_feed": (None, (c_void_p, POINTER(Rows), c_int, POINTER(c_float))),

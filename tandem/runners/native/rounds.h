@@ -19,6 +19,9 @@ public:
     virtual const Shape& shape() const = 0;
     virtual void product(int layer, int which, const void* x, int tokens, float* to) const = 0;
     virtual size_t weight_bytes() const = 0;
+    virtual size_t page_bytes() const = 0;
+    virtual void save_page(int slot, int block, char* page) const = 0;
+    virtual void load_page(int slot, int block, const char* page) = 0;
 
     // Feeds rows. `wants`: 0 nothing, 1 each row's last token, 2 all tokens.
     void feed(const Rows& rows, int wants, float* logits, std::vector<Best>& best) {
@@ -49,6 +52,9 @@ public:
         transformer_.product(layer, which, x, tokens, to);
     }
     size_t weight_bytes() const override { return transformer_.weight_bytes(); }
+    size_t page_bytes() const override { return transformer_.page_bytes(); }
+    void save_page(int slot, int block, char* page) const override { transformer_.save_page(slot, block, page); }
+    void load_page(int slot, int block, const char* page) override { transformer_.load_page(slot, block, page); }
 
 private:
     Transformer<D> transformer_;

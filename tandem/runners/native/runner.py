@@ -16,6 +16,7 @@ from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.native.drawing import DraftDraws
 from tandem.runners.native.library import Ints, RowBatch, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
+from tandem.runners.native.pages import NativePages, page_bytes
 from tandem.runners.protocol import (
     TAIL,
     FusedResult,
@@ -61,6 +62,14 @@ class NativeRunner:
             return
         with (startup or Startup()).stage("certifying"):
             self.shapes = check_ragged_invariance(self.model, self.limits, self.shapes)
+
+    @property
+    def page_bytes(self) -> int:
+        """Like CopiesPages. A draft's bits are the same by construction; a target's were checked too."""
+        return page_bytes(self.model) if self.shapes.bit_exact or not self._verifies else 0
+
+    def page_store(self, pages: int) -> NativePages:
+        return NativePages(self.model, pages)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self.model.feed([r.slot for r in rows], [r.start for r in rows], [r.tokens for r in rows], 0)

@@ -55,6 +55,9 @@ public:
     // or of the head for layer -1. Outputs lie as they are packed: 16 of the gate beside 16 of up.
     void product(int layer, int which, const void* x, int tokens, float* to) const;
     size_t weight_bytes() const;  // of all matrices: what a step reads
+    size_t page_bytes() const;    // keys and values of 16 positions in all layers
+    void save_page(int slot, int block, char* page) const;
+    void load_page(int slot, int block, const char* page);
     const Shape shape;
 
 private:
@@ -227,6 +230,20 @@ template <class D> size_t Transformer<D>::weight_bytes() const {
     size_t total = head_.bytes();
     for (const Layer& layer : layers_) total += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
     return total;
+}
+
+template <class D> size_t Transformer<D>::page_bytes() const {
+    size_t total = 0;
+    for (const Layer& layer : layers_) total += layer.cache->page_bytes();
+    return total;
+}
+
+template <class D> void Transformer<D>::save_page(int slot, int block, char* page) const {
+    for (const Layer& layer : layers_) page = layer.cache->save(slot, block, page);
+}
+
+template <class D> void Transformer<D>::load_page(int slot, int block, const char* page) {
+    for (Layer& layer : layers_) page = layer.cache->load(slot, block, page);
 }
 
 template <class D> void Transformer<D>::run(const Step& step) {

@@ -59,6 +59,9 @@ class GraphRunner(TorchRunner):
 
     model: GraphModel
 
+    page_bytes = 0
+    """Pages are not copied: nothing but graphs runs on the device, and there is none for it."""
+
     def __init__(
         self,
         model: GraphModel,

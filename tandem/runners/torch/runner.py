@@ -34,6 +34,7 @@ from tandem.runners.protocol import (
 )
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import TorchModel
+from tandem.runners.torch.pages import TorchPages, page_bytes
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, Drawn
 from tandem.speculation.logprobs import Logits
@@ -70,6 +71,14 @@ class TorchRunner:
     def _propose_once(self, batches: Sequence[int]) -> None:
         for batch in batches:
             self.propose([ProposeRow(s, 0, (0,), 2, SamplingParams()) for s in range(batch)])
+
+    @property
+    def page_bytes(self) -> int:
+        """Like CopiesPages; 0 for a draft, whose step shapes nobody checked to have the same bits."""
+        return page_bytes(self.model.slots) if self.shapes.bit_exact else 0
+
+    def page_store(self, pages: int) -> TorchPages:
+        return TorchPages(self.model.slots, pages)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         """Like Runner.prefill; feeds one row at a time."""

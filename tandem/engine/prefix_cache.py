@@ -1,0 +1,168 @@
+"""Reuses the keys and values of prompts and answers for later sequences that begin with the same tokens.
+
+Pages are copied out of a slot once its tokens are processed, and into a slot before the rest of a prompt is. So a row
+never depends on a page that another sequence may replace. All of this runs on the device thread, in steps that run one
+after the other: nothing here is locked, and a page is complete before anybody can find it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tandem.engine.prefix_tree import PrefixTree
+from tandem.runners.pages import PAGE, CopiesPages, PageStore
+from tandem.runners.protocol import PrefillRow, RowFailed, Runner
+
+if TYPE_CHECKING:
+    from tandem.engine.sequences import Engine
+
+log = logging.getLogger("tandem.engine")
+
+SHARING = ("identity", "all", "off")
+DEFAULT_MB = 64
+MIB = 2**20
+ENTRY_BYTES = 1024
+"""Memory for a page's tokens and its place in the tree, rounded up."""
+
+ScopeOf = Callable[[], Hashable]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSharing:
+    """Who shares prefixes: callers of one `identity`, `all`, or nobody (`off`); in `megabytes` (MiB) of memory."""
+
+    sharing: str = "identity"
+    megabytes: int = DEFAULT_MB
+
+    def __post_init__(self) -> None:
+        if self.sharing not in SHARING:
+            raise ValueError(f"prefix_sharing: {self.sharing!r} is not one of {', '.join(SHARING)}")
+        if self.megabytes < 1:
+            raise ValueError(f"prefix_cache_mb: {self.megabytes} is below 1; --prefix_sharing off needs no memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What a prefill step left in a slot: tokens held, and how many of them it copied instead of processing them."""
+
+    held: int
+    copied: int
+
+
+class PrefixCache:
+    """The pages of one runner's sequences. `scope_of` returns the scope of the current request's prefixes.
+
+    `queries` and `hits` count tokens of prompts, as vLLM does: all that were looked up, and those that were copied.
+    Whatever is not documented otherwise is called on the device thread alone.
+    """
+
+    def __init__(self, runner: Runner, store: PageStore, pages: int, scope_of: ScopeOf = lambda: None) -> None:
+        self._runner, self._store, self.scope_of = runner, store, scope_of
+        self._tree = PrefixTree(pages)
+        self._bytes = cost(runner)
+        self.queries = self.hits = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the pages in use; any thread may ask."""
+        return self._tree.pages.used * self._bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        """Bytes of all pages; any thread may ask."""
+        return self._tree.pages.count * self._bytes
+
+    def prefill(
+        self, scope: Hashable, tokens: Sequence[int], distrusts: bool, first: bool, rows: Sequence[PrefillRow]
+    ) -> list[Filled | RowFailed]:
+        """Copies what is known of `tokens` beyond the row's start to its slot, and processes the next chunk after it.
+
+        A step for the batcher, of one row. `distrusts`: what is known of the tokens is dropped first. `first`: no
+        earlier step processed these tokens.
+        """
+        (row,) = rows
+        if distrusts:
+            self._tree.remove(scope, tokens)
+        start = self._copied(scope, tokens, row)
+        copied = start - row.start
+        self.queries += len(tokens) - row.start if first else 0
+        self.hits += copied
+        end = min(start + self._runner.limits.chunk, len(tokens))
+        if start < end:
+            (failed,) = self._runner.prefill([PrefillRow(row.slot, start, tuple(tokens[start:end]))])
+            if failed:
+                return [failed]
+        self.keep(scope, tokens[:end], row.slot)
+        return [Filled(end, copied)]
+
+    def keep(self, scope: Hashable, tokens: Sequence[int], slot: int) -> None:
+        """Copies the whole pages of `tokens`, which `slot` holds from position 0, unless they are known."""
+        known, added = self._tree.extend(scope, tokens)
+        if added:
+            self._store.save(slot, known, added)
+
+    def clear(self) -> None:
+        self._tree.clear()
+
+    def _copied(self, scope: Hashable, tokens: Sequence[int], row: PrefillRow) -> int:
+        """Copies the known pages of `tokens` to the row's slot; returns how many tokens it then holds."""
+        pages = self._tree.match(scope, tokens)
+        held = len(pages) * PAGE
+        if held <= row.start:
+            return row.start
+        first = row.start // PAGE
+        self._store.load(row.slot, first, pages[first:])
+        return held
+
+
+def cost(runner: Runner) -> int:
+    """Returns the bytes that a page of the runner takes, with its entry; 0 if the runner cannot copy pages."""
+    page = runner.page_bytes if isinstance(runner, CopiesPages) else 0
+    return page + ENTRY_BYTES if page else 0
+
+
+def page_counts(sharing: PrefixSharing, runners: Sequence[Runner]) -> list[int]:
+    """Returns how many pages each runner gets: all that can copy them get as many, so that each knows the same tokens.
+
+    0 if it cannot, or if the memory is too small for a page.
+    """
+    costs = [cost(runner) for runner in runners]
+    if sharing.sharing == "off" or not any(costs):
+        return [0] * len(costs)
+    each = sharing.megabytes * MIB // sum(costs)
+    return [each if bytes_of_page else 0 for bytes_of_page in costs]
+
+
+async def share_prefixes(engines: Sequence[Engine], sharing: PrefixSharing, scope_of: ScopeOf) -> None:
+    """Gives each engine the cache of its prefixes, within the memory of all, and logs what is kept.
+
+    Call it before the engines have sequences. With sharing among `all`, `scope_of` is not asked.
+    """
+    if sharing.sharing == "off":
+        return
+    for engine, pages in zip(engines, page_counts(sharing, [engine.runner for engine in engines]), strict=True):
+        name = engine.runner.identity.model_name
+        if not pages or not isinstance(engine.runner, CopiesPages):
+            log.info("prefixes of %s are not kept: %s", name, _why_not(engine.runner))
+            continue
+        store = await engine.batcher.on_device(engine.runner.page_store, pages)
+        scope = scope_of if sharing.sharing == "identity" else _everybody
+        engine.prefixes = PrefixCache(engine.runner, store, pages, scope)
+        size, whose = engine.prefixes.limit_bytes / MIB, _WHOSE[sharing.sharing]
+        log.info("prefixes of %s: up to %d tokens in %.1f MiB, %s", name, pages * PAGE, size, whose)
+
+
+_WHOSE = {"identity": "found by callers of the same identity", "all": "found by all callers"}
+
+
+def _everybody() -> None:
+    """Returns the one scope of all callers."""
+
+
+def _why_not(runner: Runner) -> str:
+    if cost(runner):
+        return "prefix_cache_mb is less than a page takes"
+    return f"the steps of this {runner.identity.backend} model cannot copy them, or not with the same bits"

@@ -1,0 +1,158 @@
+"""Keeps which page holds which tokens: a radix tree over pages of 16 tokens for each scope. Pure, without a clock.
+
+A page is found only after all pages before it, since keys and values depend on every token before them. The page that
+was used least recently is taken when none is free. A parent counts as used after its children, so that page always
+ends its branch.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tandem.runners.pages import PAGE
+
+Tokens = tuple[int, ...]
+
+
+class PagePool:
+    """Page numbers 0 to count - 1. Raises ValueError for a page that is freed without being taken."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._new = 0  # pages from here on were never taken
+        self._freed: list[int] = []
+        self._taken: set[int] = set()
+
+    @property
+    def used(self) -> int:
+        return len(self._taken)
+
+    def take(self) -> int | None:
+        """Returns a free page; None if there is none."""
+        if self._freed:
+            page = self._freed.pop()
+        elif self._new < self.count:
+            page, self._new = self._new, self._new + 1
+        else:
+            return None
+        self._taken.add(page)
+        return page
+
+    def free(self, page: int) -> None:
+        if page not in self._taken:
+            raise ValueError(f"page {page} is freed, but it is not taken")
+        self._taken.remove(page)
+        self._freed.append(page)
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """The page of 16 tokens after those of its parents. The root of a scope has no page."""
+
+    tokens: Tokens
+    parent: _Node | None
+    page: int = -1
+    scope: Hashable = None
+    children: dict[Tokens, _Node] = field(default_factory=dict)
+
+
+class PrefixTree:
+    """The pages of token sequences, in at most `count` pages."""
+
+    def __init__(self, count: int) -> None:
+        self.pages = PagePool(count)
+        self.evicted = 0
+        self._roots: dict[Hashable, _Node] = {}
+        self._by_use: OrderedDict[_Node, None] = OrderedDict()  # least recently used first
+
+    def __len__(self) -> int:
+        return len(self._by_use)
+
+    def match(self, scope: Hashable, tokens: Sequence[int]) -> list[int]:
+        """Returns the pages of the longest known prefix of `tokens`, in order, and counts them as used."""
+        path = self._path(scope, tokens)
+        self._use(path)
+        return [node.page for node in path]
+
+    def extend(self, scope: Hashable, tokens: Sequence[int]) -> tuple[int, list[int]]:
+        """Adds the whole pages of `tokens` that are not known; returns how many were, and the new pages in order.
+
+        The caller fills the new pages. There are fewer than `tokens` has if its own pages are all that could be taken.
+        """
+        path = self._path(scope, tokens)
+        known, added = len(path), list[int]()
+        self._use(path)
+        for part in _parts(tokens[known * PAGE :]):
+            page = self._page(path)
+            if page is None:
+                break
+            parent = path[-1] if path else self._roots.setdefault(scope, _Node((), None, scope=scope))
+            node = parent.children[part] = _Node(part, parent, page, scope)
+            self._by_use[node] = None
+            path.append(node)
+            added.append(page)
+        self._use(path)
+        return known, added
+
+    def remove(self, scope: Hashable, tokens: Sequence[int]) -> None:
+        """Removes the first page of `tokens` and all that follow it, in whatever sequence."""
+        if path := self._path(scope, tokens):
+            for node in _below(path[0]):
+                self._drop(node)
+
+    def clear(self) -> None:
+        """Removes all pages."""
+        while self._by_use:
+            self._drop(next(iter(self._by_use)))
+
+    def _path(self, scope: Hashable, tokens: Sequence[int]) -> list[_Node]:
+        path: list[_Node] = []
+        node = self._roots.get(scope)
+        for part in _parts(tokens):
+            node = node.children.get(part) if node else None
+            if node is None:
+                break
+            path.append(node)
+        return path
+
+    def _use(self, path: Sequence[_Node]) -> None:
+        for node in reversed(path):
+            self._by_use.move_to_end(node)
+
+    def _page(self, path: Sequence[_Node]) -> int | None:
+        """Returns a free page, or that of the least recently used node outside `path`; None if there is none."""
+        page = self.pages.take()
+        if page is None and self._by_use:
+            oldest = next(iter(self._by_use))
+            if oldest in path:
+                return None
+            self._drop(oldest)
+            self.evicted += 1
+            page = self.pages.take()
+        return page
+
+    def _drop(self, node: _Node) -> None:
+        """Removes a node without children."""
+        del self._by_use[node]
+        self.pages.free(node.page)
+        parent = node.parent
+        assert parent is not None and not node.children
+        del parent.children[node.tokens]
+        if parent.parent is None and not parent.children:
+            del self._roots[node.scope]
+
+
+def _parts(tokens: Sequence[int]) -> Iterator[Tokens]:
+    """Yields the whole pages of `tokens`."""
+    return (tuple(tokens[at : at + PAGE]) for at in range(0, len(tokens) - PAGE + 1, PAGE))
+
+
+def _below(node: _Node) -> list[_Node]:
+    """Returns the node and all nodes below it, children before their parents."""
+    found, waiting = list[_Node](), [node]
+    while waiting:
+        found.append(waiting.pop())
+        waiting += found[-1].children.values()
+    return found[::-1]

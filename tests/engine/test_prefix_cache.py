@@ -1,0 +1,323 @@
+"""Prefixes that later sequences begin with: the tokens are those of the target alone, and less is processed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from tandem.engine.batcher import Batcher
+from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.prefix_cache import MIB, PrefixCache, PrefixSharing, page_counts, share_prefixes
+from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
+from tandem.runners.pages import PAGE
+from tandem.runners.protocol import PrefillRow
+from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.speculation.types import SamplingParams, SpeculationStats
+from tests.support import GREEDY, SAMPLED, oracle, run, toy
+
+PROMPT = list(b"these are four pages of a prompt that many callers begin with ..and its end")
+OTHER = PROMPT[: 3 * PAGE] + list(b"and then it goes on in another way")
+NEVER = list(range(100, 150))
+both_samplings = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+
+
+class Noting(ToyRunner):
+    """Notes what is processed. Drafting spoils the slots and fails when told to."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.prefills: list[PrefillRow] = []
+        self.fails_now = False
+
+    @property
+    def processed(self) -> int:
+        return sum(len(row.tokens) for row in self.prefills)
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> Any:
+        self.prefills += rows
+        return super().prefill(rows)
+
+    def propose(self, rows: Any) -> Any:
+        if self.fails_now:
+            for row in rows:
+                self._cache[row.slot] = 7
+            raise RuntimeError("the step failed and spoiled its slots")
+        return super().propose(rows)
+
+
+@contextlib.asynccontextmanager
+async def engine_with(
+    pages: int | None = None, sharing: str = "identity", scope: list[str] | None = None, **settings: Any
+) -> AsyncIterator[tuple[Engine, Noting]]:
+    """An engine whose prefixes are in `pages` pages; the scope of a request is the last of `scope`."""
+    runner = toy(kind=Noting, **settings)
+    assert isinstance(runner, Noting)
+    engine = Engine(runner, Batcher("test"), vital=False)
+    if pages is None:
+        await share_prefixes([engine], PrefixSharing(sharing, 1), lambda: scope[-1] if scope else "")
+    else:
+        engine.prefixes = PrefixCache(runner, runner.page_store(pages), pages)
+    try:
+        yield engine, runner
+    finally:
+        await engine.batcher.close()
+
+
+async def said(
+    engine: Engine, prompt: Sequence[int], sampling: SamplingParams = GREEDY, count: int = 8
+) -> tuple[tuple[int, ...], int]:
+    """What the target says, and how many tokens of the prompt were not processed for it."""
+    stats = SpeculationStats()
+    verifier, tokens = LocalVerifier(engine, stats=stats), list(prompt)
+    try:
+        await verifier.open(tokens, sampling)
+        while len(tokens) < len(prompt) + count:
+            tokens += (await verifier.verify(tokens, ())).token_ids
+    finally:
+        await verifier.close()
+    return tuple(tokens[len(prompt) :]), stats.cached_prompt_tokens
+
+
+def truth(prompt: Sequence[int], sampling: SamplingParams = GREEDY, count: int = 8) -> tuple[int, ...]:
+    return oracle(prompt, sampling, count, past_the_end=True)
+
+
+@both_samplings
+def test_what_a_prompt_begins_with_is_copied_and_only_the_rest_is_processed(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with engine_with() as (engine, runner):
+            assert await said(engine, PROMPT, sampling) == (truth(PROMPT, sampling), 0)
+            whole = runner.processed
+            assert whole == len(PROMPT) - 1
+            assert await said(engine, PROMPT, sampling) == (truth(PROMPT, sampling), 4 * PAGE)
+            assert runner.processed == whole + len(PROMPT) - 1 - 4 * PAGE
+            assert await said(engine, OTHER, sampling) == (truth(OTHER, sampling), 3 * PAGE)
+            assert await said(engine, NEVER, sampling) == (truth(NEVER, sampling), 0)
+            assert await said(engine, PROMPT[: 2 * PAGE], sampling) == (truth(PROMPT[: 2 * PAGE], sampling), PAGE), (
+                "the last token is always processed"
+            )
+            assert engine.slots.free == engine.slots.count
+
+    run(test())
+
+
+@both_samplings
+def test_an_answer_is_part_of_what_the_next_turn_begins_with(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with engine_with(max_length=300) as (engine, _):
+            first, _ = await said(engine, PROMPT, sampling, 50)
+            turn = [*PROMPT, *first, *b"and then?"]
+            cached = (len(PROMPT) + len(first) - 1) // PAGE * PAGE
+            assert await said(engine, turn, sampling) == (truth(turn, sampling), cached)
+
+    run(test())
+
+
+@both_samplings
+def test_rows_beside_each_other_begin_with_the_same_pages(sampling: SamplingParams) -> None:
+    prompts = [PROMPT, OTHER, PROMPT, [*PROMPT, 5], NEVER, OTHER[:40]]
+
+    async def test() -> None:
+        async with engine_with() as (engine, runner):
+            for _ in range(2):
+                answers = await asyncio.gather(*(said(engine, prompt, sampling, 20) for prompt in prompts))
+                assert [tokens for tokens, _ in answers] == [truth(prompt, sampling, 20) for prompt in prompts]
+            assert runner.processed < 1.3 * sum(map(len, prompts))
+
+    run(test())
+
+
+def test_prompts_that_come_at_once_share_each_others_chunks() -> None:
+    async def test() -> None:
+        async with engine_with() as (engine, runner):
+            answers = await asyncio.gather(*(said(engine, PROMPT) for _ in range(4)))
+            assert {tokens for tokens, _ in answers} == {truth(PROMPT)}
+            assert runner.processed < 2 * len(PROMPT)
+
+    run(test())
+
+
+@both_samplings
+def test_pages_are_replaced_while_a_row_goes_on_from_them(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with engine_with(pages=4) as (engine, _):
+            await said(engine, PROMPT, sampling)
+            stats = SpeculationStats()
+            verifier, tokens = LocalVerifier(engine, stats=stats), list(PROMPT)
+            await verifier.open(tokens, sampling)
+            assert stats.cached_prompt_tokens == 4 * PAGE
+            for n in range(12):
+                other = [n, *NEVER, *PROMPT]
+                assert await said(engine, other, sampling, 2) == (truth(other, sampling, 2), 0)
+                tokens += (await verifier.verify(tokens, ())).token_ids
+            await verifier.close()
+            assert tuple(tokens[len(PROMPT) :]) == truth(PROMPT, sampling, 12)
+            assert engine.prefixes and engine.prefixes._tree.evicted >= 4
+
+    run(test())
+
+
+def test_a_prefill_that_is_cancelled_leaves_what_it_processed_and_nothing_else() -> None:
+    async def test() -> None:
+        async with engine_with(config=ToyConfig(step_seconds=0.01)) as (engine, runner):
+            opening = asyncio.create_task(said(engine, PROMPT))
+            while not runner.prefills:
+                await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            assert 0 < runner.processed < len(PROMPT) - 1
+            answers = await asyncio.gather(said(engine, PROMPT), said(engine, OTHER))
+            assert [tokens for tokens, _ in answers] == [truth(PROMPT), truth(OTHER)]
+            assert engine.slots.free == engine.slots.count
+
+    run(test())
+
+
+def test_callers_find_only_what_is_in_their_scope_unless_all_share() -> None:
+    async def test(sharing: str) -> list[int]:
+        scope = ["alice"]
+        async with engine_with(sharing=sharing, scope=scope) as (engine, _):
+            found = []
+            for name in ("alice", "bob", "alice", "bob"):
+                scope.append(name)
+                tokens, cached = await said(engine, PROMPT)
+                assert tokens == truth(PROMPT)
+                found.append(cached)
+            return found
+
+    assert run(test("identity")) == [0, 0, 4 * PAGE, 4 * PAGE]
+    assert run(test("all")) == [0, 4 * PAGE, 4 * PAGE, 4 * PAGE]
+    assert run(test("off")) == [0, 0, 0, 0]
+
+
+def test_what_is_kept_stays_within_the_memory_that_was_given() -> None:
+    async def test() -> None:
+        async with engine_with(max_length=400) as (engine, _):
+            assert engine.prefixes
+            assert 0 < engine.prefixes.limit_bytes <= MIB
+            for n in range(70):
+                await said(engine, [n, *range(250)], count=1)
+                assert engine.prefixes.used_bytes <= engine.prefixes.limit_bytes
+            assert engine.prefixes.used_bytes == engine.prefixes.limit_bytes, "it is used, too"
+            assert engine.prefixes._tree.evicted
+
+    run(test())
+
+
+def test_the_memory_is_divided_so_that_all_models_keep_the_same_tokens() -> None:
+    class Large(ToyRunner):
+        page_bytes = 100_000
+
+    class Unable(ToyRunner):
+        page_bytes = 0
+
+    runners = [toy(), toy(kind=Large), toy(kind=Unable)]
+    small, large, none = page_counts(PrefixSharing("all", 8), runners)
+    assert small == large == 8 * MIB // (128 + 100_000 + 2 * 1024)
+    assert none == 0
+    assert page_counts(PrefixSharing("off", 8), runners) == [0, 0, 0]
+
+
+def test_a_runner_that_cannot_copy_pages_works_without_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Unable(Noting):
+        page_bytes = 0
+
+    async def test() -> None:
+        engine = Engine(toy(kind=Unable), Batcher("test"))
+        await share_prefixes([engine], PrefixSharing(), lambda: "")
+        assert engine.prefixes is None
+        assert [await said(engine, PROMPT) for _ in range(2)] == [(truth(PROMPT), 0)] * 2
+        await engine.batcher.close()
+
+    with caplog.at_level(logging.INFO, "tandem.engine"):
+        run(test())
+    (line,) = [record.getMessage() for record in caplog.records if "prefixes" in record.getMessage()]
+    assert line.startswith("prefixes of toy are not kept: the steps of this toy model cannot copy them")
+
+
+def test_a_page_that_makes_a_row_fail_is_not_used_again() -> None:
+    async def test() -> None:
+        async with engine_with() as (engine, runner):
+            await said(engine, PROMPT)
+            assert engine.prefixes
+            engine.prefixes._store._memory[1] = -1  # type: ignore[attr-defined]
+            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+            processed = runner.processed
+            assert await said(engine, PROMPT) == (truth(PROMPT), 4 * PAGE)
+            assert runner.processed == processed + len(PROMPT) - 1 - 4 * PAGE
+
+    run(test())
+
+
+def test_a_step_that_fails_leaves_nothing_of_its_slots() -> None:
+    """A draft's engine goes on after it: what its failed step spoiled must not be found by later sequences."""
+
+    async def test() -> None:
+        async with engine_with() as (engine, runner):
+            drafter = ModelDrafter(engine, 258)
+            await drafter.open(PROMPT[: 2 * PAGE], GREEDY)
+            known = len(engine.prefixes._tree) if engine.prefixes else 0
+            longer = [*PROMPT[: 2 * PAGE], *range(2 * PAGE)]
+            await drafter.propose(longer, 2)
+            runner.fails_now = True
+            with pytest.raises(RuntimeError):
+                await drafter.propose(longer, 2)
+            runner.fails_now = False
+            await drafter.close()
+            await engine.batcher.on_device(int)
+            assert engine.prefixes and engine.prefixes._tree.match("", longer) == engine.prefixes._tree.match(
+                "", longer[: 4 * PAGE - 2]
+            )
+            assert known
+            for prompt in (longer, PROMPT):
+                drafter = ModelDrafter(engine, 258)
+                await drafter.open(prompt, GREEDY)
+                assert (await drafter.propose(prompt, 3)).token_ids == truth(prompt, count=3)
+                await drafter.close()
+
+    run(test())
+
+
+@both_samplings
+def test_a_fused_pair_copies_for_both_of_its_models(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        batcher = Batcher("test")
+        runners = toy(kind=Noting), toy(kind=Noting, config=ToyConfig(miss=0.3))
+        engines = [Engine(runner, batcher) for runner in runners]
+        await share_prefixes(engines, PrefixSharing(), lambda: "")
+        pair = FusedPair(*engines)
+        for cached in (0, 4 * PAGE):
+            stats, tokens = SpeculationStats(), list(PROMPT)
+            rounds = FusedRounds(pair, stats=stats)
+            before = [runner.processed for runner in runners]  # type: ignore[attr-defined]
+            await rounds.open(tokens, sampling)
+            after = [runner.processed for runner in runners]  # type: ignore[attr-defined]
+            assert [b - a for a, b in zip(before, after, strict=True)] == [
+                len(PROMPT) - 1 - cached,
+                len(PROMPT) - 2 - cached,
+            ]
+            while len(tokens) < len(PROMPT) + 24:
+                tokens += (await rounds.round(tokens, 4))[1].token_ids
+            await rounds.close()
+            assert stats.cached_prompt_tokens == cached
+            assert tuple(tokens[len(PROMPT) :][:24]) == truth(PROMPT, sampling, 24)
+        await batcher.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("sharing", "megabytes", "message"),
+    [
+        ("everyone", 64, "prefix_sharing: 'everyone' is not one of identity, all, off"),
+        ("all", 0, "prefix_cache_mb: 0 is below 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(sharing: str, megabytes: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PrefixSharing(sharing, megabytes)
