@@ -14,8 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
+from tandem.checkpoints.head_config import read_head_config
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.runners.eagle.features import TargetFeatures
@@ -255,6 +264,27 @@ def drafted_logits(
     finally:
         del head.logits
     return seen
+
+
+@pytest.mark.parametrize(("config", "model"), [(Qwen2Config, Qwen2ForCausalLM), (Qwen3Config, Qwen3ForCausalLM)])
+def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path, config: Any, model: Any) -> None:
+    folder, data, head = tmp_path / "target", tmp_path / "data", tmp_path / "head"
+    byte_tokenizer().save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+    module = model(config(vocab_size=258, num_hidden_layers=6, eos_token_id=1, head_dim=16, **sizes)).eval()
+    module.save_pretrained(folder)
+    shards = ShardFolder(data)
+    shards.claim({"target": weights_revision(find(str(folder)))})
+    shards.write(0, join(continuations(module, np.random.default_rng(1))))
+    make_features(FeaturesConfig(data, str(folder)), quiet)
+    arguments = ["--data", str(data), "--output", str(head), "--target_model", str(folder), "--epochs", "0.3"]
+    assert train_main([*arguments, "--layout", "speculators", "--dtype", "float16"]) == 0
+    assert read_head_config(head).layers == (2, 3, 3)
+    prompts, execution = (Prompt("a", "code", "def", False),), Execution("cpu", "float32", compile="native")
+    (found,) = asyncio.run(
+        evaluate(HeadEvaluation(head, str(folder), (0.0,), prompts, 2, 6, execution), quiet),
+    )
+    assert found["kinds"]["all"]["drafted"][0] > 0 and found["backend"] == "native"
 
 
 def test_evaluate_measures_every_kind_and_writes_the_card(
