@@ -70,6 +70,8 @@ def refuse_unused_flags(arguments: argparse.Namespace, given: set[str]) -> None:
     for name in ("draft_model", "draft"):
         if name in given and started <= {"autoregressive"}:
             raise ValueError(f"{_flag(name)}: is for architectures that draft, and none is started here")
+    if arguments.draft == "eagle" and started - {"autoregressive", "fused"}:
+        raise ValueError("draft: eagle drafts beside its target alone; use --architectures autoregressive,fused")
 
 
 def started_here(arguments: argparse.Namespace) -> set[str]:

@@ -17,7 +17,10 @@ from tandem.cli.flag_row import (
     switch,
 )
 
-DRAFT_HELP = "hybrid (prompt lookup, else the draft model), model, or ngram (lookup alone); auto: hybrid if possible"
+DRAFT_HELP = (
+    "hybrid (prompt lookup, else the draft model), model, eagle (fused_target: an EAGLE-3 head), or ngram (lookup"
+    " alone); auto: hybrid if possible"
+)
 
 MODELS = Group(
     "models (default: the embedded SmolLM2-135M-Instruct)",
@@ -30,7 +33,7 @@ MODELS = Group(
             to=("target", "verify_target", *DRAFTING, "plan", "convert"),
             help="the target, for roles with two models; draft, draft_worker: the tokenizer that n-gram lookup uses",
         ),
-        flag("draft_model", to=(*DRAFTING, "verify_draft", "plan", "convert"), help="the draft model"),
+        flag("draft_model", to=(*DRAFTING, "verify_draft", "plan", "convert"), help="the draft model, or EAGLE-3 head"),
         flag("draft", to=DRAFTING, default="auto", help=DRAFT_HELP),
         flag(
             "branches",

@@ -130,7 +130,7 @@ def draft_name(draft: Loaded | None, choice: DraftChoice) -> str:
     if draft is None:
         return "ngram"
     name = draft.runner.identity.model_name
-    return name if choice.kind == "model" else f"ngram+{name}"
+    return name if choice.kind in ("model", "eagle") else f"ngram+{name}"
 
 
 def fused_generator(

@@ -19,13 +19,14 @@ from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 
-DRAFTS = ("auto", "hybrid", "model", "ngram")
+DRAFTS = ("auto", "hybrid", "model", "eagle", "ngram")
 
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
     """The kind of drafter: "ngram" lookup, a "model" (named by `model`), or "hybrid": lookup first, else the model.
 
+    The model may be an EAGLE-3 head of the target, where target and draft share a process; "eagle" insists on one.
     "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
     `branches`: drafts for a target that never waits may branch at the model's second choices.
     """
@@ -42,6 +43,8 @@ class DraftChoice:
 
     def resolve(self, target: str | None = None) -> str | None:
         """Returns the draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""
+        if self.kind == "eagle" and self.model is None:
+            raise CheckpointError("draft: no EAGLE head is shipped; name one with --draft_model (docs/drafts.md)")
         if self.kind == "ngram" or (self.kind == "auto" and target is not None and self.model is None):
             return None
         model = self.model or embedded_draft()
@@ -51,7 +54,7 @@ class DraftChoice:
 
     def lookup(self, policy: LookupPolicy) -> PolicedLookup | None:
         """Returns the lookup used before the draft model in one request, or None if only the model drafts."""
-        return None if self.kind == "model" else PolicedLookup(policy)
+        return None if self.kind in ("model", "eagle") else PolicedLookup(policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,8 @@ class ModelConfig:
     @property
     def draft_model(self) -> str | None:
         """The draft model's checkpoint, or None if n-gram lookup drafts."""
-        return self.draft.model if self.backend == "toy" else self.draft.resolve(self.model)
+        lookup_alone = self.backend == "toy" and self.draft.kind != "eagle" and self.draft.model is None
+        return None if lookup_alone else self.draft.resolve(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +129,42 @@ async def load_draft(
     sole_model: bool = False,
     startup: Startup | None = None,
     link: RankLink | None = None,
+    target: Loaded | None = None,
 ) -> Loaded | None:
-    """Loads and warms up the draft model; None if n-gram lookup drafts. `sole_model`: no target shares its thread."""
-    model = config.draft_model
-    return None if model is None else await _load(config, model, batcher, startup or Startup(), False, sole_model, link)
+    """Loads and warms up the draft model; None if n-gram lookup drafts. `sole_model`: no target shares its thread.
+
+    `target`: the one whose hidden states an EAGLE head may read. Raises ValueError with a one-line message.
+    """
+    model, startup = config.draft_model, startup or Startup()
+    if model is None:
+        return None
+    backend = backend_named(config.backend)
+    backend.require()
+    checkpoint = await asyncio.to_thread(backend.find, model)
+    if backend.is_head(checkpoint):
+        return await _load_head(config, backend, checkpoint, target, batcher, startup)
+    if config.draft.kind == "eagle":
+        raise CheckpointError(f"draft: eagle needs an EAGLE-3 head, and {checkpoint.name} is none; use --draft model")
+    return await _load(config, model, batcher, startup, False, sole_model, link)
+
+
+async def _load_head(
+    config: ModelConfig,
+    backend: Backend,
+    checkpoint: Checkpoint,
+    target: Loaded | None,
+    batcher: Batcher,
+    startup: Startup,
+) -> Loaded:
+    """Loads an EAGLE head beside `target`, whose tokenizer it has."""
+    if target is None:
+        raise CheckpointError(
+            f"draft: {checkpoint.name} is an EAGLE head, which needs its target in the same process: use fused_target"
+        )
+    request = config.load_request(verifies=False)
+    runner = await batcher.on_device(backend.load_head, checkpoint, target.runner, request, startup)
+    await batcher.on_device(runner.warm_up, startup)
+    return Loaded(Engine(runner, batcher, vital=False), target.tokenizer)
 
 
 async def close(target: Loaded, batcher: Batcher) -> None:
@@ -151,6 +187,8 @@ async def load_pair(
     """Loads target and draft on one device thread, and compiles their fused step if the backend compiles graphs."""
     startup = startup or Startup()
     backend, request = backend_named(config.backend), config.load_request()
+    if config.draft.kind == "eagle" and backend.loads_pairs:
+        raise ValueError(f"draft: eagle reads an EAGLE-3 head, which backend {config.backend} does not serve")
     if config.draft_model is not None and backend.loads_pairs:
         if backend.fuses(request):
             return await _load_as_one_graph(config, config.draft_model, batcher, startup)
@@ -160,7 +198,7 @@ async def load_pair(
         return apart.target, apart.draft
     target = await load(config, batcher, startup)
     link = target.runner.link if isinstance(target.runner, Leader) else None
-    draft = await load_draft(config, batcher, startup=startup, link=link)
+    draft = await load_draft(config, batcher, startup=startup, link=link, target=target)
     if draft is not None and isinstance(target.runner, Fuses):
         await batcher.on_device(target.runner.fuse, draft.runner, startup)
     return target, draft

@@ -337,8 +337,11 @@ class DraftSequence(KVSequence):
         return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._target_vocab_size, processor)
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
-        """Records the tokens that a step processed: all but the last draft token, which was only drawn."""
-        self.held = [*tokens, *draft[:-1]]
+        """Records the tokens that a step processed: all but the last draft token, which was only drawn.
+
+        Of a draft that wants accepted tokens fed again, only `tokens`.
+        """
+        self.held = [*tokens, *(() if self.engine.runner.identity.refeeds else draft[:-1])]
 
 
 class ModelDrafter:

@@ -88,6 +88,12 @@ class Backend(Protocol):
     def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
         """Compiles "target", "draft" or "fused", all that a server of it loads; yields a line about each result."""
 
+    def is_head(self, checkpoint: Checkpoint) -> bool:
+        """Whether a draft is an EAGLE head, which `load_head` loads."""
+
+    def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
+        """Loads a head that reads the hidden states of the runner `target`; like `load`."""
+
     def fuses(self, request: LoadRequest) -> bool:
         """Whether `load_pair` is to be called; else a pair is loaded apart alone."""
 

@@ -6,9 +6,11 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import (
     Checkpoint,
     CheckpointError,
@@ -123,6 +125,10 @@ def load_runner(
     would spin after each, taking a core away from a target on the same machine.
     """
     startup = startup or Startup()
+    if is_head(Path(checkpoint.folder)):
+        raise CheckpointError(
+            f"{checkpoint.folder}: an EAGLE-3 head, which runs beside its target alone: fused_target --draft_model"
+        )
     with startup.stage("importing"):
         import torch
 

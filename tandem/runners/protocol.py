@@ -233,7 +233,8 @@ class RunnerIdentity:
     """Describes a runner's model for GetModelInfo.
 
     `greedy_only`: logits never leave the device. `fused_only`: a draft that proposes only inside its target's graph,
-    which verifies no other drafts.
+    which verifies no other drafts. `refeeds`: a draft that wants its accepted tokens fed again, because what it cached
+    for them came from its own guesses.
     """
 
     model_name: str
@@ -244,6 +245,7 @@ class RunnerIdentity:
     end_of_sequence_ids: tuple[int, ...] = field(default=())
     greedy_only: bool = False
     fused_only: bool = False
+    refeeds: bool = False
 
 
 class RowFailed(RuntimeError):

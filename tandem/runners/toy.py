@@ -48,18 +48,28 @@ class ToyConfig:
     """Parameters of a toy model; models of different `salt` are unrelated.
 
     `miss`: share of positions at which a draft with the target's salt disagrees. `step_seconds`: duration of a step.
-    `fails`: number of steps after which every step raises (0: never).
+    `fails`: number of steps after which every step raises (0: never). `head`: an EAGLE head (toy_head.py).
     """
 
     salt: int = 0
     miss: float = 0.0
     step_seconds: float = 0.0
     fails: int = 0
+    head: bool = False
+
+
+def toy_digest(tokens: Sequence[int], before: int = 0) -> int:
+    """What logits after `tokens` depend on; `before`: the digest of the tokens that stand before them."""
+    return zlib.crc32(np.asarray(tokens, dtype=np.uint32).tobytes(), before)
 
 
 def toy_logits(tokens: Sequence[int], config: ToyConfig) -> NDArray[np.float32]:
     """Logits [258], float32, after `tokens`; a test's whole expected output follows from this function."""
-    digest = zlib.crc32(np.asarray(tokens, dtype=np.uint32).tobytes())
+    return digest_logits(toy_digest(tokens), config)
+
+
+def digest_logits(digest: int, config: ToyConfig) -> NDArray[np.float32]:
+    """Logits [258], float32, after the tokens of a digest."""
     random = np.random.Generator(np.random.Philox(key=np.array([digest, config.salt], dtype=np.uint64)))
     logits = random.normal(size=VOCAB_SIZE).astype(np.float32) * 2
     if config.miss and random.random() < config.miss:
@@ -68,12 +78,16 @@ def toy_logits(tokens: Sequence[int], config: ToyConfig) -> NDArray[np.float32]:
 
 
 class ToyRunner:
-    """Implements the Runner protocol with `toy_logits`."""
+    """Implements the Runner protocol with `toy_logits`.
+
+    digests [slots, length]: the features that it hands out, those of the tokens up to each position.
+    """
 
     def __init__(self, limits: Limits, config: ToyConfig | None = None) -> None:
         self.config = config or ToyConfig()
         self.limits = limits
         self._steps = 0
+        self.digests = np.zeros((limits.slots, limits.max_length + limits.max_draft + limits.chunk), dtype=np.uint32)
         self._cache = np.full((limits.slots, limits.max_length + limits.max_draft + limits.chunk), -1, dtype=np.int64)
 
     @property
@@ -143,6 +157,9 @@ class ToyRunner:
 
     def _write(self, slot: int, start: int, tokens: Sequence[int]) -> None:
         self._cache[slot, start : start + len(tokens)] = tokens
+        digest = int(self.digests[slot, start - 1]) if start else 0
+        for position, token in enumerate(tokens, start):
+            self.digests[slot, position] = digest = toy_digest((token,), digest)
 
     def _work(self) -> None:
         self._steps += 1
@@ -225,7 +242,7 @@ class ToyText:
 
 
 class ToyBackend:
-    """Makes toy runners; a model is named by its parameters, as in "miss=0.3,step=0.01,salt=1,fails=100"."""
+    """Makes toy runners; a model is named by its parameters, as in "miss=0.3,step=0.01,salt=1,fails=100" or "head"."""
 
     loads_pairs = False
 
@@ -254,6 +271,15 @@ class ToyBackend:
     def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
         raise NotImplementedError("a toy model has no graphs")
 
+    def is_head(self, checkpoint: Checkpoint) -> bool:
+        return toy_config(checkpoint.name).head
+
+    def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
+        from tandem.runners.toy_head import ToyHead
+
+        assert isinstance(target, ToyRunner)
+        return ToyHead(target, toy_config(checkpoint.name))
+
     def fuses(self, request: LoadRequest) -> bool:
         return False
 
@@ -275,6 +301,7 @@ def toy_config(model: str) -> ToyConfig:
             float(values.pop("miss", 0)),
             float(values.pop("step", 0)),
             int(values.pop("fails", 0)),
+            values.pop("head", None) is not None,
         )
     except ValueError:
         values["unreadable"] = ""

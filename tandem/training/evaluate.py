@@ -78,7 +78,8 @@ def _training(folder: Path) -> dict[str, Any]:
     return json.loads(file.read_text())
 
 
-def _temperatures(text: str) -> tuple[float, ...]:
+def temperatures(text: str) -> tuple[float, ...]:
+    """Reads a list like 0,0.8. Raises ValueError."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = EvaluateConfig(
             args.draft_model,
             args.target_model,
-            _temperatures(args.temperatures),
+            temperatures(args.temperatures),
             tuple(args.curve),
             max_new_tokens=args.max_new_tokens,
             dtype=args.dtype,

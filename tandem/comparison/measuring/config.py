@@ -21,7 +21,7 @@ from tandem.speculation.types import Rule, SamplingParams
 DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda", "neuron")
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS: tuple[str, ...] = ("auto", "bfloat16", "float32", "int8", "q4", "as-stored")
-DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model")
+DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model", "eagle")
 PIPELINES: tuple[str, ...] = ("off", "on", "never-waiting", "auto")
 REQUESTS_PER_USER = 4
 """The least number of requests of a load, for each concurrent user."""

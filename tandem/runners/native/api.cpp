@@ -40,6 +40,11 @@ int tandem_set_head(void* model, const void* norm, const Matrix* head) try {
     return 0;
 } catch (...) { return 1; }
 
+// Steps write the hidden states after `layers` layers to features [slots, length, count, hidden], in the model's dtype.
+void tandem_hand_out(void* model, const int32_t* layers, int count, void* features) {
+    static_cast<Model*>(model)->hand_out(layers, count, features);
+}
+
 int64_t tandem_weight_bytes(void* model) { return int64_t(static_cast<Model*>(model)->weight_bytes()); }
 
 // Keys and values of 16 positions, as they lie in the caches of all layers.

@@ -90,6 +90,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_model_free": (None, (c_void_p,)),
     "tandem_set_layer": (c_int, (c_void_p, c_int, POINTER(LayerWeights))),
     "tandem_set_head": (c_int, (c_void_p, c_void_p, POINTER(Matrix))),
+    "tandem_hand_out": (None, (c_void_p, _INTS, c_int, c_void_p)),
     "tandem_weight_bytes": (c_int64, (c_void_p,)),
     "tandem_page_bytes": (c_int64, (c_void_p,)),
     **{name: (None, (c_void_p, *(c_int,) * 3, _INTS, c_void_p)) for name in ("tandem_save_pages", "tandem_load_pages")},

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.native.library import (
     NORMS,
     Ints,
@@ -75,7 +76,8 @@ class NativeModel:
         self.device, self.vocab_size, self.threads = "cpu", int(config.vocab_size), threads
         self.only: NDArray[np.int32] | None = None if only is None else np.array(only, dtype=np.int32)
         self.stands_for: Ints | None = None if only is None else ints(only)
-        self.most_tokens = most_tokens
+        self.most_tokens, self.layer_count = most_tokens, int(config.num_hidden_layers)
+        self._cache = slots, length
         self.library = threads.library
         self.outputs = module.get_output_embeddings().weight.shape[0] if only is None else len(only)
         self._scratch = np.empty((0, self.outputs), dtype=np.float32)
@@ -104,6 +106,13 @@ class NativeModel:
         head, _kept = packing.output(module.get_output_embeddings(), None if self.only is None else self.only.tolist())
         norm = module.base_model.norm.weight
         self._done(self.library.tandem_set_head(self.handle, norm.data_ptr(), ctypes.byref(head)))
+
+    def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
+        """From now on, steps also write the hidden states after so many `layers` (tandem/runners/eagle)."""
+        embedding = self._kept[0]
+        self._features = torch.zeros(*self._cache, len(layers) * embedding.shape[1], dtype=self.dtype)
+        self.library.tandem_hand_out(self.handle, ints(layers), len(layers), self._features.data_ptr())
+        return TargetFeatures(self._features, embedding)
 
     @property
     def weight_bytes(self) -> int:

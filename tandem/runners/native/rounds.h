@@ -15,6 +15,7 @@ public:
     virtual ~Model() = default;
     virtual void set_layer(int layer, const LayerWeights& weights) = 0;
     virtual void set_head(const void* norm, const Matrix& head) = 0;
+    virtual void hand_out(const int32_t* layers, int count, void* features) = 0;
     virtual void step(const Step& step) = 0;
     virtual const Shape& shape() const = 0;
     virtual void product(int layer, int which, const void* x, int tokens, float* to) const = 0;
@@ -46,6 +47,7 @@ public:
     template <class... Arguments> explicit Typed(Arguments&&... arguments) : transformer_(arguments...) {}
     void set_layer(int layer, const LayerWeights& weights) override { transformer_.set_layer(layer, weights); }
     void set_head(const void* norm, const Matrix& head) override { transformer_.set_head(norm, head); }
+    void hand_out(const int32_t* layers, int count, void* features) override { transformer_.hand_out(layers, count, features); }
     void step(const Step& step) override { transformer_.run(step); }
     const Shape& shape() const override { return transformer_.shape; }
     void product(int layer, int which, const void* x, int tokens, float* to) const override {

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.runners.batch_invariance import check_batch_invariance
+from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.native.drawing import DraftDraws
 from tandem.runners.native.library import Ints, RowBatch, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
@@ -126,6 +127,14 @@ class NativeRunner:
     def fused_with(self, draft: Runner) -> FusedStep | None:
         """Drafts and verifies in one call of the library, if the draft is native too."""
         return functools.partial(self._fused, draft) if isinstance(draft, NativeRunner) else None
+
+    @property
+    def layer_count(self) -> int:
+        return self.model.layer_count
+
+    def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
+        """Like HandsOutFeatures.hand_out; the steps write straight into the features."""
+        return self.model.hand_out(layers)
 
     def _fused(self, draft: NativeRunner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
         tails = _tails([row.propose for row in rows])

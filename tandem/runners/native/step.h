@@ -44,12 +44,28 @@ template <class D> void Transformer<D>::work(int thread) {
     share(place, step_.tokens, &layers_[0].qkv, [&](int t) {
         std::memcpy(&x_[t * hidden_], embedding_ + size_t(step_.ids[t]) * shape.hidden, shape.hidden * sizeof(stored));
     });
-    for (size_t i = 0; i < layers_.size(); i++) work_layer(layers_[i], i + 1 < layers_.size() ? &layers_[i + 1].qkv : &head_, thread, place);
+    for (size_t i = 0; i < layers_.size(); i++) {
+        copy_out(int(i), place);
+        work_layer(layers_[i], i + 1 < layers_.size() ? &layers_[i + 1].qkv : &head_, thread, place);
+    }
+    copy_out(int(layers_.size()), place);
     if (!step_.count) return;
     const Input<D> last = input(place, thread, head_, {x_.data(), hidden_, &final_norm_, step_.wanted}, step_.count);
     multiply(place, head_, nullptr, last, step_.count, [&](int panel, int wanted, v16f first, v16f second) {
         choose(thread, panel, wanted, first, second);
     });
+}
+
+// Hidden states change only in phases of their own, so a phase that copies them finds them whole and alters no other.
+template <class D> void Transformer<D>::copy_out(int layer, Place& place) {
+    const size_t count = taps_.size(), hidden = shape.hidden;
+    for (size_t i = 0; i < count; i++) {
+        if (taps_[i] != layer) continue;
+        share(place, step_.tokens, nullptr, [&](int t) {
+            const size_t row = size_t(step_.slots[t]) * shape.length + step_.positions[t];
+            std::memcpy(features_ + (row * count + i) * hidden, &x_[t * hidden_], hidden * sizeof(stored));
+        });
+    }
 }
 
 template <class D> void Transformer<D>::work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place) {

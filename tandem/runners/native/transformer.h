@@ -50,6 +50,8 @@ public:
     Transformer(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
     void set_layer(int layer, const LayerWeights& weights);
     void set_head(const void* norm, const Matrix& head);
+    // From now on, a step writes the hidden states after `layers` layers to features [slots, length, count, hidden].
+    void hand_out(const int32_t* layers, int count, void* features);
     void run(const Step& step);
     // Outputs [tokens, panels * 32] of x [tokens, inputs]: of q, k and v (0), o (1), gate and up (2) or down (3) of a layer,
     // or of the head for layer -1. Outputs lie as they are packed: 16 of the gate beside 16 of up.
@@ -91,6 +93,7 @@ private:
     };
 
     void work(int thread);
+    void copy_out(int layer, Place& place);
     void work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place);
     // A thread's part of a phase, in pieces or in panels; `then` is what the next phase reads.
     template <class Piece> void share(Place& place, int pieces, const Linear<D>* then, Piece piece);
@@ -120,6 +123,8 @@ private:
     std::vector<std::vector<Running>> running_;
     std::vector<Group> groups_;
     std::vector<Phase> phases_;
+    std::vector<int32_t> taps_;
+    stored* features_ = nullptr;
     Step step_{};
     int threads_;
 };
@@ -208,6 +213,12 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
 template <class D> void Transformer<D>::set_head(const void* norm, const Matrix& head) {
     final_norm_ = copied<stored>(norm, shape.hidden);
     head_ = Stack<D>{{{head, shape.outputs}}, shape.hidden}.packed(weights_, -INFINITY);
+}
+
+template <class D> void Transformer<D>::hand_out(const int32_t* layers, int count, void* features) {
+    taps_.assign(layers, layers + count);
+    features_ = static_cast<stored*>(features);
+    phases_ = std::vector<Phase>(10 * layers_.size() + 4 + count);
 }
 
 template <class D> void Transformer<D>::product(int index, int which, const void* x, int tokens, float* to) const {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.planning.cores import format_cores, parse_cores
 from tandem.runners.backends import LoadRequest, Unfused
@@ -68,6 +70,14 @@ class NxdiBackend:
             yield compile_nxdi(target, *own, _settings(apart.target), True)
             if apart.draft is not None:
                 yield compile_nxdi(draft, *own, _settings(apart.draft), False)
+
+    def is_head(self, checkpoint: Checkpoint) -> bool:
+        return is_head(Path(checkpoint.folder))
+
+    def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
+        raise ValueError(
+            "draft: EAGLE-3 heads are not served by NxD Inference here, but EAGLE-1 heads are: --draft model --eagle"
+        )
 
     def fuses(self, request: LoadRequest) -> bool:
         return _settings(request).pair != "apart"

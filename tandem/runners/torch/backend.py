@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from tandem.checkpoints.gguf_cache import unpacked
+from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.runners.backends import LoadRequest
 from tandem.runners.loading import load_runner
@@ -39,6 +41,14 @@ class TorchBackend:
 
     def compile(self, target: Checkpoint, draft: Checkpoint | None, request: LoadRequest, part: str) -> Iterator[str]:
         raise NotImplementedError("its graphs are made one by one (tandem/engine/compile_ahead.py)")
+
+    def is_head(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.gguf is None and is_head(Path(checkpoint.folder))
+
+    def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
+        from tandem.runners.eagle.load import load_head
+
+        return load_head(checkpoint, target, startup)
 
     def fuses(self, request: LoadRequest) -> bool:
         return False

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from tandem.runners.batch_invariance import check_fused_invariance, check_graph_invariance
+from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.protocol import (
     TAIL,
     FusedResult,
@@ -75,6 +76,9 @@ class GraphRunner(TorchRunner):
         super().__init__(model, limits, identity, verifies, exact)
         self._compiler_for, self._buckets = compiler_for, buckets_for(model.platform, limits, requested_buckets)
         self._fused: dict[int, FusedGraph] = {}
+
+    def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
+        raise ValueError("draft: an EAGLE head needs hidden states, which graphs keep; use --compile native or off")
 
     def warm_up(self, startup: Startup | None = None) -> None:
         startup = startup or Startup()

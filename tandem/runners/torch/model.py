@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tandem.runners.eagle.features import Taps, TargetFeatures, decoder_layers
 from tandem.runners.torch.kernels import ATTENTION, attention_rows, can_pack, pack_linears
 from tandem.runners.torch.platforms import Platform, platform_of
 from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
@@ -61,6 +62,7 @@ class TorchModel:
         self.columns = torch.arange(self.slots.length, dtype=self.ids, device=device)
         self._hidden = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=device)
         self._shown = torch.tensor(0.0, dtype=self.dtype, device=device)
+        self._taps: Taps | None = None
 
     @torch.inference_mode()
     def forward(
@@ -74,7 +76,22 @@ class TorchModel:
         length = length or self.slots.length
         positions = self._positions(starts, tokens.shape[1])
         self.slots.plan(list(slots), positions, length)
-        return self._run(tokens, positions, length, self.slots.cache, head)
+        out = self._run(tokens, positions, length, self.slots.cache, head)
+        if self._taps is not None:
+            self._taps.keep(slots, positions)
+        return out
+
+    @property
+    def layer_count(self) -> int:
+        return len(decoder_layers(self.module))
+
+    def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
+        """From now on, `forward` also keeps the hidden states after so many `layers` (tandem/runners/eagle)."""
+        embedding = self.module.get_input_embeddings().weight
+        shape = (self.slots.spare + 1, self.slots.length, len(layers) * embedding.shape[1])
+        values = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self._taps = Taps(self.module, layers, values)
+        return TargetFeatures(values, embedding)
 
     def traced(
         self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int, head: bool = True

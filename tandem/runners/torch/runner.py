@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from tandem.runners.batch_invariance import check_batch_invariance
+from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.protocol import (
     TAIL,
     FusedStep,
@@ -137,6 +138,14 @@ class TorchRunner:
     def fused_with(self, draft: Runner) -> FusedStep | None:
         return None
 
+    @property
+    def layer_count(self) -> int:
+        return self.model.layer_count
+
+    def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
+        """Like HandsOutFeatures.hand_out."""
+        return self.model.hand_out(layers)
+
     def _forward(self, slots: list[int], tokens: Sequence[Sequence[int]], starts: list[int]) -> Tensor:
         """Logits [batch, width, vocabulary] of a step padded to a batch bucket."""
         missing = self.shapes.batch(len(slots)) - len(slots)
@@ -160,8 +169,18 @@ class DraftedToken(NamedTuple):
     choice: SecondChoice | None = None
 
 
+class DraftVocabulary(Protocol):
+    """What the columns of a draft's logits stand for."""
+
+    def tokens_of(self, columns: Tensor) -> Tensor:
+        """Token ids of columns; same shape."""
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """float32 logits [..., vocabulary] from logits [..., columns]; -inf for tokens without a column."""
+
+
 def draft_each(
-    model: TorchModel, rows: Sequence[ProposeRow], logits: Tensor, drafts: Sequence[Sequence[DraftedToken]]
+    model: DraftVocabulary, rows: Sequence[ProposeRow], logits: Tensor, drafts: Sequence[Sequence[DraftedToken]]
 ) -> list[DraftedToken]:
     """The next draft token of every row after those of its draft, and what it was drawn from."""
     if all(row.plain and not row.chooses for row in rows):

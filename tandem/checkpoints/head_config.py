@@ -1,0 +1,214 @@
+"""Reads and writes the config.json of an EAGLE-3 head, in the two public layouts.
+
+SpecForge's layout (which SGLang and vLLM load) is the configuration of a Llama of one layer with `draft_vocab_size`.
+That of `speculators` (which vLLM loads) has the same fields in `transformer_layer_config`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tandem.checkpoints.locate import CheckpointError
+
+LAYOUTS = ("specforge", "speculators")
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
+TAPS = 3  # hidden states that a head reads: of a low, a middle and a high layer
+_LAYERS = "eagle_aux_hidden_state_layer_ids"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """The sizes of a head, and what it reads.
+
+    `layers`: after how many decoder layers of the target the three hidden states are taken; None: the usual ones
+    (`default_layers`). `norm_before_residual`: the residual stream starts from the normed feature. `rope`: as
+    `rope_parameters` of transformers.
+    """
+
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    target_hidden_size: int
+    layers: tuple[int, ...] | None = None
+    norm_before_residual: bool = False
+    attention_bias: bool = False
+    rms_norm_eps: float = 1e-5
+    max_position_embeddings: int = 2048
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+
+    def __post_init__(self) -> None:
+        for name in (
+            *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
+            *("vocab_size", "draft_vocab_size", "target_hidden_size"),
+        ):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not a number above 0")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads: {self.num_key_value_heads} do not divide {self.num_attention_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim: {self.head_dim} is odd")
+        if self.draft_vocab_size > self.vocab_size:
+            raise ValueError(f"draft_vocab_size: {self.draft_vocab_size} is above vocab_size {self.vocab_size}")
+        if self.layers is not None and (len(self.layers) != TAPS or min(self.layers) < 1):
+            raise ValueError(f"{_LAYERS}: {list(self.layers)} are not {TAPS} layers, counted from 1")
+
+    def taps(self, target_layers: int) -> tuple[int, ...]:
+        """After how many of the target's layers hidden states are taken. Raises ValueError if it has not so many."""
+        layers = default_layers(target_layers) if self.layers is None else self.layers
+        if max(layers) > target_layers:
+            raise ValueError(f"{_LAYERS}: {list(layers)} go beyond the target's {target_layers} layers")
+        return layers
+
+
+def default_layers(target_layers: int) -> tuple[int, ...]:
+    """The layers that vLLM and SGLang take features after if a head names none; all within a very small target."""
+    high = target_layers - 3 if target_layers > 5 else target_layers
+    return (min(2, target_layers), max(1, target_layers // 2), high)
+
+
+def is_head(folder: Path) -> bool:
+    """Whether a folder's config.json is that of an EAGLE-3 head."""
+    try:
+        return _is_head(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _is_head(config: Mapping[str, Any]) -> bool:
+    named = any(name in ARCHITECTURES for name in config.get("architectures") or ())
+    return named or config.get("speculators_model_type") == "eagle3"
+
+
+def read_head_config(folder: Path) -> HeadConfig:
+    """Reads either layout. Raises CheckpointError."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if not _is_head(config):
+            raise ValueError("not the configuration of an EAGLE-3 head")
+        return _parsed(config)
+    except OSError:
+        raise CheckpointError(f"{file}: missing, so {folder} is not a head's folder") from None
+    except KeyError as error:
+        raise CheckpointError(f"{file}: {error.args[0]} is missing") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file}: {error}") from None
+
+
+def _parsed(config: Mapping[str, Any]) -> HeadConfig:
+    layer = config.get("transformer_layer_config")
+    speculators = layer is not None
+    own: Mapping[str, Any] = layer if layer is not None else config
+    _check_supported(own)
+    hidden, heads = own["hidden_size"], own["num_attention_heads"]
+    return HeadConfig(
+        hidden_size=hidden,
+        num_attention_heads=heads,
+        num_key_value_heads=own.get("num_key_value_heads") or heads,
+        head_dim=own.get("head_dim") or hidden // heads,
+        intermediate_size=own["intermediate_size"],
+        vocab_size=own["vocab_size"],
+        draft_vocab_size=config.get("draft_vocab_size") or own["vocab_size"],
+        target_hidden_size=config.get("target_hidden_size") or hidden,
+        layers=_layers(config),
+        norm_before_residual=bool(config.get("norm_before_residual", speculators)),  # as vLLM has it
+        attention_bias=bool(own.get("attention_bias", False)),
+        rms_norm_eps=float(own.get("rms_norm_eps", 1e-6)),
+        max_position_embeddings=own.get("max_position_embeddings", 2048),
+        rope=_rope(own),
+    )
+
+
+def _check_supported(own: Mapping[str, Any]) -> None:
+    for name, wanted in (("num_hidden_layers", 1), ("hidden_act", "silu"), ("model_type", "llama")):
+        if own.get(name, wanted) != wanted:
+            raise ValueError(f"{name}: {own[name]!r} is not supported, only {wanted!r}")
+
+
+def _layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """vLLM counts the layers before the feature; SGLang, in `eagle_config`, names the layer whose output it is."""
+    eagle = config.get("eagle_config") or {}
+    if not eagle.get("use_aux_hidden_state", True):
+        raise ValueError("use_aux_hidden_state: false makes an EAGLE-1 head, which is not supported here")
+    if config.get(_LAYERS):
+        return tuple(config[_LAYERS])
+    return tuple(layer + 1 for layer in eagle[_LAYERS]) if eagle.get(_LAYERS) else None
+
+
+def _rope(own: Mapping[str, Any]) -> dict[str, Any]:
+    given = dict(own.get("rope_parameters") or own.get("rope_scaling") or {})
+    kind = given.pop("type", None)
+    given.setdefault("rope_type", kind or "default")
+    given.setdefault("rope_theta", own.get("rope_theta", 10000.0))
+    return given
+
+
+def write_head_config(folder: Path, head: HeadConfig, layout: str, dtype: str, verifier: str = "") -> None:
+    """Writes config.json. `dtype`: that of the weights. `verifier`: the target's name, which speculators' layout has.
+
+    Raises ValueError for an unknown layout.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: {layout!r} is not one of {', '.join(LAYOUTS)}")
+    config = _specforge(head, dtype) if layout == "specforge" else _speculators(head, dtype, verifier)
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _llama(head: HeadConfig) -> dict[str, Any]:
+    scaled = {name: value for name, value in head.rope.items() if name != "rope_theta"}
+    return {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": head.hidden_size,
+        "intermediate_size": head.intermediate_size,
+        "num_attention_heads": head.num_attention_heads,
+        "num_key_value_heads": head.num_key_value_heads,
+        "head_dim": head.head_dim,
+        "num_hidden_layers": 1,
+        "attention_bias": head.attention_bias,
+        "rms_norm_eps": head.rms_norm_eps,
+        "max_position_embeddings": head.max_position_embeddings,
+        "rope_theta": head.rope["rope_theta"],
+        "rope_scaling": None if scaled.get("rope_type") == "default" else scaled,
+        "tie_word_embeddings": False,
+        "vocab_size": head.vocab_size,
+    }
+
+
+def _own(head: HeadConfig, dtype: str) -> dict[str, Any]:
+    layers = {} if head.layers is None else {_LAYERS: list(head.layers)}
+    sizes = {"draft_vocab_size": head.draft_vocab_size, "target_hidden_size": head.target_hidden_size}
+    return {**sizes, **layers, "norm_before_residual": head.norm_before_residual, "torch_dtype": dtype}
+
+
+def _specforge(head: HeadConfig, dtype: str) -> dict[str, Any]:
+    eagle: dict[str, Any] = {"use_aux_hidden_state": True}
+    if head.layers is not None:
+        eagle[_LAYERS] = [layer - 1 for layer in head.layers]
+    return {"architectures": [ARCHITECTURES[0]], **_llama(head), **_own(head, dtype), "eagle_config": eagle}
+
+
+def _speculators(head: HeadConfig, dtype: str, verifier: str) -> dict[str, Any]:
+    greedy = {"proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [greedy],
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
+        "transformer_layer_config": _llama(head),
+        **_own(head, dtype),
+    }

@@ -1,0 +1,92 @@
+"""Keeps the hidden states that a target's steps hand out, by slot and position, on the target's device.
+
+They are a cache like that of keys and values: a step writes them for every token that it feeds, those of a committed
+prefix stay valid, and the rest is overwritten. Rolling back costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFeatures:
+    """values: [slots, length, 3 * hidden], written by the target's steps. embedding: its own, [vocabulary, hidden]."""
+
+    values: Tensor
+    embedding: Tensor
+
+    def at(self, slots: Tensor, positions: Tensor) -> Tensor:
+        """Features [rows, width, 3 * hidden] at positions [rows, width] of slots [rows]; zeros before position 0.
+
+        What is not finite counts as 0, or it would spread to all later tokens through the head's cache.
+        """
+        length = self.values.shape[1]
+        found = self.values[slots[:, None], positions.clamp(0, length - 1)]
+        return torch.where((positions >= 0)[..., None], found, 0).nan_to_num(0.0, 0.0, 0.0)
+
+
+@runtime_checkable
+class HandsOutFeatures(Protocol):
+    """A target's runner whose steps can hand out hidden states."""
+
+    @property
+    def layer_count(self) -> int:
+        """Decoder layers of the target."""
+
+    def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
+        """From now on every step writes the hidden states after so many `layers` to the features returned.
+
+        The steps' results stay the same to the bit. Call it once, on the device thread. Raises ValueError, one line,
+        if these steps cannot.
+        """
+
+
+class Taps:
+    """Copies hidden states out of a transformers module as it runs, without changing what it computes."""
+
+    def __init__(self, module: Any, layers: Sequence[int], values: Tensor) -> None:
+        self.values, self._caught = values, dict[int, Tensor]()
+        self._layers, decoders = tuple(layers), decoder_layers(module)
+        for layer in sorted(set(layers)):
+            if layer < len(decoders):
+                decoders[layer].register_forward_pre_hook(self._before(layer), with_kwargs=True)
+            else:
+                decoders[-1].register_forward_hook(self._after(layer))
+
+    def _before(self, layer: int) -> Any:
+        def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._caught[layer] = args[0] if args else kwargs["hidden_states"]
+
+        return catch
+
+    def _after(self, layer: int) -> Any:
+        def catch(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            self._caught[layer] = output[0] if isinstance(output, tuple) else output
+
+        return catch
+
+    def caught(self) -> Tensor:
+        """The features of the module's last run, [rows, width, 3 * hidden]."""
+        return torch.cat([self._caught[layer] for layer in self._layers], dim=-1)
+
+    def keep(self, slots: Sequence[int], positions: Tensor) -> None:
+        """Stores the features of the last run at positions [rows, width] of `slots`."""
+        which = torch.tensor(list(slots), device=positions.device)
+        self.values[which[:, None], positions] = self.caught()
+        self._caught.clear()
+
+
+def decoder_layers(module: Any) -> nn.ModuleList:
+    """The decoder layers of a model of the Llama or Qwen kind. Raises ValueError."""
+    layers = getattr(module.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ValueError(
+            f"draft: an EAGLE head reads a decoder's layers, and {module.config.model_type} has none named so"
+        )
+    return layers

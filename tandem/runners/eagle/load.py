@@ -1,0 +1,57 @@
+"""Loads a head next to its target. Raises one-line errors that name what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tandem.checkpoints.head_config import HeadConfig
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
+from tandem.runners.eagle.features import HandsOutFeatures
+from tandem.runners.protocol import Runner, RunnerIdentity
+from tandem.runners.startup import Startup
+from tandem.runners.torch.platforms import platform_of
+
+
+def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup) -> Runner:
+    """Loads the head of `checkpoint` for a loaded target; on the device thread. Raises ValueError, one line."""
+    if not isinstance(target, HandsOutFeatures):
+        raise ValueError(
+            "draft: an EAGLE head needs the target's hidden states, which a target shared by several processes does"
+            " not hand out; leave --tp_degree out, or use --draft model"
+        )
+    from tandem.runners.eagle.files import read_head
+    from tandem.runners.eagle.runner import EagleRunner
+
+    folder = Path(checkpoint.folder)
+    with startup.stage("loading"):
+        head, own_embedding = read_head(folder)
+    config = head.config
+    layers = config.taps(target.layer_count)
+    _check_vocabulary(folder, config, target)
+    features = target.hand_out(layers)
+    if features.values.shape[2] != len(layers) * config.target_hidden_size:
+        hidden = features.values.shape[2] // len(layers)
+        raise CheckpointError(
+            f"{folder}: made for a hidden size of {config.target_hidden_size}, the target's is {hidden}"
+        )
+    embedding = features.embedding if own_embedding is None else own_embedding.to(features.embedding)
+    if embedding.shape[1] != config.hidden_size:
+        raise CheckpointError(f"{folder}: without embed_tokens it needs the target's hidden size, {embedding.shape[1]}")
+    head = head.to(device=features.values.device, dtype=features.values.dtype)
+    platform, dtype = platform_of(target.identity.device), str(features.values.dtype).removeprefix("torch.")
+    identity = RunnerIdentity(
+        model_name=checkpoint.name,
+        weights_revision=weights_revision(checkpoint),
+        dtype=dtype,
+        device=platform.name,
+        backend="torch",
+        refeeds=True,
+    )
+    return EagleRunner(head, features, embedding, target.limits, identity, platform)
+
+
+def _check_vocabulary(folder: Path, config: HeadConfig, target: Runner) -> None:
+    if config.vocab_size != target.limits.vocab_size:
+        raise CheckpointError(
+            f"{folder}: made for a vocabulary of {config.vocab_size}, the target's is {target.limits.vocab_size}"
+        )

@@ -1,0 +1,1 @@
+"""Makes and judges EAGLE-3 heads: features, train, evaluate."""

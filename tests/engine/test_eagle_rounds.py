@@ -1,0 +1,139 @@
+"""Rounds of a toy head, an oracle: with the right features fed at the right time it is always right, else it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.engine.batcher import Batcher
+from tandem.engine.drafting import load_drafting
+from tandem.engine.loading import DraftChoice, ModelConfig, load_pair
+from tandem.runners.loading import Shape
+from tandem.runners.protocol import RowFailed, VerifyRow
+from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.runners.toy_head import ToyHead
+from tandem.speculation.types import Rule, Verdict
+from tests.support import GREEDY, SAMPLED, answer, fused_site, ids, oracle, run, toy
+
+PROMPT = b"a prompt of more tokens than a prefill step takes"
+WRONG = ToyConfig(salt=4)
+
+
+class FailsOnce(ToyRunner):
+    """A target of which one row fails, in the given verification."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.left = 3
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        self.left -= 1
+        return [RowFailed("a failure")] * len(rows) if not self.left else super().verify(rows)
+
+
+def pair(config: ToyConfig = ToyConfig(), slots: int = 4, kind: Any = ToyRunner) -> tuple[ToyRunner, ToyHead]:  # noqa: B008
+    target = toy(slots=slots, kind=kind)
+    return target, ToyHead(target, config)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
+def test_a_head_that_gets_every_feature_is_always_right(k: int, sampling: Any) -> None:
+    async def test() -> None:
+        async with fused_site(*pair(), kind="eagle") as site, site.client() as client:
+            for prompt in (PROMPT, b"a", b"ab"):
+                got = await answer(client.generate, ids(prompt, 60, sampling=sampling, speculation_length=k))
+                assert got.token_ids == oracle(prompt, sampling, 60)
+                stats = got.completion.stats
+                assert stats.accepted == stats.drafted > 0, prompt
+                assert stats.rounds == -(-60 // (k + 1))
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hybrid"])
+@pytest.mark.parametrize("config", [ToyConfig(miss=0.4), WRONG])
+def test_a_wrong_head_lowers_acceptance_and_changes_no_token(config: ToyConfig, kind: str) -> None:
+    async def test() -> None:
+        async with fused_site(*pair(config, slots=2), kind=kind) as site, site.client() as client:
+            asked = [
+                ids(PROMPT[: 4 + 9 * i], 60 if i else 155, sampling=replace(SAMPLED, seed=i) if i % 2 else GREEDY)
+                for i in range(5)
+            ]
+            answers = await asyncio.gather(*(answer(client.generate, one) for one in asked))
+            for one, got in zip(asked, answers, strict=True):
+                assert got.token_ids == oracle(one.token_ids, one.sampling, one.max_new_tokens)
+                assert got.completion.stats.accepted < got.completion.stats.drafted
+
+    run(test())
+
+
+def test_a_head_that_errs_now_and_then_is_right_again_after_a_rejection() -> None:
+    """A stale row would make every later draft wrong."""
+
+    async def test() -> None:
+        async with fused_site(*pair(ToyConfig(miss=0.2)), kind="eagle") as site, site.client() as client:
+            got = await answer(client.generate, ids(PROMPT, 100, speculation_length=4))
+            stats = got.completion.stats
+            assert got.token_ids == oracle(PROMPT, GREEDY, 100)
+            assert stats.drafted > stats.accepted > 0.45 * stats.drafted
+
+    run(test())
+
+
+def test_after_a_failed_row_the_head_is_right_again() -> None:
+    async def test() -> None:
+        async with fused_site(*pair(kind=FailsOnce), kind="eagle") as site, site.client() as client:
+            got = await answer(client.generate, ids(PROMPT, 60, speculation_length=4))
+            stats = got.completion.stats
+            assert got.token_ids == oracle(PROMPT, GREEDY, 60)
+            assert stats.accepted == stats.drafted > 40
+
+    run(test())
+
+
+def test_rejection_repeats_and_keeps_the_greedy_tokens() -> None:
+    async def test() -> None:
+        async with fused_site(*pair(ToyConfig(miss=0.3)), kind="eagle") as site, site.client() as client:
+            greedy = await answer(client.generate, ids(PROMPT, 40, rule=Rule.REJECTION, speculation_length=4))
+            assert greedy.token_ids == oracle(PROMPT, GREEDY, 40)
+            sampled = ids(PROMPT, 40, sampling=SAMPLED, rule=Rule.REJECTION, speculation_length=4)
+            first, again = [await answer(client.generate, sampled) for _ in range(2)]
+            assert first.token_ids == again.token_ids and first.completion.stats.accepted > 0
+
+    run(test())
+
+
+def test_a_drafter_is_chosen_by_its_model_and_served_beside_a_target_alone() -> None:
+    def config(kind: str, model: str | None) -> ModelConfig:
+        return ModelConfig(shape=Shape(2), draft=DraftChoice(kind, model), backend="toy")
+
+    async def loaded(config: ModelConfig) -> str:
+        batcher = Batcher("test")
+        try:
+            _, draft = await load_pair(config, batcher)
+            assert draft is not None
+            return type(draft.runner).__name__
+        finally:
+            await batcher.close()
+
+    async def test() -> None:
+        for kind in ("eagle", "hybrid", "model", "auto"):
+            assert await loaded(config(kind, "head,miss=0.1")) == "ToyHead"
+        assert await loaded(config("hybrid", "miss=0.1")) == "ToyRunner"
+        with pytest.raises(ValueError, match="eagle needs an EAGLE-3 head"):
+            await loaded(config("eagle", "miss=0.1"))
+        with pytest.raises(ValueError, match="no EAGLE head is shipped"):
+            await loaded(config("eagle", None))
+        batcher = Batcher("test")
+        try:
+            with pytest.raises(ValueError, match="needs its target in the same process"):
+                await load_drafting(config("eagle", "head"), batcher)
+        finally:
+            await batcher.close()
+
+    run(test())

@@ -1,0 +1,305 @@
+"""features, train and evaluate of EAGLE-3 heads, on a tiny Llama over bytes whose text a head can learn in seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from tandem.checkpoints.head_config import read_head_config
+from tandem.checkpoints.locate import find, weights_revision
+from tandem.comparison.measuring.workloads import Prompt
+from tandem.runners.eagle.features import TargetFeatures
+from tandem.runners.eagle.files import read_head
+from tandem.runners.eagle.module import EagleHead
+from tandem.runners.eagle.runner import EagleRunner
+from tandem.runners.loading import Execution
+from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, RunnerIdentity
+from tandem.runners.torch.platforms import platform_of
+from tandem.speculation.types import SamplingParams
+from tandem.training.heads import evaluate as evaluation
+from tandem.training.heads.data import read_head_data
+from tandem.training.heads.evaluate import HeadEvaluation, evaluate
+from tandem.training.heads.features import FeatureFolder, FeaturesConfig, make_features
+from tandem.training.heads.loop import HeadTraining
+from tandem.training.heads.loss import head_states, make_head_batch
+from tandem.training.heads.settings import HeadTrainConfig
+from tandem.training.heads.train import main as train_main
+from tandem.training.heads.train import train
+from tandem.training.shards import ShardFolder, TrainingSequence, join, split
+from tests.runners.tiny import byte_tokenizer
+
+KINDS = ("code", "prose")
+LENGTH = 24
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """A second thread would wait after each of thousands of tiny operations."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of 258 tokens whose choices are clear, and follow mostly from the last token."""
+    folder = tmp_path_factory.mktemp("target")
+    byte_tokenizer().save_pretrained(folder)
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    module = LlamaForCausalLM(LlamaConfig(vocab_size=258, num_hidden_layers=3, eos_token_id=1, **sizes))
+    module.lm_head.weight.data *= 10
+    module.model.embed_tokens.weight.data *= 20
+    module.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards of greedy continuations, as `generate` writes them, with features."""
+    folder = tmp_path_factory.mktemp("data")
+    module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    shards, random = ShardFolder(folder), np.random.default_rng(0)
+    shards.claim({"target": weights_revision(find(str(target))), "seed": 1})
+    for number in range(2):
+        shards.write(number, join(continuations(module, random)))
+    assert make_features(FeaturesConfig(folder, str(target), dtype="float32"), quiet) == 2
+    return folder
+
+
+def continuations(module: Any, random: np.random.Generator) -> list[TrainingSequence]:
+    """Greedy continuations of prompts of 1 to 4 tokens, eight of each length."""
+    made = []
+    for size in range(1, 5):
+        prompts = random.integers(2, 258, (8, size))
+        tokens = torch.from_numpy(prompts)
+        with torch.inference_mode():
+            while tokens.shape[1] < size + LENGTH:
+                tokens = torch.cat((tokens, module(tokens).logits[:, -1:].argmax(-1)), 1)
+            best = module(tokens).logits[:, size - 1 : -1].log_softmax(-1).topk(8)
+        for row in range(8):
+            prompt, answer = tokens[row, :size].numpy(), tokens[row, size:].numpy()
+            ids, logprobs = best.indices[row].numpy(), best.values[row].numpy()
+            made.append(
+                TrainingSequence(
+                    KINDS[row % 2],
+                    0.0,
+                    prompt.astype(np.int32),
+                    answer.astype(np.int32),
+                    ids.astype(np.int32),
+                    logprobs.astype(np.float16),
+                )
+            )
+    return made
+
+
+def training(target: Path, data: Path, output: Path, **changes: Any) -> HeadTrainConfig:
+    config = HeadTrainConfig(
+        data, output, str(target), vocabulary=200, steps=3, epochs=10, batch=160, rate=5e-3, warm_up=5, dtype="float32"
+    )
+    return replace(config, **changes)
+
+
+@pytest.fixture(scope="module")
+def trained(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("trained") / "head"
+    return folder, train(training(target, data, folder), quiet)
+
+
+def test_features_are_the_hidden_states_that_transformers_reports(target: Path, data: Path) -> None:
+    module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    folder = FeatureFolder(data)
+    assert folder.meta()["layers"] == [2, 1, 3]
+    start, features = 0, folder.read(1)
+    for one in list(split(ShardFolder(data).read(1)))[:9]:
+        own = np.concatenate((one.prompt, one.answer)).astype(np.int64)
+        with torch.inference_mode():
+            states = module(torch.from_numpy(own)[None], output_hidden_states=True).hidden_states
+            last: list[torch.Tensor] = []
+            handle = module.model.norm.register_forward_pre_hook(lambda _, args, last=last: last.append(args[0]))
+            module(torch.from_numpy(own)[None])
+            handle.remove()
+        wanted = torch.cat([states[2], states[1], last[0]], -1)[0]
+        torch.testing.assert_close(features[start : start + len(own)].float(), wanted, rtol=0.02, atol=0.02)
+        start += len(own)
+
+
+def test_features_cut_short_go_on_and_give_the_same(target: Path, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    again = FeatureFolder(tmp_path / "data")
+    (tmp_path / "data" / "features" / "features-00001.npy").unlink()
+    assert again.missing() == [1]
+    kept = (tmp_path / "data" / "features" / "features-00000.npy").stat().st_mtime_ns
+    make_features(FeaturesConfig(tmp_path / "data", str(target), dtype="float32"), quiet)
+    assert (tmp_path / "data" / "features" / "features-00000.npy").stat().st_mtime_ns == kept
+    assert torch.equal(again.read(1), FeatureFolder(data).read(1))
+
+
+def test_a_head_trained_for_seconds_agrees_with_its_target_far_more_than_chance(trained: tuple[Path, Any]) -> None:
+    _, report = trained
+    shares = report["held_out_acceptance"]["all"]
+    assert shares[0] > 0.3 and len(shares) == 3
+    assert all(later <= before for before, later in itertools.pairwise(shares))
+
+
+def test_training_cut_short_resumes_to_the_same_weights(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(training(target, data, tmp_path / "whole", epochs=2), quiet)
+    one, done = HeadTraining._one, []
+
+    def stops(self: HeadTraining, group: list[int]) -> None:
+        if len(done) == 7:
+            raise KeyboardInterrupt
+        one(self, group)
+        done.append(group)
+        self.save()
+
+    monkeypatch.setattr(HeadTraining, "_one", stops)
+    with pytest.raises(KeyboardInterrupt):
+        train(training(target, data, tmp_path / "cut", epochs=2), quiet)
+    assert (tmp_path / "cut" / "training_state.pt").is_file()
+    monkeypatch.setattr(HeadTraining, "_one", one)
+    said: list[str] = []
+    again = train(training(target, data, tmp_path / "cut", epochs=2), said.append)
+    assert "resuming from step 7" in said and again["steps"] == whole["steps"] > 7
+    assert (tmp_path / "cut" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+    assert not (tmp_path / "cut" / "training_state.pt").exists()
+
+
+def test_kinds_held_out_are_not_trained_on_and_are_measured(target: Path, data: Path, tmp_path: Path) -> None:
+    config = training(target, data, tmp_path, held_out_kinds=("code",), epochs=0.5)
+    read = read_head_data(config, weights_revision(find(str(target))), 258)
+    assert {one.sequence.kind for one in read.train} == {"prose"}
+    assert sum(one.sequence.kind == "code" for one in read.held_out) == 32
+    assert "code" in train(config, quiet)["held_out_acceptance"]
+    with pytest.raises(ValueError, match="held-out-kinds: the data has no jokes, only code, prose"):
+        train(replace(config, held_out_kinds=("jokes",)), quiet)
+
+
+def test_what_does_not_fit_is_refused_by_name(
+    target: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ValueError, match="holds data of the target"):
+        make_features(FeaturesConfig(data), quiet)
+    with pytest.raises(ValueError, match=r"layers: \[1, 2, 9\] are not three of the target's 3"):
+        make_features(FeaturesConfig(data, str(target), (1, 2, 9)), quiet)
+    with pytest.raises(ValueError, match="holds data made with layers"):
+        make_features(FeaturesConfig(data, str(target), (1, 2, 2), dtype="float32"), quiet)
+    shutil.copytree(data, tmp_path / "data")
+    (tmp_path / "data" / "features" / "features-00001.npy").unlink()
+    with pytest.raises(ValueError, match=r"1 shards have no features; run tandem\.training\.heads\.features"):
+        train(training(target, tmp_path / "data", tmp_path / "head"), quiet)
+    with pytest.raises(ValueError, match="layout: 'zip' is not one of specforge, speculators"):
+        training(target, data, tmp_path, layout="zip")
+    assert train_main(["--data", str(tmp_path / "none"), "--output", str(tmp_path / "x"), "--steps", "0"]) == 2
+    assert capsys.readouterr().err == "train: steps: 0 is below 1\n"
+
+
+def test_training_sees_what_drafting_sees(target: Path, data: Path, trained: tuple[Path, Any]) -> None:
+    """Step s of the training-time test at a row is the s-th further token of a draft, to rounding."""
+    head, _ = read_head(trained[0])
+    embedding = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).get_input_embeddings().weight.detach()
+    config = training(target, data, trained[0])
+    read = read_head_data(config, weights_revision(find(str(target))), 258)
+    (one, features), *_ = read.with_features(read.held_out[:1])
+    tokens = np.concatenate((one.prompt, one.answer)).tolist()
+    with torch.inference_mode():
+        states = head_states(head, embedding, make_head_batch([(one, features)]), 3)
+    for begin in (4, 11, 19):  # tokens known
+        expected = [head.logits(states[s])[0, begin - 2 + s] for s in range(3)]
+        for s, logits in enumerate(drafted_logits(head, embedding, features.float(), tokens, begin)):
+            torch.testing.assert_close(logits, expected[s], rtol=1e-4, atol=1e-4)
+
+
+def drafted_logits(
+    head: EagleHead, embedding: torch.Tensor, features: torch.Tensor, tokens: list[int], known: int
+) -> list[torch.Tensor]:
+    """The logits of three draft tokens after `known` tokens, where the drafts are made to be those of the text."""
+    seen: list[torch.Tensor] = []
+    limits, identity = Limits(1, 64, 4, 8, 258), RunnerIdentity("head", "", "float32", "cpu", "torch")
+    given = TargetFeatures(features[None], embedding)
+    runner = EagleRunner(head, given, embedding, limits, identity, platform_of("cpu"))
+    for start in range(0, known - 2, 8):
+        runner.prefill([PrefillRow(0, start, tuple(tokens[start : min(start + 8, known - 2)]))])
+    columns = {token: column for column, token in enumerate(head.token_ids.tolist())}
+    logits_of = head.logits
+
+    def forced(hidden: torch.Tensor) -> torch.Tensor:
+        logits = logits_of(hidden)
+        seen.append(logits[0])
+        forced = torch.full_like(logits, -1.0)
+        forced[:, columns[tokens[known + len(seen) - 1]]] = 1.0
+        return forced
+
+    head.logits = forced  # type: ignore[method-assign]
+    try:
+        runner.propose([ProposeRow(0, known - 1, tuple(tokens[known - 2 : known]), 3, SamplingParams())])
+    finally:
+        del head.logits
+    return seen
+
+
+@pytest.mark.parametrize(("config", "model"), [(Qwen2Config, Qwen2ForCausalLM), (Qwen3Config, Qwen3ForCausalLM)])
+def test_the_same_commands_make_a_head_for_a_qwen(tmp_path: Path, config: Any, model: Any) -> None:
+    folder, data, head = tmp_path / "target", tmp_path / "data", tmp_path / "head"
+    byte_tokenizer().save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+    module = model(config(vocab_size=258, num_hidden_layers=6, eos_token_id=1, head_dim=16, **sizes)).eval()
+    module.save_pretrained(folder)
+    shards = ShardFolder(data)
+    shards.claim({"target": weights_revision(find(str(folder)))})
+    shards.write(0, join(continuations(module, np.random.default_rng(1))))
+    make_features(FeaturesConfig(data, str(folder)), quiet)
+    arguments = ["--data", str(data), "--output", str(head), "--target_model", str(folder), "--epochs", "0.3"]
+    assert train_main([*arguments, "--layout", "speculators", "--dtype", "float16"]) == 0
+    assert read_head_config(head).layers == (2, 3, 3)
+    prompts, execution = (Prompt("a", "code", "def", False),), Execution("cpu", "float32", compile="native")
+    (found,) = asyncio.run(
+        evaluate(HeadEvaluation(head, str(folder), (0.0,), prompts, 2, 6, execution), quiet),
+    )
+    assert found["kinds"]["all"]["drafted"][0] > 0 and found["backend"] == "native"
+
+
+def test_evaluate_measures_every_kind_and_writes_the_card(
+    target: Path, trained: tuple[Path, Any], tmp_path: Path
+) -> None:
+    head = shutil.copytree(trained[0], tmp_path / "head")
+    prompts = (Prompt("a", "code", "def", False), Prompt("b", "prose", "The", False), Prompt("c", "prose", "An", False))
+    execution = Execution("cpu", "float32", compile="off")
+    config = HeadEvaluation(head, str(target), (0.0, 0.9), prompts, k=3, max_new_tokens=30, execution=execution)
+    greedy, sampled = asyncio.run(evaluate(config, quiet))
+    assert list(greedy["kinds"]) == ["all", "code, raw", "prose, raw"] and sampled["temperature"] == 0.9
+    total = greedy["kinds"]["all"]
+    assert total["prompts"] == 3 and total["tokens"] >= total["rounds"] > 0
+    assert total["tokens_per_round"] > 1.3, "no better than chance"
+    assert json.loads((head / "acceptance.json").read_text()) == [greedy, sampled]
+    card = (head / "README.md").read_text()
+    assert "EAGLE-3 head" in card and "| prose, raw |" in card and "700,000" in card
+    assert evaluation.main(["--draft_model", str(tmp_path), "--target_model", str(target)]) == 2
