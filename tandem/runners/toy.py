@@ -87,6 +87,7 @@ class ToyRunner:
         self.config = config or ToyConfig()
         self.limits = limits
         self._steps = 0
+        self.hands_out = False
         self.digests = np.zeros((limits.slots, limits.max_length + limits.max_draft + limits.chunk), dtype=np.uint32)
         self._cache = np.full((limits.slots, limits.max_length + limits.max_draft + limits.chunk), -1, dtype=np.int64)
 
@@ -103,7 +104,7 @@ class ToyRunner:
 
     @property
     def page_bytes(self) -> int:
-        return PAGE * self._cache.itemsize
+        return 0 if self.hands_out else PAGE * self._cache.itemsize
 
     def page_store(self, pages: int) -> ToyPages:
         return ToyPages(self._cache, pages)

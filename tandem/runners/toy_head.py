@@ -30,6 +30,7 @@ class ToyHead(ToyRunner):
     def __init__(self, target: ToyRunner, config: ToyConfig) -> None:
         super().__init__(target.limits, config)
         self._target = target
+        self.hands_out = target.hands_out = True  # neither is whole without features, which are no part of a page
         self._rows = np.zeros_like(target.digests)  # what the head cached for each token
 
     @property

@@ -12,6 +12,7 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import load_drafting
 from tandem.engine.loading import DraftChoice, ModelConfig, load_pair
+from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import RowFailed, VerifyRow
 from tandem.runners.toy import ToyConfig, ToyRunner
@@ -51,6 +52,20 @@ def test_a_head_that_gets_every_feature_is_always_right(k: int, sampling: Any) -
                 stats = got.completion.stats
                 assert stats.accepted == stats.drafted > 0, prompt
                 assert stats.rounds == -(-60 // (k + 1))
+
+    run(test())
+
+
+def test_prefixes_of_a_target_whose_features_a_head_reads_are_not_kept() -> None:
+    async def test() -> None:
+        target, head = pair()
+        async with fused_site(target, head, kind="eagle") as site, site.client() as client:
+            await share_prefixes([site.engine], PrefixSharing("all", 1), lambda: "")
+            for _ in range(2):
+                got = await answer(client.generate, ids(PROMPT, 30))
+                stats = got.completion.stats
+                assert stats.accepted == stats.drafted > 0 and not stats.cached_prompt_tokens
+        assert head.page_bytes == target.page_bytes == 0 < toy().page_bytes
 
     run(test())
 

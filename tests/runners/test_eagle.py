@@ -132,7 +132,9 @@ def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path,
         try:
             runner: Any = (await load(models(target, how, dtype, DraftChoice("ngram")), batcher)).runner
             before = logits_of(runner)
+            assert runner.page_bytes
             features = runner.hand_out((1, 1, 2))
+            assert runner.page_bytes == 0, "pages hold no features"
             after = logits_of(runner)
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
             assert features.values[0, :13].abs().sum() > 0

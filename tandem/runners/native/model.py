@@ -78,6 +78,7 @@ class NativeModel:
         self.stands_for: Ints | None = None if only is None else ints(only)
         self.most_tokens, self.layer_count = most_tokens, int(config.num_hidden_layers)
         self._cache = slots, length
+        self._features: torch.Tensor | None = None
         self.library = threads.library
         self.outputs = module.get_output_embeddings().weight.shape[0] if only is None else len(only)
         self._scratch = np.empty((0, self.outputs), dtype=np.float32)
@@ -106,6 +107,11 @@ class NativeModel:
         head, _kept = packing.output(module.get_output_embeddings(), None if self.only is None else self.only.tolist())
         norm = module.base_model.norm.weight
         self._done(self.library.tandem_set_head(self.handle, norm.data_ptr(), ctypes.byref(head)))
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether `hand_out` was called."""
+        return self._features is not None
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """From now on, steps also write the hidden states after so many `layers` (tandem/runners/eagle)."""

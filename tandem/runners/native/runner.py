@@ -67,7 +67,8 @@ class NativeRunner:
     @property
     def page_bytes(self) -> int:
         """Like CopiesPages. A draft's bits are the same by construction; a target's were checked too."""
-        return page_bytes(self.model) if self.shapes.bit_exact or not self._verifies else 0
+        exact = self.shapes.bit_exact or not self._verifies
+        return page_bytes(self.model) if exact and not self.model.hands_out else 0
 
     def page_store(self, pages: int) -> NativePages:
         return NativePages(self.model, pages)

@@ -82,6 +82,11 @@ class TorchModel:
         return out
 
     @property
+    def hands_out(self) -> bool:
+        """Whether `hand_out` was called."""
+        return self._taps is not None
+
+    @property
     def layer_count(self) -> int:
         return len(decoder_layers(self.module))
 
