@@ -108,33 +108,15 @@ async def start(stack: contextlib.AsyncExitStack, arguments: argparse.Namespace)
     logs = stack.enter_context(tempfile.TemporaryDirectory(prefix="never-waiting"))
     fleet = await stack.enter_async_context(Fleet(Path(logs)))
     link = await stack.enter_async_context(DelayLink())
-    serving = [
-        "--role",
-        "target",
-        "--port",
-        "0",
-        "--prefix_sharing",
-        "off",
-        *_backend(arguments),
-        *arguments.target_args,
-    ]
+    common = ["--port", "0", "--prefix_sharing", "off"]  # each way processes its prompts
+    serving = ["--role", "target", *common, *_backend(arguments), *arguments.target_args]
     target = await fleet.start("target", [*_on(arguments.target_cores), *LAUNCH, *serving])
     address = await link.listen(target.address)
     host, _, port = address.rpartition(":")
     client = await stack.enter_async_context(GenerationClient.connect(address, "TargetVerifier"))
     contenders = [Contender(PLAIN, client, split=False)]
     for mode in dict.fromkeys((WAITING, *arguments.modes)):
-        worker = [
-            *_on(arguments.draft_cores),
-            *LAUNCH,
-            "--role",
-            "draft_worker",
-            "--port",
-            "0",
-            "--prefix_sharing",
-            "off",
-        ]
-        worker += _drafts(arguments)
+        worker = [*_on(arguments.draft_cores), *LAUNCH, "--role", "draft_worker", *common, *_drafts(arguments)]
         pipeline, branched, _ = mode.partition(BRANCHES)
         worker += ["--target_host", host, "--target_port", port, "--pipeline", pipeline]
         worker += ["--branches", "on"] if branched else []

@@ -76,7 +76,6 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     data = read_head_data(config, revision, target.config.vocab_size)
     head = new_head(target, config, data)
     embedding: Tensor = target.get_input_embeddings().weight.detach()
-    name = unpacked(find(config.target)).name
     del target
     steps = max(1, round(config.epochs * data.tokens / config.batch))
     show(f"{data.tokens:,} tokens in {len(data.train):,} sequences, {head.config.draft_vocab_size:,} columns, "
@@ -85,7 +84,7 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     report = {
         "config": json.loads(json.dumps(asdict(config), default=str)),
         "target": revision,
-        "target_name": name,
+        "target_name": checkpoint.name,
         "train_tokens": data.tokens,
         "train_sequences": len(data.train),
         "columns": head.config.draft_vocab_size,
@@ -95,7 +94,7 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
         "held_out_kinds": list(config.held_out_kinds),
         "held_out_acceptance": acceptance(head, embedding, data, config.steps, config.batch),
     }
-    write_head(config.output, head.to(getattr(torch, config.dtype)), config.layout, verifier=name)
+    write_head(config.output, head.to(getattr(torch, config.dtype)), config.layout, verifier=checkpoint.name)
     (config.output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     config.state.unlink(missing_ok=True)
     return report
