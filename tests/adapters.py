@@ -45,9 +45,12 @@ def write_adapter(folder: Path, tensors: Mapping[str, Tensor], **fields: Any) ->
     return folder
 
 
-def made_adapter(folder: Path, module: Any, seed: int, **options: Any) -> Adapter:
-    """An adapter for a module, written and read again."""
-    return read_adapter(AdapterChoice(f"a{seed}", str(write_adapter(folder, lora_tensors(module, seed, **options)))))
+def made_adapter(
+    folder: Path, module: Any, seed: int, fields: Mapping[str, Any] | None = None, **options: Any
+) -> Adapter:
+    """An adapter for a module, written with these fields and read again."""
+    written = write_adapter(folder, lora_tensors(module, seed, **options), **(fields or {}))
+    return read_adapter(AdapterChoice(f"a{seed}", str(written)))
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ class AdapterChoice:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"adapters: the name {self.name!r} is not 1 to 64 letters, digits, dots, colons, hyphens and underscores"
+                f"adapters: the name {self.name!r} is not 1 to 64 letters, digits and .:_-, a letter or digit first"
             )
         if not self.source:
             raise ValueError(f"adapters: {self.name}: no folder is named; write {self.name}=DIR")
@@ -65,7 +65,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """An adapter. `revision`: a hash, the same for equal files. `parts`: by the path of the linear layer they change."""
+    """An adapter. `revision`: the same for equal files. `parts`: by the path of the linear layer that each changes."""
 
     name: str
     revision: str

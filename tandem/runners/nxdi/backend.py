@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from tandem.checkpoints.adapters import Adapter, AdapterChoice
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.planning.cores import format_cores, parse_cores
@@ -32,6 +33,10 @@ class NxdiBackend:
     def find(self, model: str | None) -> Checkpoint:
         """A hub id is downloaded, unless it is in Hugging Face's cache: NxDI shards weights from a folder."""
         return local(find(model))
+
+    def adapter(self, choice: AdapterChoice) -> Adapter:
+        """NxDI can serve adapters (lora_config, adapter_ids), but not in fused graphs; this runner passes none yet."""
+        raise ValueError("adapters: backend nxdi serves none here: no adapter_ids are passed to NxDI's own LoRA")
 
     def tokenizer(self, checkpoint: Checkpoint) -> None:
         return None
