@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from tandem.engine.adapters import AdapterInUse
 from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.errors import TandemError
@@ -88,6 +89,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (SessionConflict, code_pb2.ALREADY_EXISTS, "SESSION_CONFLICT"),
     (ModelMismatch, code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
     (VocabularyMismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
+    (AdapterInUse, code_pb2.FAILED_PRECONDITION, "ADAPTER_IN_USE"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
     (NotRead, code_pb2.DEADLINE_EXCEEDED, "NOT_READ"),

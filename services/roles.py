@@ -16,7 +16,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, drafting_info, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
-from tandem.engine.loading import Loaded, close, load, load_pair, load_unfused
+from tandem.engine.loading import Loaded, close, load, load_adapters, load_pair, load_unfused
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.sequences import Engine
@@ -103,6 +103,7 @@ async def _target(parts: ServerParts) -> HostedService:
     """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     config = parts.config
     loaded = await load(config.models, parts.batcher, config.serve.startup)
+    await load_adapters(config.models, loaded)
     lose_engine_with_ranks(parts.others, loaded.engine)
     loaded.engine.admit(config.defaults.sampling)
     closing: list[Close] = [partial(close, loaded, parts.batcher)]
@@ -153,6 +154,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
     unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)
     lose_engine_with_ranks(parts.others, target.engine)
+    await load_adapters(config.models, target)
     (unfused.target if unfused else target).engine.admit(config.defaults.sampling)
     health = drafter_health(draft)
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
@@ -165,7 +167,7 @@ async def _fused(parts: ServerParts) -> HostedService:
         slots["target_apart"] = unfused.target.engine.slots
         log.info("requests that need logits on the host are answered by the same models apart")
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
-    service = FusedSpeculativeServerService(generator.info, generate)
+    service = FusedSpeculativeServerService(generator.info, generate, target.engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
         [partial(close, target, parts.batcher)],

@@ -202,7 +202,9 @@ async def fused_site(
     choice = DraftChoice(kind if draft else "ngram")
     generator = fused_generator(Loaded(engine, tokenizer), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
-    service = FusedSpeculativeServerService(generator.info, GenerateMethod(generator, reply, lifecycle, None))
+    service = FusedSpeculativeServerService(
+        generator.info, GenerateMethod(generator, reply, lifecycle, None), engine.adapters
+    )
     try:
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
         async with listening(register, interceptors=interceptors) as address:

@@ -36,6 +36,7 @@ DEFAULT_MAX_DRAFT = 5  # default maximum of draft tokens per round on a server
 
 def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     """Builds the configuration of a role's models: where they run and in which shape."""
+    from tandem.checkpoints.adapters import adapter_choices
     from tandem.engine.loading import DraftChoice, ModelConfig
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.torch.buckets import RequestedBuckets
@@ -68,6 +69,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         backend=args.backend,
         default_k=k,
         settings=nxdi_settings(args) if nxdi else None,
+        adapters=adapter_choices(args.adapters),
     )
 
 
@@ -234,6 +236,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         ignore_end_of_sequence=args.ignore_eos,
         rule=Rule.named(args.rule),
         logprobs=args.logprobs,
+        adapter=args.adapter or "",
     )
     return ClientConfig(
         with_default_ports(args.target_host, args.port),

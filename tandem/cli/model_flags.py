@@ -36,6 +36,14 @@ MODELS = Group(
         flag("draft_model", to=(*DRAFTING, "verify_draft", "plan", "convert"), help="the draft model, or EAGLE-3 head"),
         flag("draft", to=DRAFTING, default="auto", help=DRAFT_HELP),
         flag(
+            "adapters",
+            to=("target", "fused_target"),
+            backends=("torch", "toy"),
+            metavar="NAME=DIR,...",
+            help="LoRA adapters of the target, in PEFT's folders, which requests choose by name (native steps and"
+            " --compile off)",
+        ),
+        flag(
             "branches",
             to=("draft", "draft_worker"),
             default="off",

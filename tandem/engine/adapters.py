@@ -56,6 +56,11 @@ class Adapters:
             known = ", ".join(sorted(self._by_name)) or "this server has none"
             raise InvalidField("adapter", f"{name[:64]!r} is not one of: {known}")
 
+    def revision(self, name: str) -> str:
+        """The revision of an adapter that requests may name; empty for none."""
+        self.check(name)
+        return self._by_name[name].revision if name else ""
+
     def take(self, name: str) -> int:
         """Returns the number that rows give, 0 for none, and counts a user. Raises InvalidField."""
         self.check(name)

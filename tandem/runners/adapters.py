@@ -31,4 +31,4 @@ class TakesAdapters(Protocol):
 
 def why_no_adapters(runner: object) -> str:
     """Why a runner takes no adapters; empty if it does."""
-    return runner.no_adapters if isinstance(runner, TakesAdapters) else "its steps take none"
+    return str(getattr(runner, "no_adapters", "its steps take none"))

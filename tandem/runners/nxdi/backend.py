@@ -35,8 +35,10 @@ class NxdiBackend:
         return local(find(model))
 
     def adapter(self, choice: AdapterChoice) -> Adapter:
-        """NxDI can serve adapters (lora_config, adapter_ids), but not in fused graphs; this runner passes none yet."""
-        raise ValueError("adapters: backend nxdi serves none here: no adapter_ids are passed to NxDI's own LoRA")
+        """NxDI's LoRA takes adapter_ids, which this runner does not pass, and fused graphs never do."""
+        raise ValueError(
+            "adapters: requests cannot name one with backend nxdi; lora_config in --neuron_config serves one to all"
+        )
 
     def tokenizer(self, checkpoint: Checkpoint) -> None:
         return None
