@@ -12,6 +12,7 @@ from typing import Any
 from tandem.clients.distributed import connect_distributed
 from tandem.clients.profile import Profile
 from tandem.clients.remote_draft import open_remote_draft
+from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, drafting_info, load_drafting
 from tandem.engine.generator import Generator
@@ -25,6 +26,8 @@ from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.request_context import prefix_scope
+from tandem.runners.backends import backend_named
+from tandem.services.adapter_admin import AdapterAdminService
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.engine_port.port import Register
 from tandem.services.fused_server import FusedSpeculativeServerService
@@ -38,6 +41,7 @@ from tandem.services.sessions.costs import Note
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
+from tandem.v1.adapter_admin_pb2_grpc import add_AdapterAdminServicer_to_server
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
@@ -87,6 +91,14 @@ class ServerParts:
 
         load = Load(generate.generator.info.kv_slots, lambda: generate.under_way, slots)
         return partial(add_VllmEngineServicer_to_server, EngineService(generate, load))
+
+    def beside(self, adapters: Adapters) -> dict[str, Register]:
+        """Returns what stands beside the role's service: the administration of its adapters, if it was asked for."""
+        admin = self.config.adapter_admin
+        if admin is None:
+            return {}
+        service = AdapterAdminService(adapters, backend_named(self.config.models.backend).adapter, admin)
+        return {"tandem.v1.AdapterAdmin": partial(add_AdapterAdminServicer_to_server, service)}
 
     def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> HostedService:
         """Describes the service to its host. `closing` runs in order; hung steps of `engine` are detected."""
@@ -143,6 +155,7 @@ async def _target(parts: ServerParts) -> HostedService:
         loaded.engine,
         engine_port=parts.engine(generate, loaded.engine.slots),
         lost=loaded.engine.lost,
+        beside=parts.beside(loaded.engine.adapters),
         background=[service.expire_forever],
         busy=lambda: len(service.sessions),
     )
@@ -174,6 +187,7 @@ async def _fused(parts: ServerParts) -> HostedService:
         target.engine,
         engine_port=parts.engine(generate, target.engine.slots),
         lost=target.engine.lost,
+        beside=parts.beside(target.engine.adapters),
     )
 
 

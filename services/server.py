@@ -69,13 +69,15 @@ class ServeConfig:
 class HostedService:
     """A role's service: its name, how to register it, and its background tasks.
 
-    `engine_port` registers VllmEngine on the port for gateways. `ready` is called once the server listens; its result
+    `engine_port` registers VllmEngine on the port for gateways. `beside`: further services on the same port, by their
+    full names. `ready` is called once the server listens; its result
     is added to the ready file.
     """
 
     service: str
     register: Register
     engine_port: Register | None = None
+    beside: Mapping[str, Register] = field(default_factory=dict)
     background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     busy: Callable[[], int] = lambda: 0
     ready: Callable[[], Mapping[str, object]] = dict
@@ -117,7 +119,9 @@ async def serve(
     freeze_gc()
     names = ("", f"tandem.v1.{hosted.service}")
     with config.startup.stage("listening"):
-        health = await _listen(server, names, hosted.register)
+        for register in hosted.beside.values():
+            register(server)
+        health = await _listen(server, names, hosted.register, tuple(hosted.beside))
         await probes.start(health)
         if engine and hosted.engine_port:
             await engine.start(hosted.engine_port, health)
@@ -184,13 +188,16 @@ def _bind(server: grpc.aio.Server, config: ServeConfig) -> int:
 
 
 async def _listen(
-    server: grpc.aio.Server, names: Sequence[str], register: Callable[[grpc.aio.Server], None]
+    server: grpc.aio.Server,
+    names: Sequence[str],
+    register: Callable[[grpc.aio.Server], None],
+    beside: Sequence[str] = (),
 ) -> HealthService:
     """Registers the service, health checks and reflection, and starts the server. `names` are reported as serving."""
     health = HealthService()
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    listed = (*filter(None, names), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+    listed = (*filter(None, names), *beside, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
     reflection.enable_server_reflection((*listed, reflection.SERVICE_NAME), server)
     await server.start()
     health.set(SERVING, *names)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandem.checkpoints.adapter_config import CONFIG, MOST_RANK, AdapterConfig, read_config
 from tandem.checkpoints.locate import CheckpointError, first_line
-from tandem.checkpoints.tensors import dtypes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,23 +79,21 @@ def read_adapter(choice: AdapterChoice) -> Adapter:
     config, file = read_config(folder), folder / WEIGHTS
     if not file.is_file():
         raise CheckpointError(f"{folder}: no adapter: it has no {WEIGHTS} (PEFT's .bin files are not read)")
-    sides = _sides(file)
     try:
-        from safetensors import safe_open
+        from safetensors.torch import load
 
-        with safe_open(file, framework="pt") as opened:
-            parts = {module: _part(file, config, module, opened.get_tensor) for module in sides}
-    except CheckpointError:
-        raise
-    except Exception as error:  # of safetensors: a file cut short, a dtype that torch lacks
+        data = file.read_bytes()  # at once: the revision is that of what is read, also while the file is replaced
+        tensors = load(data)
+    except Exception as error:  # of the file, or of safetensors: cut short, a dtype that torch lacks
         raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
-    return Adapter(choice.name, _revision(folder / CONFIG, file), parts)
+    parts = {module: _part(file, config, module, tensors) for module in _modules(file, tensors)}
+    return Adapter(choice.name, _revision(config, data), parts)
 
 
-def _sides(file: Path) -> list[str]:
+def _modules(file: Path, names: Iterable[str]) -> list[str]:
     """The paths of the layers that a file changes; each has both of its matrices, and nothing else is in the file."""
     found: dict[str, set[str]] = {}
-    for name in dtypes(file):
+    for name in names:
         match = _KEY.fullmatch(name)
         if match is None:
             raise CheckpointError(f"{file}: tensor {name[:120]} is not served: only lora_A and lora_B of linear layers")
@@ -109,12 +106,12 @@ def _sides(file: Path) -> list[str]:
     return sorted(found)
 
 
-def _part(file: Path, config: AdapterConfig, module: str, load: Callable[[str], Tensor]) -> LowRank:
+def _part(file: Path, config: AdapterConfig, module: str, tensors: Mapping[str, Tensor]) -> LowRank:
     import torch
 
     made = {}
     for side in "AB":
-        tensor = load(f"base_model.model.{module}.lora_{side}.weight")
+        tensor = tensors[f"base_model.model.{module}.lora_{side}.weight"]
         if tensor.dim() != 2 or not tensor.is_floating_point():
             raise CheckpointError(f"{file}: lora_{side} of {module} is not a matrix of floating-point numbers")
         made[side] = tensor.to(torch.float32).contiguous()
@@ -131,10 +128,7 @@ def _part(file: Path, config: AdapterConfig, module: str, load: Callable[[str], 
     return LowRank(made["A"], made["B"], config.scale_of(module))
 
 
-def _revision(*files: Path) -> str:
-    """A hash of the files' bytes."""
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest()
+def _revision(config: AdapterConfig, data: bytes) -> str:
+    """A hash of what an adapter adds."""
+    factors = (config.rank, config.alpha, config.by_root, sorted(config.ranks.items()), sorted(config.alphas.items()))
+    return hashlib.sha256(repr(factors).encode() + hashlib.sha256(data).digest()).hexdigest()

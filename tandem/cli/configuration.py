@@ -100,7 +100,7 @@ def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
 
 def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """Builds the whole configuration of a server."""
-    from tandem.cli.security import server_security
+    from tandem.cli.security import adapter_admin, server_security
     from tandem.engine.generator import RequestDefaults
     from tandem.engine.prefix_cache import PrefixSharing
     from tandem.engine.step_watch import parse_step_seconds
@@ -140,6 +140,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         defaults=RequestDefaults(sampling(args), args.max_new_tokens),
         command=command(args),
         prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
+        adapter_admin=adapter_admin(args),
     )
 
 

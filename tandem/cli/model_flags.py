@@ -44,6 +44,20 @@ MODELS = Group(
             " --compile off)",
         ),
         flag(
+            "adapter_root",
+            to=("target", "fused_target"),
+            backends=("torch", "toy"),
+            metavar="DIR",
+            help="adapters in this folder's folders may be added while the server runs (RPC AddAdapter; default: none)",
+        ),
+        flag(
+            "adapter_admins",
+            to=("target", "fused_target"),
+            backends=("torch", "toy"),
+            metavar="LIST",
+            help="the identities who may add and remove adapters, where callers have identities",
+        ),
+        flag(
             "branches",
             to=("draft", "draft_worker"),
             default="off",

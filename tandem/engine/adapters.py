@@ -25,6 +25,10 @@ log = logging.getLogger("tandem.engine")
 MOST = 64
 
 
+class AdapterExists(InvalidField):
+    """The name is that of another adapter."""
+
+
 class AdapterInUse(RuntimeError):
     """Requests or sessions still use the adapter."""
 
@@ -93,7 +97,7 @@ class Adapters:
         if why or not isinstance(self._runner, TakesAdapters):
             raise ValueError(f"adapters: {self._runner.identity.model_name} takes none: {why}")
         if choice.name in self._by_name or choice.name in self._changing:
-            raise InvalidField("adapter", f"{choice.name!r} is there already; remove it first")
+            raise AdapterExists("adapter", f"{choice.name!r} is there already; remove it first")
         if choice.name == self._runner.identity.model_name:
             raise InvalidField("adapter", f"{choice.name!r} is the model's own name")
         if len(self._by_name) + len(self._changing) >= MOST:

@@ -47,6 +47,12 @@ def test_weights_of_any_floating_point_become_float32(tmp_path: Path) -> None:
     assert part.down.dtype == part.up.dtype == torch.float32
 
 
+def test_a_folder_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    before = read(tmp_path)
+    again = read(tmp_path, tensors(module=DOWN))
+    assert sorted(again.parts) == [DOWN] and again.revision != before.revision
+
+
 def test_equal_files_have_equal_revisions_and_others_do_not(tmp_path: Path) -> None:
     first, same, other = (read(tmp_path / str(n), r=4, lora_alpha=alpha) for n, alpha in enumerate((8, 8, 9)))
     assert first.revision == same.revision != other.revision
