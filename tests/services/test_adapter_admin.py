@@ -15,17 +15,19 @@ import pytest
 from tandem.checkpoints.adapters import Adapter, AdapterChoice
 from tandem.checkpoints.locate import CheckpointError
 from tandem.cli.security import adapter_admin
-from tandem.rpc.channel import open_channel
+from tandem.rpc.channel import TARGET, open_channel
+from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.toy import BACKEND
 from tandem.services.adapter_admin import AdapterAdminConfig, AdapterAdminService
 from tandem.services.security import identity
+from tandem.speculation.types import Chunk
 from tandem.v1 import adapter_admin_pb2 as pb
 from tandem.v1 import target_verifier_pb2
 from tandem.v1.adapter_admin_pb2_grpc import AdapterAdminStub, add_AdapterAdminServicer_to_server
 from tests.engine.test_adapters import truth
 from tests.services.test_adapters import PROMPT, asking, generated
 from tests.services.test_target_verifier import opening
-from tests.support import GREEDY, Site, listening, raw_stub, run, target_site
+from tests.support import GREEDY, Site, launch, listening, raw_stub, run, server_process, target_site
 
 
 def read(choice: AdapterChoice) -> Adapter:
@@ -138,3 +140,42 @@ def test_flags_say_from_where_and_by_whom(tmp_path: Path) -> None:
         config(tmp_path, tokens="F")
     with pytest.raises(ValueError, match=r"adapter_root: .* is not a folder"):
         config(tmp_path / "none")
+
+
+def test_a_server_process_has_the_adapters_of_its_command_line_and_takes_more(tmp_path: Path) -> None:
+    async def talk(address: str) -> None:
+        async with open_channel(address) as channel:
+            client = GenerationClient(channel, TARGET)
+            names = [name for name, _ in (await client.model_info()).adapters]
+            admin = AdapterAdminStub(channel)
+            await admin.AddAdapter(pb.AddAdapterRequest(name="green"))
+            more = [name for name, _ in (await client.model_info()).adapters]
+            assert (names, more) == (["red", "blue"], ["red", "blue", "green"])
+            for name in more:
+                events = [event async for event in client.generate(asking(name, GREEDY))]
+                said = [token for event in events if isinstance(event, Chunk) for token in event.token_ids]
+                source = str(tmp_path / "green") if name == "green" else f"of-{name}"
+                assert tuple(said) == truth(source, GREEDY, 14, PROMPT)
+
+    flags = ("--role", "target", "--adapters", "red=of-red,blue=of-blue", "--adapter_root", str(tmp_path))
+    with server_process(tmp_path, *flags) as server:
+        run(talk(server.wait_ready()))
+        printed = launch(
+            tmp_path,
+            *("--role", "client", "--target_host", server.wait_ready(), "--prompt", bytes(PROMPT).decode()),
+            *("--adapter", "red", "--max_new_tokens", "14", "--ignore_eos"),
+        )
+        assert bytes(t for t in truth("of-red", GREEDY, 14, PROMPT) if t < 256).decode("latin-1") in printed.stdout
+
+
+def test_a_server_that_cannot_have_an_adapter_says_so_in_one_line(tmp_path: Path) -> None:
+    for flags, said in (
+        (("--adapters", "toy=x"), "the model's own name"),
+        (("--adapters", "red"), "red=DIR"),
+        (
+            ("--role", "fused_target", "--draft_model", "head", "--draft", "eagle", "--adapters", "red=x"),
+            "an EAGLE head",
+        ),
+    ):
+        ran = launch(tmp_path, "--role", "target", "--backend", "toy", "--port", "0", *flags)
+        assert ran.returncode == 2 and said in ran.stderr and ran.stderr.count("\n") < 6, ran.stderr
