@@ -16,10 +16,9 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import Engine, LocalVerifier
-from tandem.runners.toy import BACKEND, VOCAB_SIZE, ToyConfig, adapted, toy_logits
-from tandem.speculation.draws import draw
+from tandem.runners.toy import BACKEND, VOCAB_SIZE, ToyConfig
 from tandem.speculation.types import InvalidField, SamplingParams, SpeculationStats
-from tests.support import GREEDY, SAMPLED, run, toy
+from tests.support import GREEDY, SAMPLED, oracle, run, toy
 
 PROMPT = tuple(b"a prompt that is longer than two pages of tokens, by some")
 NAMES = ("", "red", "blue")
@@ -28,11 +27,7 @@ both_samplings = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["gr
 
 def truth(name: str, sampling: SamplingParams, count: int, prompt: Sequence[int] = PROMPT) -> tuple[int, ...]:
     """What the toy target with this adapter says, by definition."""
-    tokens = list(prompt)
-    for _ in range(count):
-        cached = adapted(tokens, f"toy:{name}") if name else tokens
-        tokens.append(draw(toy_logits(cached, ToyConfig()), sampling, len(tokens)).token)
-    return tuple(tokens[len(prompt) :])
+    return oracle(prompt, sampling, count, past_the_end=True, adapter=name)
 
 
 @contextlib.asynccontextmanager
