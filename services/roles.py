@@ -81,8 +81,11 @@ class ServerParts:
         await share_prefixes(list(there.values()), self.config.prefixes, prefix_scope)
         self.observability.watch_prefixes({of: engine.prefixes for of, engine in there.items() if engine.prefixes})
 
-    def engine(self, generate: GenerateMethod, slots: SlotPool | None = None) -> Register | None:
-        """Returns what registers the service for gateways. `slots`: of the engine whose load counts."""
+    def engine(self, generate: GenerateMethod, slots: SlotPool | None = None, adapter: str = "") -> Register | None:
+        """Returns what registers the service for gateways. `slots`: of the engine whose load counts.
+
+        `adapter`: the one that all requests there have.
+        """
         if self.config.serve.engine is None:
             return None
         from smg_grpc_proto.generated.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
@@ -90,7 +93,12 @@ class ServerParts:
         from tandem.services.engine_port.service import EngineService
 
         load = Load(generate.generator.info.kv_slots, lambda: generate.under_way, slots)
-        return partial(add_VllmEngineServicer_to_server, EngineService(generate, load))
+        return partial(add_VllmEngineServicer_to_server, EngineService(generate, load, adapter))
+
+    def engines(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
+        """Returns what registers the services for gateways: the model's, and those of the adapters at start."""
+        each = {name: self.engine(generate, engine.slots, name) for name in ("", *engine.adapters.revisions)}
+        return {"engine_port": each[""], "adapter_ports": {name: it for name, it in each.items() if name and it}}
 
     def beside(self, adapters: Adapters) -> dict[str, Register]:
         """Returns what stands beside the role's service: the administration of its adapters, if it was asked for."""
@@ -153,7 +161,7 @@ async def _target(parts: ServerParts) -> HostedService:
         partial(add_TargetVerifierServicer_to_server, service),
         closing,
         loaded.engine,
-        engine_port=parts.engine(generate, loaded.engine.slots),
+        **parts.engines(generate, loaded.engine),
         lost=loaded.engine.lost,
         beside=parts.beside(loaded.engine.adapters),
         background=[service.expire_forever],
@@ -185,7 +193,7 @@ async def _fused(parts: ServerParts) -> HostedService:
         partial(add_FusedSpeculativeServerServicer_to_server, service),
         [partial(close, target, parts.batcher)],
         target.engine,
-        engine_port=parts.engine(generate, target.engine.slots),
+        **parts.engines(generate, target.engine),
         lost=target.engine.lost,
         beside=parts.beside(target.engine.adapters),
     )

@@ -40,8 +40,8 @@ MODELS = Group(
             to=("target", "fused_target"),
             backends=("torch", "toy"),
             metavar="NAME=DIR,...",
-            help="LoRA adapters of the target, in PEFT's folders, which requests choose by name (native steps and"
-            " --compile off)",
+            help="LoRA adapters of the target, in PEFT's folders, which requests choose by name, OpenAI clients"
+            " as the model (native steps and --compile off)",
         ),
         flag(
             "adapter_root",
