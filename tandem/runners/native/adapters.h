@@ -58,28 +58,41 @@ public:
 
     // The products first .. last of x, whose values are followed by zeros up to a multiple of 16.
     void shrink(const typename D::stored* x, int first, int last, float* shrunk) const {
-        for (int r = first; r < last; r++) {
-            const float* row = &down_[r * stride_];
-            v16f total{};
-            for (size_t i = 0; i < stride_; i += LANES) total = fused(D::wide(x + i), load<v16f>(row + i), total);
-            shrunk[r] = sum(total);
-        }
+        for (; first + ABREAST <= last; first += ABREAST) multiplied<ABREAST>(x, first, shrunk);
+        for (; first < last; first++) multiplied<1>(x, first, shrunk);
     }
-    // The outputs of a packed matrix's group of 16, `base`, with what is added to them.
-    v16f extended(int group, const float* shrunk, v16f base) const {
-        const Group& of = groups_[group];
-        if (!of.rank) return base;
-        v16f total{};
-        for (int r = 0; r < of.rank; r++) total = fused(all(shrunk[of.first + r]), load<v16f>(&up_[of.at + r * LANES]), total);
-        return D::rounded(base + total * of.scale);
+    // Adds to the 32 outputs of a panel what the adapter adds.
+    void extend(int panel, const float* shrunk, v16f& near, v16f& far) const {
+        const Group &a = groups_[2 * panel], &b = groups_[2 * panel + 1];
+        v16f first{}, last{};
+        const int both = std::min(a.rank, b.rank);
+        for (int r = 0; r < both; r++) first = added(a, r, shrunk, first), last = added(b, r, shrunk, last);
+        for (int r = both; r < a.rank; r++) first = added(a, r, shrunk, first);
+        for (int r = both; r < b.rank; r++) last = added(b, r, shrunk, last);
+        if (a.rank) near = D::rounded(near + first * a.scale);
+        if (b.rank) far = D::rounded(far + last * b.scale);
     }
 
 private:
+    static constexpr int ABREAST = 4;  // sums that do not wait for each other
     struct Group {
         int first = 0, rank = 0;
         float scale = 0;
         size_t at = 0;
     };
+    template <int N> void multiplied(const typename D::stored* x, int first, float* shrunk) const {
+        v16f total[N] = {};
+        for (size_t i = 0; i < stride_; i += LANES) {
+            const v16f value = D::wide(x + i);
+#pragma GCC unroll 4
+            for (int r = 0; r < N; r++) total[r] = fused(value, load<v16f>(&down_[(first + r) * stride_ + i]), total[r]);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < N; r++) shrunk[first + r] = sum(total[r]);
+    }
+    v16f added(const Group& group, int rank, const float* shrunk, v16f to) const {
+        return fused(all(shrunk[group.first + rank]), load<v16f>(&up_[group.at + rank * LANES]), to);
+    }
     int rank_ = 0;
     size_t stride_ = 0;
     std::vector<Group> groups_;

@@ -91,8 +91,7 @@ template <class D> void Transformer<D>::extend(int layer, Stacked which, int pan
     if (!step_.adapters || !step_.adapters[t]) return;
     const Addition<D>& addition = adapters_[step_.adapters[t]]->of(layer, which);
     if (!addition.rank()) return;
-    first = addition.extended(2 * panel, &shrunk_[t * most_rank_], first);
-    last = addition.extended(2 * panel + 1, &shrunk_[t * most_rank_], last);
+    addition.extend(panel, &shrunk_[t * most_rank_], first, last);
 }
 
 template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* then, int thread, Place& place) {
