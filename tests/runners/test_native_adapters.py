@@ -162,6 +162,13 @@ def test_an_adapter_that_was_dropped_leaves_the_others_as_they_were(tmp_path: Pa
     tokens = sequence(20)
     second = logits(runner, tokens, 2)
     runner.drop_adapter(1)
+    for step in (
+        lambda: runner.prefill([PrefillRow(0, 0, (1, 2), 1)]),
+        lambda: runner.verify([VerifyRow(0, 0, 1, (), GREEDY, adapter=1)]),
+        lambda: fused(runner, native(module, verifies=False))([FusedRow(ProposeRow(0, 0, (1,), 1, GREEDY), adapter=1)]),
+    ):
+        with pytest.raises(KeyError, match="adapter 1"):
+            step()
     runner.put_adapter(7, adapter_of(tmp_path, module, 7, rank=33, r=33))
     assert logits(runner, tokens, 2).tobytes() == second.tobytes()
     runner.put_adapter(8, adapters[0])

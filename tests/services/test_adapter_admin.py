@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem import Client, DraftSession
 from tandem.checkpoints.adapters import Adapter, AdapterChoice
 from tandem.checkpoints.locate import CheckpointError
 from tandem.cli.security import adapter_admin
@@ -142,6 +143,23 @@ def test_flags_say_from_where_and_by_whom(tmp_path: Path) -> None:
         config(tmp_path / "none")
 
 
+class Wrong:
+    """Drafts that are right for no adapter."""
+
+    def propose(self, tokens: Sequence[int], k: int) -> Sequence[int]:
+        return truth("", GREEDY, k, tokens)
+
+
+def said_by_the_api(address: str, adapter: str) -> list[tuple[int, ...]]:
+    """What a Client and a DraftSession get."""
+    with Client(address) as client:
+        wish = {"max_new_tokens": 14, "ignore_end_of_sequence": True}
+        said = [client.generate(list(PROMPT), GREEDY, adapter=adapter, **wish).token_ids]
+    with DraftSession(address, Wrong()) as session:
+        said.append(session.generate(list(PROMPT), GREEDY, max_new_tokens=14, adapter=adapter).token_ids)
+    return [tuple(each) for each in said]
+
+
 def test_a_server_process_has_the_adapters_of_its_command_line_and_takes_more(tmp_path: Path) -> None:
     async def talk(address: str) -> None:
         async with open_channel(address) as channel:
@@ -160,6 +178,7 @@ def test_a_server_process_has_the_adapters_of_its_command_line_and_takes_more(tm
     flags = ("--role", "target", "--adapters", "red=of-red,blue=of-blue", "--adapter_root", str(tmp_path))
     with server_process(tmp_path, *flags) as server:
         run(talk(server.wait_ready()))
+        assert said_by_the_api(server.wait_ready(), "blue") == [truth("of-blue", GREEDY, 14, PROMPT)] * 2
         printed = launch(
             tmp_path,
             *("--role", "client", "--target_host", server.wait_ready(), "--prompt", bytes(PROMPT).decode()),
