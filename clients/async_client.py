@@ -108,6 +108,7 @@ class AsyncClient:
         speculation_length: int | None = None,
         rule: str = "agreement",
         logprobs: int | None = None,
+        adapter: str = "",
         timeout: float | None = None,
     ) -> Completion:
         """Returns the whole continuation; `stream` explains the arguments. Raises TandemError, ValueError."""
@@ -121,6 +122,7 @@ class AsyncClient:
             speculation_length=speculation_length,
             rule=rule,
             logprobs=logprobs,
+            adapter=adapter,
         )
         return await completion_of(self.events(request, timeout))
 
@@ -136,6 +138,7 @@ class AsyncClient:
         speculation_length: int | None = None,
         rule: str = "agreement",
         logprobs: int | None = None,
+        adapter: str = "",
         timeout: float | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Yields chunks as they are committed. Closing the generator cancels the request.
@@ -144,8 +147,9 @@ class AsyncClient:
         the sequence length leaves. `stop`: a string, or several, that end the output. `chat`: puts the text into the
         model's chat template. `ignore_end_of_sequence`: goes on past the end-of-sequence token. `speculation_length`:
         draft tokens per round; by default, the server decides. `rule`: "agreement" or "rejection". `logprobs`: report
-        log-probabilities, and so many likeliest tokens for each token, 0 to 20. `timeout`: seconds for the whole
-        request, retries included. Raises TandemError, ValueError.
+        log-probabilities, and so many likeliest tokens for each token, 0 to 20. `adapter`: the name of a LoRA adapter
+        of the server (ModelInfo.adapters). `timeout`: seconds for the whole request, retries included. Raises
+        TandemError, ValueError.
         """
         request = request_of(
             prompt,
@@ -157,6 +161,7 @@ class AsyncClient:
             speculation_length=speculation_length,
             rule=rule,
             logprobs=logprobs,
+            adapter=adapter,
         )
         return chunks_of(self.events(request, timeout))
 

@@ -62,6 +62,7 @@ class Client:
         speculation_length: int | None = None,
         rule: str = "agreement",
         logprobs: int | None = None,
+        adapter: str = "",
         timeout: float | None = None,
     ) -> Completion:
         """Returns the whole continuation; AsyncClient.stream explains the arguments. Raises TandemError, ValueError."""
@@ -75,6 +76,7 @@ class Client:
             speculation_length=speculation_length,
             rule=rule,
             logprobs=logprobs,
+            adapter=adapter,
         )
         return self._loop.run(completion_of(self._client.events(request, timeout)))
 
@@ -90,6 +92,7 @@ class Client:
         speculation_length: int | None = None,
         rule: str = "agreement",
         logprobs: int | None = None,
+        adapter: str = "",
         timeout: float | None = None,
     ) -> Iterator[Chunk]:
         """Yields chunks as they are committed; AsyncClient.stream explains the arguments. Leaving early cancels it."""
@@ -103,5 +106,6 @@ class Client:
             speculation_length=speculation_length,
             rule=rule,
             logprobs=logprobs,
+            adapter=adapter,
         )
         return self._loop.iterate(chunks_of(self._client.events(request, timeout)))

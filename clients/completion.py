@@ -86,6 +86,7 @@ def request_of(
     speculation_length: int | None = None,
     rule: str = "agreement",
     logprobs: int | None = None,
+    adapter: str = "",
 ) -> GenerationRequest:
     """Builds a request. `sampling` None leaves every field to the server. Raises InvalidField, a ValueError."""
     text, tokens = (prompt, None) if isinstance(prompt, str) else (None, tuple(prompt))
@@ -101,4 +102,5 @@ def request_of(
         ignore_end_of_sequence=ignore_end_of_sequence,
         rule=Rule.named(rule),
         logprobs=logprobs,
+        adapter=adapter,
     )

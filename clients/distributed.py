@@ -83,9 +83,8 @@ class _RequestRounds:
     measured: RunMeasurements
 
     def of(self, request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        session = RemoteVerifier(
-            self.client, stats, request.report_margins, request.rule, request.deadline, request.logprobs
-        )
+        asked = (request.report_margins, request.rule, request.deadline, request.logprobs, request.adapter)
+        session = RemoteVerifier(self.client, stats, *asked)
         drafter = self._drafter(request, stats)
         if self.pipeline is Pipeline.OFF:
             return DraftThenVerify(traced_verifier(session), drafter)

@@ -105,14 +105,16 @@ class DraftSession:
         max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         logprobs: int | None = None,
+        adapter: str = "",
         timeout: float | None = None,
     ) -> Completion:
         """Returns the whole continuation.
 
-        `logprobs`: report log-probabilities, and so many likeliest tokens for each token, 0 to 20. `timeout`: seconds
-        for the request. Raises TandemError, ValueError.
+        `logprobs`: report log-probabilities, and so many likeliest tokens for each token, 0 to 20. `adapter`: the name
+        of a LoRA adapter of the target. `timeout`: seconds for the request. Raises TandemError, ValueError.
         """
-        return self._loop.run(completion_of(self._events(prompt, sampling, max_new_tokens, stop, timeout, logprobs)))
+        asked = (prompt, sampling, max_new_tokens, stop, timeout, logprobs, adapter)
+        return self._loop.run(completion_of(self._events(*asked)))
 
     def stream(
         self,
@@ -122,10 +124,12 @@ class DraftSession:
         max_new_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         logprobs: int | None = None,
+        adapter: str = "",
         timeout: float | None = None,
     ) -> Iterator[Chunk]:
         """Yields chunks as they are committed; leaving early frees the slot. Raises TandemError, ValueError."""
-        return self._loop.iterate(chunks_of(self._events(prompt, sampling, max_new_tokens, stop, timeout, logprobs)))
+        asked = (prompt, sampling, max_new_tokens, stop, timeout, logprobs, adapter)
+        return self._loop.iterate(chunks_of(self._events(*asked)))
 
     def _events(
         self,
@@ -135,14 +139,23 @@ class DraftSession:
         stop: str | Sequence[str],
         timeout: float | None,
         logprobs: int | None,
+        adapter: str,
     ) -> Events:
         if self._tokenizer is None and (isinstance(prompt, str) or stop):
             raise ValueError("tokenizer: text prompts and stop strings need one; pass tokenizer= to DraftSession")
-        request = request_of(prompt, sampling, max_new_tokens, stop, speculation_length=self._length, logprobs=logprobs)
+        request = request_of(
+            prompt,
+            sampling,
+            max_new_tokens,
+            stop,
+            speculation_length=self._length,
+            logprobs=logprobs,
+            adapter=adapter,
+        )
         deadline = None if timeout is None else time.monotonic() + timeout
 
         def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-            verifier = RemoteVerifier(self._client, stats, deadline=deadline, logprobs=request.logprobs)
+            verifier = RemoteVerifier(self._client, stats, deadline=deadline, logprobs=logprobs, adapter=adapter)
             return DraftThenVerify(verifier, _Drafter(self._drafter, self.target.vocab_size))
 
         return Generator(self.target, _Tokenizer(self._tokenizer, self.target), rounds).generate(request)

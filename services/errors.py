@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from tandem.engine.adapters import AdapterExists, AdapterInUse
 from tandem.engine.batcher import DeviceLost, StepHung
 from tandem.engine.slots import NoFreeSlot
 from tandem.rpc.errors import TandemError
@@ -40,6 +41,10 @@ MAX_PARTIAL = 1024
 
 class Unauthenticated(PermissionError):
     """The caller presents no valid credentials."""
+
+
+class NotAllowed(PermissionError):
+    """The caller may not call this method."""
 
 
 class VocabularyMismatch(ValueError):
@@ -77,6 +82,8 @@ class NotOffered(RuntimeError):
 # (exception, status code, reason)
 _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (Unauthenticated, code_pb2.UNAUTHENTICATED, "UNAUTHENTICATED"),
+    (NotAllowed, code_pb2.PERMISSION_DENIED, "NOT_ALLOWED"),
+    (AdapterExists, code_pb2.ALREADY_EXISTS, "ADAPTER_EXISTS"),
     (InvalidField, code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
     (DecodeError, code_pb2.INVALID_ARGUMENT, "NOT_A_MESSAGE"),
     (TooLong, code_pb2.OUT_OF_RANGE, "SEQUENCE_TOO_LONG"),
@@ -88,6 +95,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (SessionConflict, code_pb2.ALREADY_EXISTS, "SESSION_CONFLICT"),
     (ModelMismatch, code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
     (VocabularyMismatch, code_pb2.FAILED_PRECONDITION, "TOKENIZER_MISMATCH"),
+    (AdapterInUse, code_pb2.FAILED_PRECONDITION, "ADAPTER_IN_USE"),
     (NotOffered, code_pb2.UNIMPLEMENTED, "NOT_OFFERED"),
     (NotAccepting, code_pb2.UNAVAILABLE, "DRAINING"),
     (NotRead, code_pb2.DEADLINE_EXCEEDED, "NOT_READ"),

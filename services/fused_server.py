@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import grpc
 
+from tandem.engine.adapters import Adapters
 from tandem.rpc import wire
 from tandem.services.generation import GenerateMethod
 from tandem.speculation.types import ModelInfo
@@ -14,15 +16,17 @@ from tandem.v1 import fused_speculative_server_pb2_grpc
 
 
 class FusedSpeculativeServerService(fused_speculative_server_pb2_grpc.FusedSpeculativeServerServicer):
-    """Delegates to `generate`."""
+    """Delegates to `generate`. `adapters`: those of the target."""
 
-    def __init__(self, info: ModelInfo, generate: GenerateMethod) -> None:
-        self._info, self._generate = info, generate
+    def __init__(self, info: ModelInfo, generate: GenerateMethod, adapters: Adapters | None = None) -> None:
+        self._info, self._generate, self._adapters = info, generate, adapters
 
     async def GetModelInfo(
         self, request: pb.FusedSpeculativeServerGetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.FusedSpeculativeServerGetModelInfoResponse:
-        return pb.FusedSpeculativeServerGetModelInfoResponse(model=wire.info_to_wire(self._info))
+        adapters = self._adapters.revisions if self._adapters else {}
+        info = replace(self._info, adapters=tuple(adapters.items()))
+        return pb.FusedSpeculativeServerGetModelInfoResponse(model=wire.info_to_wire(info))
 
     def Generate(
         self, request: pb.FusedSpeculativeServerGenerateRequest, context: grpc.aio.ServicerContext

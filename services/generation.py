@@ -80,8 +80,12 @@ class GenerateMethod:
         self.limits.check_generation(message.generation, self.generator.info.max_sequence_length)
         request = wire.generation_from_wire(message.generation)
         async with contextlib.aclosing(self.events(request, seconds)) as events:
+            unnamed = request.adapter
             async for event in events:
-                yield self._reply(event)
+                reply = self._reply(event)
+                if unnamed and isinstance(event, Chunk):
+                    reply.chunk.adapter, unnamed = unnamed, ""
+                yield reply
 
     async def events(
         self, request: GenerationRequest, seconds: float | None = None

@@ -11,6 +11,7 @@ from tandem.engine.slots import MAX_WAITING
 from tandem.engine.step_watch import StepBound
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.remote_drafter import PROPOSE_SECONDS
+from tandem.services.adapter_admin import AdapterAdminConfig
 from tandem.services.observability.setup import ObservabilityConfig
 from tandem.services.server import ServeConfig
 from tandem.speculation.depth import Pipeline
@@ -26,6 +27,7 @@ class RoleConfig:
     are retried while no target answers. `queue`: requests that may wait. `step_seconds`: time limit of a device step;
     None: derived from measured steps, 0: no limit. `defaults`: for fields that Generate requests leave out. `command`:
     this process's command line, used to start other ranks. `prefixes`: who shares those of prompts and answers.
+    `adapter_admin`: from where adapters may be added while the server runs; None: they may not.
     """
 
     serve: ServeConfig
@@ -45,6 +47,7 @@ class RoleConfig:
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     command: tuple[str, ...] = ()
     prefixes: PrefixSharing = field(default_factory=PrefixSharing)
+    adapter_admin: AdapterAdminConfig | None = None
 
     def __post_init__(self) -> None:
         for address in (self.target_address, self.draft_address):

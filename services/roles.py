@@ -12,11 +12,12 @@ from typing import Any
 from tandem.clients.distributed import connect_distributed
 from tandem.clients.profile import Profile
 from tandem.clients.remote_draft import open_remote_draft
+from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, drafting_info, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
-from tandem.engine.loading import Loaded, close, load, load_pair, load_unfused
+from tandem.engine.loading import Loaded, close, load, load_adapters, load_pair, load_unfused
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.sequences import Engine
@@ -25,6 +26,8 @@ from tandem.engine.step_watch import StepBound, StepWatch
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.request_context import prefix_scope
+from tandem.runners.backends import backend_named
+from tandem.services.adapter_admin import AdapterAdminService
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.engine_port.port import Register
 from tandem.services.fused_server import FusedSpeculativeServerService
@@ -38,6 +41,7 @@ from tandem.services.sessions.costs import Note
 from tandem.services.sessions.proposals import Proposals
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.types import GenerationEnd, GenerationRequest, ModelInfo
+from tandem.v1.adapter_admin_pb2_grpc import add_AdapterAdminServicer_to_server
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
@@ -77,8 +81,11 @@ class ServerParts:
         await share_prefixes(list(there.values()), self.config.prefixes, prefix_scope)
         self.observability.watch_prefixes({of: engine.prefixes for of, engine in there.items() if engine.prefixes})
 
-    def engine(self, generate: GenerateMethod, slots: SlotPool | None = None) -> Register | None:
-        """Returns what registers the service for gateways. `slots`: of the engine whose load counts."""
+    def engine(self, generate: GenerateMethod, slots: SlotPool | None = None, adapter: str = "") -> Register | None:
+        """Returns what registers the service for gateways. `slots`: of the engine whose load counts.
+
+        `adapter`: the one that all requests there have.
+        """
         if self.config.serve.engine is None:
             return None
         from smg_grpc_proto.generated.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
@@ -86,7 +93,20 @@ class ServerParts:
         from tandem.services.engine_port.service import EngineService
 
         load = Load(generate.generator.info.kv_slots, lambda: generate.under_way, slots)
-        return partial(add_VllmEngineServicer_to_server, EngineService(generate, load))
+        return partial(add_VllmEngineServicer_to_server, EngineService(generate, load, adapter))
+
+    def engines(self, generate: GenerateMethod, engine: Engine) -> dict[str, Any]:
+        """Returns what registers the services for gateways: the model's, and those of the adapters at start."""
+        each = {name: self.engine(generate, engine.slots, name) for name in ("", *engine.adapters.revisions)}
+        return {"engine_port": each[""], "adapter_ports": {name: it for name, it in each.items() if name and it}}
+
+    def beside(self, adapters: Adapters) -> dict[str, Register]:
+        """Returns what stands beside the role's service: the administration of its adapters, if it was asked for."""
+        admin = self.config.adapter_admin
+        if admin is None:
+            return {}
+        service = AdapterAdminService(adapters, backend_named(self.config.models.backend).adapter, admin)
+        return {"tandem.v1.AdapterAdmin": partial(add_AdapterAdminServicer_to_server, service)}
 
     def hosted(self, register: Any, closing: Sequence[Close], engine: Engine | None, **options: Any) -> HostedService:
         """Describes the service to its host. `closing` runs in order; hung steps of `engine` are detected."""
@@ -103,6 +123,7 @@ async def _target(parts: ServerParts) -> HostedService:
     """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     config = parts.config
     loaded = await load(config.models, parts.batcher, config.serve.startup)
+    await load_adapters(config.models, loaded)
     lose_engine_with_ranks(parts.others, loaded.engine)
     loaded.engine.admit(config.defaults.sampling)
     closing: list[Close] = [partial(close, loaded, parts.batcher)]
@@ -140,8 +161,9 @@ async def _target(parts: ServerParts) -> HostedService:
         partial(add_TargetVerifierServicer_to_server, service),
         closing,
         loaded.engine,
-        engine_port=parts.engine(generate, loaded.engine.slots),
+        **parts.engines(generate, loaded.engine),
         lost=loaded.engine.lost,
+        beside=parts.beside(loaded.engine.adapters),
         background=[service.expire_forever],
         busy=lambda: len(service.sessions),
     )
@@ -153,6 +175,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     target, draft = await load_pair(config.models, parts.batcher, config.serve.startup)
     unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)
     lose_engine_with_ranks(parts.others, target.engine)
+    await load_adapters(config.models, target)
     (unfused.target if unfused else target).engine.admit(config.defaults.sampling)
     health = drafter_health(draft)
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
@@ -165,13 +188,14 @@ async def _fused(parts: ServerParts) -> HostedService:
         slots["target_apart"] = unfused.target.engine.slots
         log.info("requests that need logits on the host are answered by the same models apart")
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
-    service = FusedSpeculativeServerService(generator.info, generate)
+    service = FusedSpeculativeServerService(generator.info, generate, target.engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
         [partial(close, target, parts.batcher)],
         target.engine,
-        engine_port=parts.engine(generate, target.engine.slots),
+        **parts.engines(generate, target.engine),
         lost=target.engine.lost,
+        beside=parts.beside(target.engine.adapters),
     )
 
 

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 
 from tandem.engine.step_watch import StepWatch
 from tandem.runners.startup import Startup
-from tandem.services.engine_port.port import EngineAddress, EnginePort, Register
+from tandem.services.engine_port.port import EngineAddress, EnginePorts, Register
 from tandem.services.health import NOT_SERVING, SERVING, HealthService
 from tandem.services.health_port import AddressInUse, ProbePort
 from tandem.services.lifecycle import Lifecycle
@@ -69,13 +69,16 @@ class ServeConfig:
 class HostedService:
     """A role's service: its name, how to register it, and its background tasks.
 
-    `engine_port` registers VllmEngine on the port for gateways. `ready` is called once the server listens; its result
-    is added to the ready file.
+    `engine_port` registers VllmEngine on the port for gateways, `adapter_ports` on those of adapters. `beside`: further
+    services on the same port, by their full names. `ready` is called once the server listens; its result is added to
+    the ready file.
     """
 
     service: str
     register: Register
     engine_port: Register | None = None
+    adapter_ports: Mapping[str, Register] = field(default_factory=dict)
+    beside: Mapping[str, Register] = field(default_factory=dict)
     background: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     busy: Callable[[], int] = lambda: 0
     ready: Callable[[], Mapping[str, object]] = dict
@@ -105,7 +108,7 @@ async def serve(
     ending = config.ending
     server = config.security.server(outermost, options=_OPTIONS)
     port, probes = _bind(server, config), ProbePort(config.host, config.health_port, config.security.limits)
-    engine = EnginePort(config.engine, config.security, outermost, _OPTIONS) if config.engine else None
+    engine = EnginePorts(config.engine, config.security, outermost, _OPTIONS) if config.engine else None
     ending.begin()
     stopping = _stop_signals(ending, config.drain_seconds)
     building = asyncio.create_task(_as_task(build()))
@@ -117,10 +120,12 @@ async def serve(
     freeze_gc()
     names = ("", f"tandem.v1.{hosted.service}")
     with config.startup.stage("listening"):
-        health = await _listen(server, names, hosted.register)
+        for register in hosted.beside.values():
+            register(server)
+        health = await _listen(server, names, hosted.register, tuple(hosted.beside))
         await probes.start(health)
         if engine and hosted.engine_port:
-            await engine.start(hosted.engine_port, health)
+            await engine.start(hosted.engine_port, hosted.adapter_ports, health)
     if hosted.watch:
         hosted.watch.changed = lambda fine: health.set(SERVING if fine and lifecycle.accepting else NOT_SERVING, *names)
     tasks = hosted.start()
@@ -139,7 +144,7 @@ async def _end(
     probes: ProbePort,
     tasks: Sequence[asyncio.Task[Any]],
     hosted: HostedService,
-    engine: EnginePort | None,
+    engine: EnginePorts | None,
 ) -> None:
     """Stops each part within a time limit; parts that do not end are abandoned."""
     await bounded(server.stop(grace=0.5), "the server's port")
@@ -184,13 +189,16 @@ def _bind(server: grpc.aio.Server, config: ServeConfig) -> int:
 
 
 async def _listen(
-    server: grpc.aio.Server, names: Sequence[str], register: Callable[[grpc.aio.Server], None]
+    server: grpc.aio.Server,
+    names: Sequence[str],
+    register: Callable[[grpc.aio.Server], None],
+    beside: Sequence[str] = (),
 ) -> HealthService:
     """Registers the service, health checks and reflection, and starts the server. `names` are reported as serving."""
     health = HealthService()
     register(server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    listed = (*filter(None, names), health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+    listed = (*filter(None, names), *beside, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
     reflection.enable_server_reflection((*listed, reflection.SERVICE_NAME), server)
     await server.start()
     health.set(SERVING, *names)
@@ -222,7 +230,7 @@ def _stop_signals(ending: ShutdownDeadline, drain_seconds: float) -> asyncio.Eve
     return stopping
 
 
-def _announce(config: ServeConfig, port: int, hosted: HostedService, engine: EnginePort | None) -> None:
+def _announce(config: ServeConfig, port: int, hosted: HostedService, engine: EnginePorts | None) -> None:
     seconds = config.startup.total()
     for note in config.startup.notes:
         log.info("start-up: %s", note)
@@ -232,7 +240,9 @@ def _announce(config: ServeConfig, port: int, hosted: HostedService, engine: Eng
     more = hosted.ready()
     if config.engine and engine:
         log.info("VllmEngine is ready on %s:%d, for gateways (--role gateway)", config.engine.host, engine.port)
-        more = {**more, "engine_port": engine.port}
+        for name, number in engine.adapters.items():
+            log.info("adapter %s is a model of its own for gateways on %s:%d", name, config.engine.host, number)
+        more = {**more, "engine_port": engine.port, "adapter_ports": engine.adapters}
     if config.ready_file:
         ready: dict[str, object] = {"host": config.host, "port": port, "pid": os.getpid(), "startup_seconds": seconds}
         ready["startup"] = {name: round(taken, 3) for name, taken in config.startup.seconds.items()}

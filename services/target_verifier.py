@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 import grpc
 
@@ -64,7 +65,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     async def GetModelInfo(
         self, request: pb.TargetVerifierGetModelInfoRequest, context: grpc.aio.ServicerContext
     ) -> pb.TargetVerifierGetModelInfoResponse:
-        return pb.TargetVerifierGetModelInfoResponse(model=wire.info_to_wire(self._info))
+        info = replace(self._info, adapters=tuple(self._engine.adapters.revisions.items()))
+        return pb.TargetVerifierGetModelInfoResponse(model=wire.info_to_wire(info))
 
     def Generate(
         self, request: pb.TargetVerifierGenerateRequest, context: grpc.aio.ServicerContext
@@ -85,6 +87,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 raise SessionConflict(
                     f"session {key} is open with a prompt of {session.resources.prompt_length} tokens"
                 )
+            if session.resources.adapter != request.adapter:
+                raise SessionConflict(f"session {key} is open with adapter {session.resources.adapter or 'none'}")
             session.resources.end_run()
             session.resume(list(request.prefix), sampling, rule)
             session.resources.sequence.processing = processing
@@ -95,22 +99,24 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     ) -> VerifySession:
         """Returns a new session, after queueing for a slot; or the one that a duplicate call opened in the meantime."""
         await checkout.expire(self.sessions, self._free)
-        slot = await self._slot(key)
-        try:
-            session = self.sessions.find(key)
-            if session is not None:
-                self._engine.slots.release(slot)
-                return session
-            self._check_new(key)
-            resources, total = (
-                VerifyResources(TargetSequence(self._engine, slot), request.prompt_length),
-                self._max_total(request),
-            )
-            resources.costs = SessionCosts(request.prompt_length) if self._note else None
-            return self.sessions.admit(key, resources, sampling, list(request.prefix), total, rule)
-        except Exception:
-            self._engine.slots.release(slot)
-            raise
+        adapters, slots = self._engine.adapters, self._engine.slots
+        with adapters.taken(request.adapter) as adapter:
+            slot = await self._slot(key)
+            try:
+                session = self.sessions.find(key)
+                if session is not None:
+                    slots.release(slot)
+                    adapters.give_back(adapter)
+                    return session
+                self._check_new(key)
+                sequence = TargetSequence(self._engine, slot, adapter)
+                resources = VerifyResources(sequence, request.prompt_length, request.adapter)
+                resources.costs = SessionCosts(request.prompt_length) if self._note else None
+                total = self._max_total(request)
+                return self.sessions.admit(key, resources, sampling, list(request.prefix), total, rule)
+            except Exception:
+                slots.release(slot)
+                raise
 
     async def _slot(self, key: SessionKey) -> int:
         self._check_new(key)
@@ -201,6 +207,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             rule=wire.rule_to_wire(session.rule),
             processed_fields=session.sampling.processed,
             max_unread_tokens=max_unread(session.rule),
+            adapter_revision=self._engine.adapters.revision(session.resources.adapter),
         )
 
     async def _round(
@@ -235,7 +242,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         return reply
 
     def _check_open(self, request: pb.OpenSessionRequest) -> SamplingParams:
-        for name in ("tokenizer_sha256", "weights_revision", "dtype"):
+        for name in ("tokenizer_sha256", "weights_revision", "dtype", "adapter", "adapter_revision"):
             check_name(name, getattr(request, name))
         if not request.prefix:
             raise InvalidField("prefix", "empty: at least one token is needed")
@@ -252,6 +259,9 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             expected, ours = getattr(request, name), getattr(self._info, name)
             if expected and expected != ours:
                 raise ModelMismatch(f"{name}: the client expects {expected}, but this target has {ours}")
+        revision = self._engine.adapters.revision(request.adapter)
+        if request.adapter_revision and request.adapter_revision != revision:
+            raise InvalidField("adapter_revision", f"this target's {request.adapter} is {revision[:12] or 'none'}")
         total = self._max_total(request)
         if len(request.prefix) >= total:
             raise TooLong(f"the prefix has {len(request.prefix)} tokens and the sequence length is {total}")

@@ -39,11 +39,12 @@ class VerifyResources:
     """A session's KV slot and the lock that serializes its rounds. `opened`: its prefix was processed completely.
 
     `costs`: totals of its rounds, for --profile. `run`: the run that steps on by itself, if there is one. `steps`:
-    those that the session began.
+    those that the session began. `adapter`: the name of its sequence's.
     """
 
     sequence: TargetSequence
     prompt_length: int
+    adapter: str = ""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     opened: bool = False
     costs: SessionCosts | None = None

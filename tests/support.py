@@ -36,7 +36,7 @@ from tandem.rpc.remote_drafter import DraftClient
 from tandem.rpc.verifier_client import Deadlines, VerifierClient
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Limits, Runner
-from tandem.runners.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, toy_logits
+from tandem.runners.toy import END, VOCAB_SIZE, ToyConfig, ToyRunner, ToyTokenizer, adapted, toy_logits
 from tandem.services.draft_worker import DraftWorkerService
 from tandem.services.fused_server import FusedSpeculativeServerService
 from tandem.services.generation import GenerateMethod
@@ -74,11 +74,16 @@ def oracle(
     config: ToyConfig | None = None,
     past_the_end: bool = False,
     memory: int | None = None,
+    adapter: str = "",
 ) -> tuple[int, ...]:
-    """What the toy target says alone: one draw after the other. `memory` limits how many tokens it sees."""
+    """What the toy target says alone: one draw after the other. `memory` limits how many tokens it sees.
+
+    `adapter`: of a toy adapter, what it was made from.
+    """
     tokens, end = list(prompt), len(prompt) + count
     while len(tokens) < end:
         seen = tokens if memory is None else tokens[-memory:]
+        seen = adapted(seen, f"toy:{adapter}") if adapter else seen
         tokens.append(draw(toy_logits(seen, config or ToyConfig()), sampling, len(tokens)).token)
         if tokens[-1] == END and not past_the_end:
             break
@@ -202,7 +207,9 @@ async def fused_site(
     choice = DraftChoice(kind if draft else "ngram")
     generator = fused_generator(Loaded(engine, tokenizer), drafting, k, choice)
     reply = fused_speculative_server_pb2.FusedSpeculativeServerGenerateResponse
-    service = FusedSpeculativeServerService(generator.info, GenerateMethod(generator, reply, lifecycle, None))
+    service = FusedSpeculativeServerService(
+        generator.info, GenerateMethod(generator, reply, lifecycle, None), engine.adapters
+    )
     try:
         register = partial(add_FusedSpeculativeServerServicer_to_server, service)
         async with listening(register, interceptors=interceptors) as address:

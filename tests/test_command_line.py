@@ -16,6 +16,8 @@ from tandem.cli.flags import FLAGS
 from tests.services.certificates import Authority, token_file
 
 VALUES = {
+    "adapters": "red=folder",
+    "adapter_root": ".",
     "draft": "ngram",
     "device": "cpu",
     "dtype": "float32",
@@ -61,6 +63,7 @@ VALUES = {
 }
 # What a flag needs beside it to have an effect.
 WITH = {
+    "adapter_admins": ["--adapter_root", "."],
     "metrics_host": ["--metrics_port", "7"],
     "engine_host": ["--engine_port", "0"],
     "draft_seconds": ["--draft_host", "127.0.0.1:9"],

@@ -54,10 +54,12 @@ class Output:
         self.logprobs += chunk.logprobs
 
 
-def requests_of(message: pb.GenerateRequest, limits: ServerLimits, longest: int) -> list[GenerationRequest]:
+def requests_of(
+    message: pb.GenerateRequest, limits: ServerLimits, longest: int, adapter: str = ""
+) -> list[GenerationRequest]:
     """Returns a request for each of the `n` choices: choice i draws with the seed + i. Raises InvalidField, TooLong.
 
-    `longest`: the sequence length.
+    `longest`: the sequence length. `adapter`: the name of the one that they have.
     """
     given = message.sampling_params
     _check_served(message)
@@ -75,6 +77,7 @@ def requests_of(message: pb.GenerateRequest, limits: ServerLimits, longest: int)
         stop_strings=tuple(given.stop),
         ignore_end_of_sequence=given.ignore_eos,
         logprobs=given.logprobs if given.HasField("logprobs") else None,
+        adapter=adapter,
     )
     return [replace(first, sampling=_moved(first.sampling, i)) for i in range(count)]
 

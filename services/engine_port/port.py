@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import grpc
@@ -55,3 +56,42 @@ class EnginePort:
 
     async def stop(self) -> None:
         await self._server.stop(grace=0.5)
+
+
+class EnginePorts:
+    """A server's ports for gateways: that of its model, bound at once, and one for each adapter, bound at the start.
+
+    A gateway takes each for a worker with a model of its own, since its requests to workers name no model. The ports of
+    adapters follow the model's, or are free ones if that is 0. Raises AddressInUse.
+    """
+
+    def __init__(
+        self,
+        address: EngineAddress,
+        security: Security,
+        outermost: Sequence[grpc.aio.ServerInterceptor] = (),
+        options: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        self._address, self._more = address, (security, outermost, options)
+        self._model = EnginePort(address, *self._more)
+        self._adapters: dict[str, EnginePort] = {}
+
+    @property
+    def port(self) -> int:
+        """The model's."""
+        return self._model.port
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """The port of each adapter."""
+        return {name: port.port for name, port in self._adapters.items()}
+
+    async def start(self, register: Register, adapters: Mapping[str, Register], health: HealthService) -> None:
+        await self._model.start(register, health)
+        for index, (name, registers) in enumerate(adapters.items(), 1):
+            number = self._address.port + index if self._address.port else 0
+            self._adapters[name] = EnginePort(replace(self._address, port=number), *self._more)
+            await self._adapters[name].start(registers, health)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(port.stop() for port in (self._model, *self._adapters.values())))

@@ -30,10 +30,13 @@ ZIP_CHUNK = 512 * 1024  # bytes of a message of GetTokenizer
 
 
 class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
-    """Requests pass the same admission, queue and limits as those of `generate`'s own service."""
+    """Requests pass the same admission, queue and limits as those of `generate`'s own service.
 
-    def __init__(self, generate: GenerateMethod, load: Load) -> None:
-        self._generate, self._load, self._requests = generate, load, Requests()
+    `adapter`: the name of the one that all requests here have, which is then the model's name; empty: none.
+    """
+
+    def __init__(self, generate: GenerateMethod, load: Load, adapter: str = "") -> None:
+        self._generate, self._load, self._requests, self._adapter = generate, load, Requests(), adapter
         self._started = time.monotonic()
         self._received = 0.0
         self._zipped: asyncio.Task[bytes] | None = None
@@ -43,7 +46,7 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         self._received = time.time()
         info = self._generate.generator.info
-        requests = requests_of(request, self._generate.limits, info.max_sequence_length)
+        requests = requests_of(request, self._generate.limits, info.max_sequence_length, self._adapter)
         if valid_id(request.request_id):
             begin(Request(request.request_id, current_span()))  # the id that the client was told
         seconds = context.time_remaining()
@@ -67,8 +70,8 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
     ) -> pb.GetModelInfoResponse:
         info = self._generate.generator.info
         return pb.GetModelInfoResponse(
-            model_path=info.model_name,
-            served_model_name=info.model_name,
+            model_path=self._adapter or info.model_name,
+            served_model_name=self._adapter or info.model_name,
             is_generation=True,
             max_context_length=info.max_sequence_length,
             max_req_input_len=info.max_sequence_length - 1,

@@ -57,17 +57,20 @@ async def run_gateway(config: GatewayConfig) -> int:
 async def _serve(config: GatewayConfig, stopping: asyncio.Event) -> None:
     async with contextlib.AsyncExitStack() as stack:
         parts: dict[str, Process] = {}
-        workers = config.workers
+        workers, adapters = config.workers, tuple[str, ...]()
         if not workers:
             ready_file = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-"))) / "ready.json"
             server = config.own_server(str(ready_file))
             parts["the server"] = await stack.enter_async_context(_started(server, config.drain_seconds))
             await _until(partial(asyncio.to_thread, ready_file.exists), parts, stopping)
-            workers = (f"127.0.0.1:{json.loads(ready_file.read_text())['engine_port']}",)
+            ready = json.loads(ready_file.read_text())
+            workers, adapters = (f"127.0.0.1:{ready['engine_port']}",), tuple(ready["adapter_ports"])
         slots = await _until(partial(slots_of, workers), parts, stopping)
+        if adapters:  # further workers for the gateway, with the same slots
+            workers += tuple(f"127.0.0.1:{port}" for port in ready["adapter_ports"].values())
         arguments = config.arguments(workers, slots, config.metrics_port or free_port())
         parts["smg"] = await stack.enter_async_context(_started(SMG, config.drain_seconds, arguments))
-        model = await _until(partial(asyncio.to_thread, _model_of, config), parts, stopping)
+        model = await _until(partial(asyncio.to_thread, _model_of, config, adapters), parts, stopping)
         _announce(config, model)
         await _until(_never, parts, stopping)
 
@@ -119,15 +122,17 @@ async def _never() -> bool:
     return False
 
 
-def _model_of(config: GatewayConfig) -> str:
-    """Returns the model that the gateway serves; "" until it is ready."""
+def _model_of(config: GatewayConfig, adapters: Sequence[str]) -> str:
+    """Returns the model that the gateway serves besides `adapters`; "" until it is ready for all of them."""
     trusted = _trusting(config.tls_cert) if config.tls_cert else None
     try:
         urllib.request.urlopen(f"{config.url}/readiness", timeout=5, context=trusted).close()
         with urllib.request.urlopen(f"{config.url}/v1/models", timeout=5, context=trusted) as answer:
-            return str(json.load(answer)["data"][0]["id"])
+            names = [str(model["id"]) for model in json.load(answer)["data"]]
     except OSError:
         return ""
+    models = [name for name in names if name not in adapters]
+    return models[0] if models and len(models) + len(adapters) == len(names) else ""
 
 
 def _trusting(certificate: str) -> ssl.SSLContext:

@@ -103,6 +103,12 @@ NEEDS = (
     ),
     Requirement(("target_port",), ("draft_worker",), lambda a: _wants_port(a.target_host), _HOSTS),
     Requirement(("port",), ASKING, lambda a: _wants_port(a.target_host), _HOSTS),
+    Requirement(
+        ("adapter_admins",),
+        ("target", "fused_target"),
+        lambda a: a.adapter_root is not None,
+        "give --adapter_root as well",
+    ),
     Requirement(("engine_host",), SERVERS, lambda a: a.engine_port is not None, "give --engine_port as well"),
     Requirement(("worker_flags",), (GATEWAY,), lambda a: a.workers is None, "with --workers it starts no server"),
     Requirement(

@@ -36,6 +36,7 @@ DEFAULT_MAX_DRAFT = 5  # default maximum of draft tokens per round on a server
 
 def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     """Builds the configuration of a role's models: where they run and in which shape."""
+    from tandem.checkpoints.adapters import adapter_choices
     from tandem.engine.loading import DraftChoice, ModelConfig
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.torch.buckets import RequestedBuckets
@@ -68,6 +69,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         backend=args.backend,
         default_k=k,
         settings=nxdi_settings(args) if nxdi else None,
+        adapters=adapter_choices(args.adapters),
     )
 
 
@@ -98,7 +100,7 @@ def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
 
 def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
     """Builds the whole configuration of a server."""
-    from tandem.cli.security import server_security
+    from tandem.cli.security import adapter_admin, server_security
     from tandem.engine.generator import RequestDefaults
     from tandem.engine.prefix_cache import PrefixSharing
     from tandem.engine.step_watch import parse_step_seconds
@@ -138,6 +140,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         defaults=RequestDefaults(sampling(args), args.max_new_tokens),
         command=command(args),
         prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
+        adapter_admin=adapter_admin(args),
     )
 
 
@@ -234,6 +237,7 @@ def client_config(args: argparse.Namespace) -> ClientConfig:
         ignore_end_of_sequence=args.ignore_eos,
         rule=Rule.named(args.rule),
         logprobs=args.logprobs,
+        adapter=args.adapter or "",
     )
     return ClientConfig(
         with_default_ports(args.target_host, args.port),

@@ -36,6 +36,28 @@ MODELS = Group(
         flag("draft_model", to=(*DRAFTING, "verify_draft", "plan", "convert"), help="the draft model, or EAGLE-3 head"),
         flag("draft", to=DRAFTING, default="auto", help=DRAFT_HELP),
         flag(
+            "adapters",
+            to=("target", "fused_target"),
+            backends=("torch", "toy"),
+            metavar="NAME=DIR,...",
+            help="LoRA adapters of the target, in PEFT's folders, which requests choose by name, OpenAI clients"
+            " as the model (native steps and --compile off)",
+        ),
+        flag(
+            "adapter_root",
+            to=("target", "fused_target"),
+            backends=("torch", "toy"),
+            metavar="DIR",
+            help="adapters in this folder's folders may be added while the server runs (RPC AddAdapter; default: none)",
+        ),
+        flag(
+            "adapter_admins",
+            to=("target", "fused_target"),
+            backends=("torch", "toy"),
+            metavar="LIST",
+            help="the identities who may add and remove adapters, where callers have identities",
+        ),
+        flag(
             "branches",
             to=("draft", "draft_worker"),
             default="off",

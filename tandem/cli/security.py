@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from tandem.cli.values import split_list
+from tandem.services.adapter_admin import AdapterAdminConfig
 from tandem.services.security.config import Security
 from tandem.services.security.limits import MESSAGE_BYTES, ServerLimits, message_bytes
 from tandem.services.security.tls import tls_config
@@ -24,3 +27,13 @@ def server_security(args: argparse.Namespace) -> Security:
         max_message_bytes=most,
         log_prompts=args.log_prompts,
     )
+
+
+def adapter_admin(args: argparse.Namespace) -> AdapterAdminConfig | None:
+    """Returns from where adapters may be added to a running server, and by whom. Raises ValueError."""
+    if args.adapter_root is None:
+        return None
+    admins = frozenset(split_list(args.adapter_admins))
+    if not admins and (args.accept_tokens or args.tls_client_ca):
+        raise ValueError("adapter_root: callers have identities: name those who may add adapters, --adapter_admins")
+    return AdapterAdminConfig(Path(args.adapter_root), admins)

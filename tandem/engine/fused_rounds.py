@@ -27,7 +27,8 @@ class FusedRounds:
     """Runs draft and verification as one step of the device thread, for one request.
 
     With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
-    fails, rounds go undrafted and are counted in `stats`; the model is tried again later.
+    fails, rounds go undrafted and are counted in `stats`; the model is tried again later. `adapter`: as for
+    LocalVerifier; the draft has none.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class FusedRounds:
         rule: Rule = Rule.AGREEMENT,
         stats: SpeculationStats | None = None,
         logprobs: int | None = None,
+        adapter: str = "",
     ) -> None:
+        self._adapter = adapter
         self._pair, self._margins, self._lookup, self._rule = pair, margins, lookup, rule
         self._logprobs = logprobs
         self._stats = stats if stats is not None else SpeculationStats()
@@ -51,8 +54,9 @@ class FusedRounds:
         self._pair.target.admit(sampling, self._logprobs)
         self._sampling = sampling
         self._processing = await self._pair.target.processing(sampling, len(prompt))
-        slot = await self._pair.target.slots.acquire()
-        self._target = KVSequence(self._pair.target, slot)
+        with self._pair.target.adapters.taken(self._adapter) as adapter:
+            slot = await self._pair.target.slots.acquire()
+            self._target = KVSequence(self._pair.target, slot, adapter)
         known = self._pair.target.runner.limits.vocab_size
         self._draft = DraftSequence(self._pair.draft, slot, self._rule, known)
         if self._lookup:
@@ -87,7 +91,8 @@ class FusedRounds:
         last = tuple(tokens[-1:])
         plain = ProposeRow(self._target.slot, len(tokens) - 1, last, k if copied else 0, self._sampling, self._rule)
         processor = self._processing.after(tokens) if self._processing else None
-        row = FusedRow(replace(asked or plain, processor=processor), self._margins, copied, self._logprobs)
+        propose, adapter = replace(asked or plain, processor=processor), self._target.adapter
+        row = FusedRow(propose, self._margins, copied, self._logprobs, adapter)
         done = await self._pair.target.run(self._pair.step, row)
         result: FusedResult = done.value
         if attempt and asked:

@@ -10,7 +10,7 @@ from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Fallback, Generator
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier
-from tandem.engine.sequences import LocalVerifier, ModelDrafter
+from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
 from tandem.speculation.fallible import DrafterHealth
@@ -58,9 +58,7 @@ def plain_generator(loaded: Loaded) -> Generator:
     """Builds a generator that decodes plainly with the target alone."""
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
-        return DraftThenVerify(
-            LocalVerifier(loaded.engine, request.report_margins, logprobs=request.logprobs, stats=stats)
-        )
+        return DraftThenVerify(verifier_of(loaded.engine, replace(request, rule=Rule.AGREEMENT), stats))
 
     return Generator(target_info(loaded, 0), loaded.tokenizer, rounds, speculates=False)
 
@@ -84,7 +82,7 @@ def drafted_generator(
 
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         fixed = fixed_length(request, info)
-        verifier = LocalVerifier(target.engine, request.report_margins, request.rule, request.logprobs, stats)
+        verifier = verifier_of(target.engine, request, stats)
         drafts = drafter(request, stats, measured.times) if fixed != 0 else None
         waiting = DraftThenVerify(verifier, drafts)
         if drafts is None or pipeline in (Pipeline.OFF, Pipeline.ON) or request.rule is not Rule.AGREEMENT:
@@ -110,6 +108,11 @@ def drafted_generator(
         return ChosenRounds(verifier.open, runs, choice.took, waiting, running, reach, measures_steps=True)
 
     return Generator(info, target.tokenizer, rounds, statistics=statistics)
+
+
+def verifier_of(engine: Engine, request: GenerationRequest, stats: SpeculationStats) -> LocalVerifier:
+    """Returns the local target of one request."""
+    return LocalVerifier(engine, request.report_margins, request.rule, request.logprobs, stats, request.adapter)
 
 
 def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:
@@ -156,8 +159,9 @@ def fused_generator(
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if pair is not None and draft is not None:
             lookup = choice.lookup(draft.lookup_policy)
-            return FusedRounds(pair, request.report_margins, lookup, request.rule, stats, request.logprobs)
-        verifier = LocalVerifier(target.engine, request.report_margins, request.rule, request.logprobs, stats)
+            asked = request.rule, stats, request.logprobs, request.adapter
+            return FusedRounds(pair, request.report_margins, lookup, *asked)
+        verifier = verifier_of(target.engine, request, stats)
         return DraftThenVerify(verifier, NgramDrafter())
 
     fallback = None

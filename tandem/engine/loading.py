@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, field
 
+from tandem.checkpoints.adapters import AdapterChoice
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, embedded_draft
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
@@ -61,7 +62,8 @@ class DraftChoice:
 class ModelConfig:
     """The models that a role runs, the backend and device, and their shape. `settings`: those of that backend only.
 
-    `default_k`: draft tokens if a request does not set a number; None: chosen by measurement.
+    `default_k`: draft tokens if a request does not set a number; None: chosen by measurement. `adapters`: those of the
+    target.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -71,6 +73,7 @@ class ModelConfig:
     backend: str = "torch"
     default_k: int | None = 3
     settings: BackendSettings | None = None
+    adapters: tuple[AdapterChoice, ...] = ()
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -165,6 +168,12 @@ async def _load_head(
     runner = await batcher.on_device(backend.load_head, checkpoint, target.runner, request, startup)
     await batcher.on_device(runner.warm_up, startup)
     return Loaded(Engine(runner, batcher, vital=False), target.tokenizer)
+
+
+async def load_adapters(config: ModelConfig, target: Loaded) -> None:
+    """Gives a loaded target its adapters, after a head beside it is loaded. Raises ValueError with one line."""
+    for choice in config.adapters:
+        await target.engine.adapters.add(choice, backend_named(config.backend).adapter)
 
 
 async def close(target: Loaded, batcher: Batcher) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tandem.engine.prefix_tree import PrefixTree
@@ -92,7 +92,7 @@ class PrefixCache:
         self.hits += copied
         end = min(start + self._runner.limits.chunk, len(tokens))
         if start < end:
-            (failed,) = self._runner.prefill([PrefillRow(row.slot, start, tuple(tokens[start:end]))])
+            (failed,) = self._runner.prefill([replace(row, start=start, tokens=tuple(tokens[start:end]))])
             if failed:
                 return [failed]
         self.keep(scope, tokens[:end], row.slot)

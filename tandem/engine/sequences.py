@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
 from tandem.engine.prefix_cache import Filled, PrefixCache
 from tandem.engine.slots import SlotPool
@@ -53,6 +54,7 @@ class Engine:
     ) -> None:
         self.runner, self.batcher, self.vital, self._structures = runner, batcher, vital, structures
         self.slots = SlotPool(runner.limits.slots)
+        self.adapters = Adapters(runner, batcher)
         batcher.serves(self.slots)
         self.verify = functools.partial(verify_sized, runner)
         self.prefixes: PrefixCache | None = None
@@ -144,15 +146,16 @@ class Engine:
 class KVSequence:
     """The KV cache of one sequence in one slot. `held`: the tokens whose keys and values it holds.
 
-    It finds and leaves prefixes in the scope of the request that makes it. `leaves`: what is held is sound.
+    It finds and leaves prefixes in the scope of the request that makes it, among those of the same adapter. `leaves`:
+    what is held is sound. `adapter`: the number of the one that its rows have, taken for it; `release` gives it back.
     """
 
     leaves = True
 
-    def __init__(self, engine: Engine, slot: int) -> None:
-        self.engine, self.slot = engine, slot
+    def __init__(self, engine: Engine, slot: int, adapter: int = 0) -> None:
+        self.engine, self.slot, self.adapter = engine, slot, adapter
         self.held: list[int] = []
-        self._scope = engine.prefixes.scope_of() if engine.prefixes else None
+        self._scope = (engine.prefixes.scope_of(), adapter) if engine.prefixes else None
         self._failures = engine.batcher.failures
         self._distrusts = False
         self.queue_seconds = 0.0
@@ -190,7 +193,7 @@ class KVSequence:
         """
         chunk, copied, began = self.engine.runner.limits.chunk, 0, len(self.held)
         while (start := len(self.held)) < len(tokens):
-            row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]))
+            row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]), self.adapter)
             done = await self.step(self._prefill_step(tokens, start == began), row, prefill=True)
             self.queue_seconds += done.queue_seconds
             self.compute_seconds += done.compute_seconds
@@ -213,7 +216,11 @@ class KVSequence:
         self._distrusts = True
 
     def release(self) -> None:
-        """Leaves what is held to later sequences, without waiting. The slot may be given to others at once."""
+        """Leaves what is held to later sequences, without waiting. The slot may be given to others at once.
+
+        Call it once: it gives back the adapter.
+        """
+        self.engine.adapters.give_back(self.adapter)
         prefixes, batcher = self.engine.prefixes, self.engine.batcher
         if prefixes is None or not self.leaves or len(self.held) < PAGE or self.engine.lost.is_set():
             return
@@ -257,6 +264,7 @@ class TargetSequence(KVSequence):
             tuple(distributions),
             self.processing.after(tokens) if self.processing else None,
             logprobs,
+            self.adapter,
         )
         self.keep(tokens[:position], start=max(0, position - 1))
         try:
@@ -274,7 +282,10 @@ class TargetSequence(KVSequence):
 
 
 class LocalVerifier:
-    """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached."""
+    """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached.
+
+    `adapter`: the name of the one that the request has, empty for none; `open` raises InvalidField if there is none so.
+    """
 
     def __init__(
         self,
@@ -283,7 +294,9 @@ class LocalVerifier:
         rule: Rule = Rule.AGREEMENT,
         logprobs: int | None = None,
         stats: SpeculationStats | None = None,
+        adapter: str = "",
     ) -> None:
+        self._adapter = adapter
         self._stats = stats if stats is not None else SpeculationStats()
         self._engine, self._margins, self._rule, self._logprobs = engine, margins, rule, logprobs
         self._sequence: TargetSequence | None = None
@@ -296,7 +309,8 @@ class LocalVerifier:
         self._engine.admit(sampling, self._logprobs)
         self._sampling = sampling
         processing = await self._engine.processing(sampling, len(prompt))
-        self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire())
+        with self._engine.adapters.taken(self._adapter) as adapter:
+            self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire(), adapter)
         self._sequence.processing = processing
         self._stats.cached_prompt_tokens = await self._sequence.fill(prompt[:-1])
 

@@ -18,6 +18,8 @@ from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.request_context import MAX_REQUEST_ID, Request, current, current_span, new_id, outgoing, valid_id
 from tandem.speculation.types import Chunk, GenerationEnd, GenerationRequest, InvalidField, ModelInfo
 
+_NO_ADAPTERS = "adapter: this server does not apply it; it is an older version"
+
 
 class GenerationClient:
     """Sends Generate requests to one server; many may run at once.
@@ -97,7 +99,7 @@ class GenerationClient:
     async def _stream(
         self, message: Any, timeout: float | None, request_id: str | None
     ) -> AsyncGenerator[Chunk | GenerationEnd, None]:
-        about = _request(self._service, request_id)
+        about, adapter = _request(self._service, request_id), message.generation.adapter
         call = self._stub.Generate(calls.sent(message, self), timeout=timeout, metadata=outgoing(about))
         failed = ""
         try:
@@ -106,6 +108,9 @@ class GenerationClient:
                 if reply.WhichOneof("event") == "completion":
                     yield wire.completion_from_wire(reply.completion)
                 else:
+                    if adapter and reply.chunk.adapter != adapter:
+                        raise TandemError("FAILED_PRECONDITION", _NO_ADAPTERS)
+                    adapter = ""
                     yield wire.chunk_from_wire(reply.chunk)
         except grpc.RpcError as error:
             refused = from_rpc(error)

@@ -45,9 +45,11 @@ class RemoteVerifier:
         rule: Rule = Rule.AGREEMENT,
         deadline: float | None = None,
         logprobs: int | None = None,
+        adapter: str = "",
     ) -> None:
         self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
-        self._logprobs = logprobs
+        self._logprobs, self._adapter = logprobs, adapter
+        self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
         self.endpoint = client.endpoint
         self.retry_budget = RetryBudget(client.persistence, deadline, admission=client.deadlines.admission)
         self.waits = Waits(client.deadlines.silence, client.deadlines.stall, self.retry_budget, client.times)
@@ -84,6 +86,9 @@ class RemoteVerifier:
         self.max_unread = reply.max_unread_tokens
         self._check_rule(reply.rule)
         self._check_processing(reply.processed_fields)
+        if self._adapter and not reply.adapter_revision:
+            raise self._does_not("adapter", "apply it")
+        self._adapter_revision = reply.adapter_revision
         return reply
 
     def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
@@ -134,6 +139,8 @@ class RemoteVerifier:
             weights_revision=expected.weights_revision if expected else "",
             dtype=expected.dtype if expected else "",
             vocab_size=expected.vocab_size if expected else 0,
+            adapter=self._adapter,
+            adapter_revision=self._adapter_revision,
         )
 
     def _pause_after(self, endpoint: VerifierEndpoint, error: TandemError, prefix: Sequence[int]) -> float:

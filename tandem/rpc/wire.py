@@ -174,6 +174,7 @@ def generation_to_wire(request: GenerationRequest) -> pb.Generation:
         max_total_tokens=request.max_total_tokens,
         rule=rule_to_wire(request.rule),
         logprobs=request.logprobs,
+        adapter=request.adapter,
     )
     if request.token_ids is not None:
         message.token_ids.ids.extend(request.token_ids)
@@ -199,6 +200,7 @@ def generation_from_wire(message: pb.Generation) -> GenerationRequest:
         ignore_end_of_sequence=message.ignore_end_of_sequence,
         report_margins=message.report_margins,
         rule=rule_from_wire(message.rule),
+        adapter=message.adapter,
         unset_sampling=frozenset(name for name in SAMPLING_FIELDS if not message.sampling.HasField(name)),
         **{name: getattr(message, name) for name in optional if message.HasField(name)},
     )
@@ -287,7 +289,8 @@ _INFO = (
 
 def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
     values = {name: getattr(info, name) for name in _INFO}
-    return pb.ModelInfo(**values, end_of_sequence_ids=info.end_of_sequence_ids)
+    adapters = [pb.Adapter(name=name, revision=revision) for name, revision in info.adapters]
+    return pb.ModelInfo(**values, end_of_sequence_ids=info.end_of_sequence_ids, adapters=adapters)
 
 
 def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
@@ -296,4 +299,5 @@ def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
     values: dict[str, Any] = {
         name: printable(value) if isinstance(value, str) else value for name, value in given.items()
     }
-    return ModelInfo(**values, end_of_sequence_ids=tuple(message.end_of_sequence_ids))
+    adapters = tuple((printable(each.name), printable(each.revision)) for each in message.adapters)
+    return ModelInfo(**values, end_of_sequence_ids=tuple(message.end_of_sequence_ids), adapters=adapters)

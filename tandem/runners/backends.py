@@ -12,6 +12,7 @@ from tandem.runners.protocol import Runner
 from tandem.runners.startup import Startup
 
 if TYPE_CHECKING:
+    from tandem.checkpoints.adapters import Adapter, AdapterChoice
     from tandem.checkpoints.locate import Checkpoint
     from tandem.checkpoints.tokenizers import Tokenizer
     from tandem.runners.loading import Execution, Shape
@@ -70,6 +71,9 @@ class Backend(Protocol):
 
     def find(self, model: str | None) -> Checkpoint:
         """The checkpoint that `model` names (None: the default one). Raises CheckpointError."""
+
+    def adapter(self, choice: AdapterChoice) -> Adapter:
+        """The LoRA adapter that is named, for its runners. Raises CheckpointError or ValueError, one line."""
 
     def tokenizer(self, checkpoint: Checkpoint) -> Tokenizer | None:
         """The backend's own tokenizer, or None if the checkpoint has one."""

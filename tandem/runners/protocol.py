@@ -53,11 +53,15 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ..."""
+    """Feeds `tokens` (at most a chunk) to `slot` at positions `start`, start+1, ...
+
+    `adapter`: the number of the one that changes the model for this row (tandem/runners/adapters.py); 0: none does.
+    """
 
     slot: int
     start: int
     tokens: tuple[int, ...]
+    adapter: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class VerifyRow:
     `distributions`: what each draft token was drawn from, for the rejection rule; empty if each had probability 1.
     `margins`: the verdict reports the margin between the two best logits of each token. `processor` changes the logits
     that tokens are drawn from. `logprobs`: the verdict reports log-probabilities, and so many likeliest tokens.
+    `adapter`: as for PrefillRow.
     """
 
     slot: int
@@ -79,6 +84,7 @@ class VerifyRow:
     distributions: tuple[SparseDistribution, ...] = ()
     processor: Processor | None = None
     logprobs: int | None = None
+    adapter: int = 0
 
     @property
     def plain(self) -> bool:
@@ -144,13 +150,14 @@ class FusedRow:
     """Proposes and verifies in one step; draft and target use the same slot number.
 
     `copied`: a draft copied by lookup; the draft model then proposes nothing for this row. The processor of
-    `propose` is that of the verification too. `logprobs`: as for VerifyRow.
+    `propose` is that of the verification too. `logprobs` and `adapter`: as for VerifyRow; the draft has no adapters.
     """
 
     propose: ProposeRow
     margins: bool = False
     copied: tuple[int, ...] = ()
     logprobs: int | None = None
+    adapter: int = 0
 
     @property
     def plain(self) -> bool:
@@ -445,4 +452,5 @@ def to_verify(row: FusedRow, proposal: Proposal) -> VerifyRow:
         proposal.distributions,
         p.processor,
         row.logprobs,
+        row.adapter,
     )

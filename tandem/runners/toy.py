@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.checkpoints.adapters import Adapter, AdapterChoice
 from tandem.checkpoints.locate import Checkpoint
 from tandem.runners.backends import LoadRequest
 from tandem.runners.pages import PAGE
@@ -77,6 +78,12 @@ def digest_logits(digest: int, config: ToyConfig) -> NDArray[np.float32]:
     return logits
 
 
+def adapted(tokens: Sequence[int], revision: str) -> list[int]:
+    """What a toy caches for tokens of a row with an adapter of this revision: `toy_logits` of these is what it says."""
+    salt = zlib.crc32(revision.encode()) % 2**15 + 1
+    return [token + (salt << 16) for token in tokens]
+
+
 class ToyRunner:
     """Implements the Runner protocol with `toy_logits`.
 
@@ -87,6 +94,7 @@ class ToyRunner:
         self.config = config or ToyConfig()
         self.limits = limits
         self._steps = 0
+        self._revisions = dict[int, str]()  # of adapters
         self.hands_out = False
         self.digests = np.zeros((limits.slots, limits.max_length + limits.max_draft + limits.chunk), dtype=np.uint32)
         self._cache = np.full((limits.slots, limits.max_length + limits.max_draft + limits.chunk), -1, dtype=np.int64)
@@ -109,10 +117,20 @@ class ToyRunner:
     def page_store(self, pages: int) -> ToyPages:
         return ToyPages(self._cache, pages)
 
+    @property
+    def no_adapters(self) -> str:
+        return "an EAGLE head reads its target's states, and was trained without them" if self.hands_out else ""
+
+    def put_adapter(self, number: int, adapter: Adapter) -> None:
+        self._revisions[number] = adapter.revision
+
+    def drop_adapter(self, number: int) -> None:
+        del self._revisions[number]
+
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self._work()
         for row in rows:
-            self._write(row.slot, row.start, row.tokens)
+            self._write(row.slot, row.start, self._adapted(row.tokens, row.adapter))
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
@@ -127,7 +145,7 @@ class ToyRunner:
         return None
 
     def _verify(self, row: VerifyRow) -> Verdict | RowFailed:
-        self._write(row.slot, row.position, (row.last_token, *row.draft))
+        self._write(row.slot, row.position, self._adapted((row.last_token, *row.draft), row.adapter))
         if any(token < 0 for token in self._cache[row.slot, : row.position]):
             return RowFailed("a position before the row's was never written")
         return verdict_or_failure(lambda: verify_row(row, functools.partial(self._after, row)))
@@ -152,6 +170,9 @@ class ToyRunner:
                 distributions += [distribution] if distribution is not None else []
             proposed.append(token)
         return Proposal(tuple(proposed), distributions=tuple(distributions), second_choices=tuple(choices))
+
+    def _adapted(self, tokens: Sequence[int], adapter: int) -> Sequence[int]:
+        return adapted(tokens, self._revisions[adapter]) if adapter else tokens
 
     def _logits(self, slot: int, position: int) -> NDArray[np.float32]:
         return toy_logits(self._cache[slot, : position + 1].tolist(), self.config)
@@ -252,6 +273,10 @@ class ToyBackend:
 
     def find(self, model: str | None) -> Checkpoint:
         return Checkpoint(model or "", "toy")
+
+    def adapter(self, choice: AdapterChoice) -> Adapter:
+        """A toy adapter has no weights; its source is its revision, and changes what rows say."""
+        return Adapter(choice.name, f"toy:{choice.source}")
 
     def tokenizer(self, checkpoint: Checkpoint) -> ToyTokenizer:
         return ToyTokenizer()

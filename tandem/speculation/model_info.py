@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Describes the model that a server runs; proto/tandem/v1/generation.proto defines the fields."""
+    """Describes the model that a server runs; proto/tandem/v1/generation.proto defines the fields.
+
+    `adapters`: name and revision of each.
+    """
 
     model_name: str
     weights_revision: str
@@ -26,3 +29,4 @@ class ModelInfo:
     startup_seconds: float = 0.0
     end_of_sequence_ids: tuple[int, ...] = ()
     adaptive_speculation_length: bool = False
+    adapters: tuple[tuple[str, str], ...] = ()

@@ -83,6 +83,7 @@ class GenerationRequest:
     Limits that are None take the server's defaults, and so do the fields of `sampling` named in `unset_sampling`, which
     are not sent. `deadline` (seconds of time.monotonic) is local to this process and never sent: nothing waits beyond
     it. `logprobs`: report the log-probability of every token, and the `logprobs` likeliest tokens in its place.
+    `adapter`: the name of the LoRA adapter that changes the target for this request; empty: none.
     """
 
     text: str | None = None
@@ -100,6 +101,7 @@ class GenerationRequest:
     deadline: float | None = None
     unset_sampling: frozenset[str] = frozenset()
     logprobs: int | None = None
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.token_ids is None):

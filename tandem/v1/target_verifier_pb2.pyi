@@ -31,7 +31,7 @@ class TargetVerifierGenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("session_id", "prefix", "prompt_length", "sampling", "rule", "tokenizer_sha256", "max_total_tokens", "weights_revision", "dtype", "vocab_size")
+    __slots__ = ("session_id", "prefix", "prompt_length", "sampling", "rule", "tokenizer_sha256", "max_total_tokens", "weights_revision", "dtype", "vocab_size", "adapter", "adapter_revision")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,8 @@ class OpenSessionRequest(_message.Message):
     WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_REVISION_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prefix: _containers.RepeatedScalarFieldContainer[int]
     prompt_length: int
@@ -52,10 +54,12 @@ class OpenSessionRequest(_message.Message):
     weights_revision: str
     dtype: str
     vocab_size: int
-    def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., weights_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ...) -> None: ...
+    adapter: str
+    adapter_revision: str
+    def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., weights_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., adapter: _Optional[str] = ..., adapter_revision: _Optional[str] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("committed_length", "reused_length", "lease_seconds", "queue_seconds", "prefill_seconds", "max_speculation_length", "rule", "processed_fields", "max_unread_tokens")
+    __slots__ = ("committed_length", "reused_length", "lease_seconds", "queue_seconds", "prefill_seconds", "max_speculation_length", "rule", "processed_fields", "max_unread_tokens", "adapter_revision")
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     REUSED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +69,7 @@ class OpenSessionResponse(_message.Message):
     RULE_FIELD_NUMBER: _ClassVar[int]
     PROCESSED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     MAX_UNREAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_REVISION_FIELD_NUMBER: _ClassVar[int]
     committed_length: int
     reused_length: int
     lease_seconds: float
@@ -74,7 +79,8 @@ class OpenSessionResponse(_message.Message):
     rule: _generation_pb2.VerificationRule
     processed_fields: _containers.RepeatedScalarFieldContainer[str]
     max_unread_tokens: int
-    def __init__(self, committed_length: _Optional[int] = ..., reused_length: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., max_speculation_length: _Optional[int] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., processed_fields: _Optional[_Iterable[str]] = ..., max_unread_tokens: _Optional[int] = ...) -> None: ...
+    adapter_revision: str
+    def __init__(self, committed_length: _Optional[int] = ..., reused_length: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., max_speculation_length: _Optional[int] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., processed_fields: _Optional[_Iterable[str]] = ..., max_unread_tokens: _Optional[int] = ..., adapter_revision: _Optional[str] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("session_id", "base_length", "last_token", "draft_tokens", "report_margins", "distributions", "logprobs", "run_until", "branches", "max_step_drafts", "stop_token_ids")

@@ -115,7 +115,7 @@ class Bench:
     combination: Combination
     info: ModelInfo
     generate: Callable[[GenerationRequest], Any]
-    plain: Callable[[Sequence[int], SamplingParams, int], Any]
+    plain: Callable[..., Any]  # (prompt, sampling, count, adapter="") to tokens
     stub: Any = None
     worker: Any = None
     front: Any = None  # the stub whose Generate is asked, and its request message
@@ -128,9 +128,19 @@ class Bench:
         most = min(self.info.vocab_size, 250)
         return [(7 + 31 * i + 13 * number + number * number * i) % most for i in range(length)]
 
-    async def expected(self, prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
-        """What the target alone says, past its end."""
-        return list(await self.plain(prompt, sampling, count))
+    async def expected(
+        self, prompt: Sequence[int], sampling: SamplingParams, count: int, adapter: str = ""
+    ) -> list[int]:
+        """What the target alone says, past its end; with an adapter, if one is named."""
+        return list(await self.plain(prompt, sampling, count, **({"adapter": adapter} if adapter else {})))
+
+    def adapters(self) -> list[str]:
+        """The names of two adapters, or more. Raises LeftOut if there are fewer."""
+        target = self.inside.sites[0].engine if self.inside else None
+        names = list(target.adapters.revisions) if target else [name for name, _ in self.info.adapters]
+        if len(names) < 2:
+            raise LeftOut("it needs two adapters of its target")
+        return names
 
     async def ask(self, prompt: Sequence[int], count: int, **rest: Any) -> Answer:
         request = GenerationRequest(
@@ -206,13 +216,14 @@ async def elsewhere(address: str, service: str) -> AsyncIterator[Bench]:
     async with GenerationClient.connect(address, service) as client, open_channel(address) as channel:
         info = await client.model_info()
 
-        async def plain(prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
+        async def plain(prompt: Sequence[int], sampling: SamplingParams, count: int, adapter: str = "") -> list[int]:
             request = GenerationRequest(
                 token_ids=tuple(prompt),
                 max_new_tokens=count,
                 sampling=sampling,
                 speculation_length=0,
                 ignore_end_of_sequence=True,
+                adapter=adapter,
             )
             return list((await answer(client.generate, request)).token_ids)
 

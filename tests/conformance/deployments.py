@@ -7,10 +7,12 @@ import functools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from tandem.checkpoints.adapters import AdapterChoice
 from tandem.engine.loading import ModelConfig
+from tandem.engine.sequences import Engine
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
 from tandem.runners.loading import Execution
-from tandem.runners.toy import ToyConfig
+from tandem.runners.toy import BACKEND, ToyConfig
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.run_on import MAX_UNREAD
 from tandem.speculation.types import SamplingParams
@@ -54,8 +56,8 @@ def _draft(combination: Combination) -> ModelConfig:
     return ModelConfig(Execution("cpu", "bfloat16"), real.SHAPE)
 
 
-async def _plain_toy(prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
-    return list(oracle(prompt, sampling, count, past_the_end=True))
+async def _plain_toy(prompt: Sequence[int], sampling: SamplingParams, count: int, adapter: str = "") -> list[int]:
+    return list(oracle(prompt, sampling, count, past_the_end=True, adapter=adapter))
 
 
 @functools.cache
@@ -68,6 +70,13 @@ def _real_truth(prompt: tuple[int, ...], sampling: SamplingParams, count: int) -
 async def _plain_real(prompt: Sequence[int], sampling: SamplingParams, count: int) -> list[int]:
     """On the loaded target, without the server: called while it is idle, before a request needs slot 0."""
     return list(_real_truth(tuple(prompt), sampling, count))
+
+
+async def with_adapters(engine: Engine | None) -> None:
+    """Gives a toy target two adapters, each made from its name."""
+    assert engine is not None
+    for name in ("red", "blue"):
+        await engine.adapters.add(AdapterChoice(name, name), BACKEND.adapter)
 
 
 @contextlib.asynccontextmanager
@@ -119,6 +128,8 @@ async def _bench(
     assert site and site.generator
     client = await stack.enter_async_context(site.client())
     plain = _plain_toy if combination.runner == "toy" else _plain_real
+    if combination.runner == "toy":
+        await with_adapters((target or site).engine)
     bench = Bench(combination, site.generator.info, client.generate, plain, inside=Inside(target, front))
     message = getattr(MESSAGES[site.service], f"{site.service}GenerateRequest")
     bench.front = (await stack.enter_async_context(raw_stub(site.address, site.service)), message)

@@ -55,6 +55,24 @@ async def neighbours_change_nothing(bench: Bench) -> None:
     await asyncio.gather(*(_equals_plain(bench, SAMPLED if n % 2 else GREEDY, n) for n in numbers))
 
 
+async def adapters_are_kept_apart(bench: Bench) -> None:
+    """Requests of each adapter and of none at once: each says what the target with its adapter says alone."""
+    expected = {name: await bench.expected(bench.prompt(), SAMPLED, COUNT, name) for name in ("", *bench.adapters())}
+    names = [name for name in expected for _ in range(2)]
+    got = await asyncio.gather(*(bench.ask(bench.prompt(), COUNT, sampling=SAMPLED, adapter=name) for name in names))
+    assert [list(answer.token_ids) for answer in got] == [expected[name] for name in names]
+    assert len(set(map(tuple, expected.values()))) == len(expected), "the adapters change nothing"
+
+
+async def unknown_adapter_is_named(bench: Bench) -> None:
+    """An adapter that is not there is INVALID_ARGUMENT and named."""
+    front, message = bench.front
+    fields = {"token_ids": {"ids": bench.prompt()}, "adapter": "no-adapter-is-called-so"}
+    refusal = await refused(front.Generate(message(generation=generation_pb2.Generation(**fields))))
+    assert refusal.code == "INVALID_ARGUMENT", refusal
+    assert "no-adapter-is-called-so" in refusal.message
+
+
 async def ends_at_a_stop_token(bench: Bench) -> None:
     """A stop token ends the output, is its last token, and nothing follows; otherwise the length does."""
     expected = await bench.expected(bench.prompt(), GREEDY, COUNT)

@@ -167,6 +167,24 @@ async def reopen_with_other_prefix_is_refused(bench: Bench) -> None:
         assert list((await session.rounds.send(session.round(0))).token_ids) == session.truth[:1]
 
 
+async def adapter_lasts_as_long_as_the_session(bench: Bench) -> None:
+    """An adapter is for the life of a session, and stated by its revision; opened again with another, it is refused."""
+    first, second = bench.adapters()[:2]
+    prompt, name = bench.prompt(), bench.session_id()
+    session = Open(bench, bench.rounds(), name, prompt, await bench.expected(prompt, GREEDY, 4, first))
+    try:
+        for _ in range(2):
+            assert (await bench.stub.OpenSession(session.opening(adapter=first), timeout=HANG)).adapter_revision
+        async with session.rounds as rounds:
+            reply = await rounds.send(session.round(0, session.truth[:2]))
+            assert (list(reply.token_ids), reply.accepted) == (session.truth[:3], 2)
+        for other in (second, ""):
+            refusal = await refused(bench.stub.OpenSession(session.opening(adapter=other), timeout=HANG))
+            assert (refusal.code, refusal.reason) == ("ALREADY_EXISTS", "SESSION_CONFLICT"), refusal
+    finally:
+        await _close(bench, name)
+
+
 async def expired_session_is_not_found(bench: Bench) -> None:
     """After its lease a session is NOT_FOUND and its slot free; opened again with its tokens it goes on."""
     assert bench.inside and bench.inside.target

@@ -16,9 +16,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tandem.checkpoints.adapters import AdapterChoice
+from tandem.engine.adapters import AdapterInUse
 from tandem.engine.prefix_cache import PrefixCache
+from tandem.rpc.channel import DRAFT
 from tandem.rpc.verifier_client import Deadlines
-from tandem.runners.toy import ToyRunner
+from tandem.runners.toy import BACKEND, ToyRunner
 from tandem.services.sessions import checkout
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline
@@ -66,7 +69,15 @@ async def _expire(service: TargetVerifierService, session_id: str) -> bool:
     return True
 
 
+async def _add_adapters(site: Site) -> None:
+    """Gives a target the adapters that requests name; a worker's model only drafts."""
+    for name in dict.fromkeys(ADAPTERS if site.service != DRAFT else ()):
+        if name and site.engine:
+            await site.engine.adapters.add(AdapterChoice(name, name), BACKEND.adapter)
+
+
 PREFIX_PAGES = 3
+ADAPTERS = ("", "", "red", "blue")
 
 
 class Deployment:
@@ -113,6 +124,7 @@ class Deployment:
         if engine := entered.engine:  # so few pages that they are replaced all the time
             assert isinstance(engine.runner, ToyRunner)
             engine.prefixes = PrefixCache(engine.runner, engine.runner.page_store(PREFIX_PAGES), PREFIX_PAGES)
+            await _add_adapters(entered)
         self.sites.append(entered)
         return entered
 
@@ -153,6 +165,7 @@ class Deployment:
         """Tokens depend on drafts there, but every random number is seeded: faults change nothing."""
         ask = replace(ask, rule=Rule.REJECTION)
         async with target_site(toy()) as calm, distributed(calm.address, self.draft) as (generator, _):
+            await _add_adapters(calm)
             undisturbed = await by_generate(generator.generate, ask, again=1)
         ended = await self._distributed(ask, Pipeline.OFF)
         return replace(ended, expected=tuple(undisturbed.tokens))
@@ -183,7 +196,8 @@ async def run_schedule(seed: int, seconds: float = SECONDS, only: Sequence[str] 
     """
     result = Result(seed)
     chance = random.Random(f"schedule {seed}")
-    asks = wishes(chance, 3)
+    adapters = random.Random(f"adapters {seed}")
+    asks = [replace(ask, adapter=adapters.choice(ADAPTERS)) for ask in wishes(chance, 3)]
     async with contextlib.AsyncExitStack() as stack:
         deployment = Deployment(seed, stack)
         await deployment.target()
@@ -224,6 +238,11 @@ async def _left_behind(sites: list[Site], seconds: float) -> list[Violation]:
             await until(lambda engine=engine: engine is None or engine.slots.free == engine.slots.count, seconds)
         except AssertionError:
             held.append(Violation("answered", f"{site.service} holds {engine.slots.count - engine.slots.free} slots"))
+        for name in engine.adapters.revisions if engine else ():
+            try:
+                await engine.adapters.remove(name)
+            except AdapterInUse as error:
+                held.append(Violation("answered", f"{site.service}: {error}"))
     return held
 
 

@@ -30,6 +30,7 @@ class Ask:
     count: int
     k: int
     rule: Rule = Rule.AGREEMENT
+    adapter: str = ""
 
     @property
     def client(self) -> int:
@@ -37,11 +38,11 @@ class Ask:
 
     @property
     def expected(self) -> tuple[int, ...]:
-        return oracle(self.prompt, self.sampling, self.count)
+        return oracle(self.prompt, self.sampling, self.count, adapter=self.adapter)
 
     def truth(self, count: int) -> list[int]:
         """The prompt and what the target alone says after it, past its end."""
-        return [*self.prompt, *oracle(self.prompt, self.sampling, count, past_the_end=True)]
+        return [*self.prompt, *oracle(self.prompt, self.sampling, count, past_the_end=True, adapter=self.adapter)]
 
     def request(self) -> GenerationRequest:
         return GenerationRequest(
@@ -50,6 +51,7 @@ class Ask:
             sampling=self.sampling,
             speculation_length=self.k,
             rule=self.rule,
+            adapter=self.adapter,
         )
 
 
@@ -150,6 +152,7 @@ class WireClient:
             prefix=self._tokens,
             prompt_length=len(self._ask.prompt),
             sampling=wire.sampling_to_wire(self._ask.sampling),
+            adapter=self._ask.adapter,
         )
         await self._stub.OpenSession(request, timeout=self._seconds)
 

@@ -94,6 +94,7 @@ class WireRunClient:
             prefix=self._tokens,
             prompt_length=len(self._ask.prompt),
             sampling=wire.sampling_to_wire(self._ask.sampling),
+            adapter=self._ask.adapter,
         )
         self._window = (await self._stub.OpenSession(request, timeout=self._seconds)).max_unread_tokens
 

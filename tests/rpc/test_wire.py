@@ -53,6 +53,7 @@ tops = st.lists(st.tuples(uint32, st.floats(allow_nan=False)), max_size=3).map(t
 logprobs = st.lists(st.builds(TokenLogprobs, st.floats(allow_nan=False), tops), max_size=3).map(tuple)
 ids = st.lists(uint32, max_size=8).map(tuple)
 common = {
+    "adapter": text,
     "sampling": samplings,
     "chat": st.booleans(),
     "max_new_tokens": st.none() | st.integers(1, 2**32 - 1),
@@ -95,6 +96,7 @@ chunks = st.builds(Chunk, ids, text, st.lists(float32, max_size=5).map(tuple), l
 names = st.text(max_size=20).filter(str.isprintable)  # others are escaped: test_forged_lines.py
 infos = st.builds(
     ModelInfo,
+    adapters=st.lists(st.tuples(names, names), max_size=3).map(tuple),
     model_name=names,
     weights_revision=names,
     tokenizer_sha256=names,
@@ -184,7 +186,7 @@ def test_every_finish_reason_has_its_name_on_the_wire() -> None:
 
 def test_every_field_of_the_messages_is_filled() -> None:
     """A field that is added to the contract and forgotten here would stay empty."""
-    info = ModelInfo("n", "r", "t", 1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True)
+    info = ModelInfo("n", "r", "t", 1, 2, 3, 4, "d", "c", "b", "m", 5, 6, True, 7.0, (8,), True, (("a", "r"),))
     assert len(wire.info_to_wire(info).ListFields()) == len(pb.ModelInfo.DESCRIPTOR.fields)
     full = SpeculationStats(
         1, 3, 2, [1], [1], 1.0, 1.0, 1.0, 1.0, 1.0, 1, 1, {"model": 3}, {"model": 2}, 1, 1, [1], 1, 1, "", 1, 1, 1

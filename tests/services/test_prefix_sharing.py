@@ -124,7 +124,7 @@ def test_a_draft_workers_callers_share_neither_its_own_prefixes_nor_its_targets(
             found = [await cached(worker, name) for name in ("alice", "bob", "alice", "bob")]
             assert found == [0, 0, WHOLE, WHOLE]
             assert worker.engine.prefixes and worker.engine.prefixes.hits
-            scopes = set(target.engine.prefixes._tree._roots)
+            scopes = {scope for scope, _ in target.engine.prefixes._tree._roots}
             assert len(scopes) == 2 and not scopes & {"", *TOKENS, "alice.example", "bob.example"}
             assert len(worker.engine.prefixes._tree._roots) == 2
 

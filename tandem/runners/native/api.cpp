@@ -45,6 +45,17 @@ void tandem_hand_out(void* model, const int32_t* layers, int count, void* featur
     static_cast<Model*>(model)->hand_out(layers, count, features);
 }
 
+// An adapter is put under a number, then has its layers set. Returns 1 where memory is short.
+int tandem_put_adapter(void* model, int number) try {
+    static_cast<Model*>(model)->put_adapter(number);
+    return 0;
+} catch (...) { return 1; }
+int tandem_set_adapter_layer(void* model, int number, int layer, const LayerAdapter* adapter) try {
+    static_cast<Model*>(model)->set_adapter_layer(number, layer, *adapter);
+    return 0;
+} catch (...) { return 1; }
+void tandem_drop_adapter(void* model, int number) { static_cast<Model*>(model)->drop_adapter(number); }
+
 int64_t tandem_weight_bytes(void* model) { return int64_t(static_cast<Model*>(model)->weight_bytes()); }
 
 // Keys and values of 16 positions, as they lie in the caches of all layers.
@@ -88,8 +99,8 @@ void tandem_verify(void* target, const Rows* rows, int32_t* said, int32_t* accep
 
 // Draft and verification in one call. drafts[r * stride ...] holds counts[r] given tokens where given[r], else is filled.
 // Draft tokens from `known` on are not the target's: a draft ends before the first. `said` and `logits`: as for verify, for
-// each row's last token and its draft.
-void tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, const int32_t* given, const int32_t* only, int known,
+// each row's last token and its draft. `adapters`: as in Rows, for the verification; the draft has none.
+void tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, const int32_t* given, const int32_t* adapters, const int32_t* only, int known,
                   int stride, int32_t* drafts, int32_t* said, int32_t* accepted, float* logits, const Drawing* drawing,
                   double* draft_seconds) {
     auto started = std::chrono::steady_clock::now();
@@ -109,7 +120,7 @@ void tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts,
         tokens.insert(tokens.end(), drafts + r * stride, drafts + r * stride + counts[r]);
         begins.push_back(int(tokens.size()));
     }
-    verify(*static_cast<Model*>(target), {tails->count, slots.data(), starts.data(), begins.data(), tokens.data()}, said, accepted, logits);
+    verify(*static_cast<Model*>(target), {tails->count, slots.data(), starts.data(), begins.data(), tokens.data(), adapters}, said, accepted, logits);
 }
 
 }  // extern "C"

@@ -41,10 +41,28 @@ class LayerWeights(ctypes.Structure):
     _fields_ = (*((name, c_void_p) for name in NORMS), *((name, Matrix) for name in MATRICES))
 
 
-class Rows(ctypes.Structure):
-    """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r]."""
+class LowRank(ctypes.Structure):
+    """LowRank of adapters.h: addresses of two float32 matrices, both None for rank 0."""
 
-    _fields_ = (("count", c_int32), *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens")))
+    _fields_ = (("down", c_void_p), ("up", c_void_p), ("rank", c_int32), ("scale", c_float))
+
+
+class LayerAdapter(ctypes.Structure):
+    """LayerAdapter of adapters.h."""
+
+    _fields_ = tuple((name, LowRank) for name in MATRICES)
+
+
+class Rows(ctypes.Structure):
+    """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r].
+
+    `adapters`: the number of each row's adapter, or None if no row has one.
+    """
+
+    _fields_ = (
+        ("count", c_int32),
+        *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens", "adapters")),
+    )
 
 
 DRAW = ctypes.CFUNCTYPE(c_int32, c_int32, c_int32, c_int32)
@@ -75,10 +93,18 @@ def pointer(array: NDArray[Any] | None, of: type) -> Any:
 class RowBatch:
     """Keeps rows together with the arrays that they point to."""
 
-    def __init__(self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        adapters: Sequence[int] = (),
+    ) -> None:
         self.begins = ints([0, *itertools.accumulate(len(row) for row in tokens)])
         self.tokens = ints([*itertools.chain.from_iterable(tokens)])
-        self.rows = Rows(len(tokens), ints(slots), ints(starts), self.begins, self.tokens)
+        self.rows = Rows(
+            len(tokens), ints(slots), ints(starts), self.begins, self.tokens, ints(adapters) if any(adapters) else None
+        )
 
 
 _INTS, _FLOATS = POINTER(c_int32), POINTER(c_float)
@@ -91,6 +117,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_set_layer": (c_int, (c_void_p, c_int, POINTER(LayerWeights))),
     "tandem_set_head": (c_int, (c_void_p, c_void_p, POINTER(Matrix))),
     "tandem_hand_out": (None, (c_void_p, _INTS, c_int, c_void_p)),
+    "tandem_put_adapter": (c_int, (c_void_p, c_int)),
+    "tandem_set_adapter_layer": (c_int, (c_void_p, c_int, c_int, POINTER(LayerAdapter))),
+    "tandem_drop_adapter": (None, (c_void_p, c_int)),
     "tandem_weight_bytes": (c_int64, (c_void_p,)),
     "tandem_page_bytes": (c_int64, (c_void_p,)),
     **{name: (None, (c_void_p, *(c_int,) * 3, _INTS, c_void_p)) for name in ("tandem_save_pages", "tandem_load_pages")},
@@ -106,7 +135,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_fused": (
         None,
         (
-            *(c_void_p, c_void_p, POINTER(Rows), *[_INTS] * 3, c_int, c_int, *[_INTS] * 3),
+            *(c_void_p, c_void_p, POINTER(Rows), *[_INTS] * 4, c_int, c_int, *[_INTS] * 3),
             *(_FLOATS, POINTER(Drawing), POINTER(c_double)),
         ),
     ),

@@ -86,6 +86,7 @@ class NativeModel:
         cosines, sines = _rotary(module, length, _head_dim(config))
         self._kept = module.get_input_embeddings().weight.detach(), cosines, sines
         shape = _shape(config, self.outputs, slots, length, most_tokens, threads.count)
+        self.sizes = shape
         self.handle = self.library.tandem_model(
             threads.handle,
             DTYPES[self.dtype],
@@ -126,14 +127,19 @@ class NativeModel:
         return int(self.library.tandem_weight_bytes(self.handle))
 
     def feed(
-        self, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]], wants: int = 2
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        wants: int = 2,
+        adapters: Sequence[int] = (),
     ) -> NDArray[np.float32] | None:
         """Feeds rows of any lengths. Returns float32 logits [n, outputs].
 
-        `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). Raises
-        ValueError if there are more than `most_tokens` tokens.
+        `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). `adapters`: the
+        numbers of the rows' adapters, 0 for none. Raises ValueError if there are more than `most_tokens` tokens.
         """
-        batch = RowBatch(slots, starts, tokens)
+        batch = RowBatch(slots, starts, tokens, adapters)
         count = (0, len(tokens), int(batch.begins[-1]))[wants]
         if int(batch.begins[-1]) > self.most_tokens:
             raise ValueError(f"a step of {int(batch.begins[-1])} tokens is above {self.most_tokens}")

@@ -4,10 +4,11 @@
 
 namespace tandem {
 
-// Rows of a ragged batch: row r feeds tokens[begins[r] .. begins[r + 1]) at `starts[r]` and on of slot slots[r].
+// Rows of a ragged batch: row r feeds tokens[begins[r] .. begins[r + 1]) at `starts[r]` and on of slot slots[r],
+// changed by adapters[r] (0: none; null: none is).
 struct Rows {
     int32_t count;
-    const int32_t *slots, *starts, *begins, *tokens;
+    const int32_t *slots, *starts, *begins, *tokens, *adapters = nullptr;
 };
 
 class Model {
@@ -16,6 +17,9 @@ public:
     virtual void set_layer(int layer, const LayerWeights& weights) = 0;
     virtual void set_head(const void* norm, const Matrix& head) = 0;
     virtual void hand_out(const int32_t* layers, int count, void* features) = 0;
+    virtual void put_adapter(int number) = 0;
+    virtual void set_adapter_layer(int number, int layer, const LayerAdapter& adapter) = 0;
+    virtual void drop_adapter(int number) = 0;
     virtual void step(const Step& step) = 0;
     virtual const Shape& shape() const = 0;
     virtual void product(int layer, int which, const void* x, int tokens, float* to) const = 0;
@@ -26,20 +30,22 @@ public:
 
     // Feeds rows. `wants`: 0 nothing, 1 each row's last token, 2 all tokens.
     void feed(const Rows& rows, int wants, float* logits, std::vector<Best>& best) {
-        ids_.clear(), slots_.clear(), positions_.clear(), wanted_.clear();
+        ids_.clear(), slots_.clear(), positions_.clear(), wanted_.clear(), adapters_.clear();
         for (int r = 0; r < rows.count; r++)
             for (int i = rows.begins[r]; i < rows.begins[r + 1]; i++) {
                 if (wants == 2 || (wants == 1 && i + 1 == rows.begins[r + 1])) wanted_.push_back(int(ids_.size()));
                 ids_.push_back(rows.tokens[i]);
                 slots_.push_back(rows.slots[r]);
                 positions_.push_back(rows.starts[r] + i - rows.begins[r]);
+                if (rows.adapters) adapters_.push_back(rows.adapters[r]);
             }
         best.resize(wanted_.size());
-        step({int(ids_.size()), int(wanted_.size()), ids_.data(), slots_.data(), positions_.data(), wanted_.data(), logits, best.data()});
+        step({int(ids_.size()), int(wanted_.size()), ids_.data(), slots_.data(), positions_.data(), wanted_.data(), logits, best.data(),
+              rows.adapters ? adapters_.data() : nullptr});
     }
 
 private:
-    std::vector<int32_t> ids_, slots_, positions_, wanted_;
+    std::vector<int32_t> ids_, slots_, positions_, wanted_, adapters_;
 };
 
 template <class D> class Typed : public Model {
@@ -48,6 +54,9 @@ public:
     void set_layer(int layer, const LayerWeights& weights) override { transformer_.set_layer(layer, weights); }
     void set_head(const void* norm, const Matrix& head) override { transformer_.set_head(norm, head); }
     void hand_out(const int32_t* layers, int count, void* features) override { transformer_.hand_out(layers, count, features); }
+    void put_adapter(int number) override { transformer_.put_adapter(number); }
+    void set_adapter_layer(int number, int layer, const LayerAdapter& adapter) override { transformer_.set_adapter_layer(number, layer, adapter); }
+    void drop_adapter(int number) override { transformer_.drop_adapter(number); }
     void step(const Step& step) override { transformer_.run(step); }
     const Shape& shape() const override { return transformer_.shape; }
     void product(int layer, int which, const void* x, int tokens, float* to) const override {

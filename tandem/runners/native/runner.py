@@ -12,8 +12,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.checkpoints.adapters import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.eagle.features import TargetFeatures
+from tandem.runners.native.adapters import NativeAdapters
 from tandem.runners.native.drawing import DraftDraws
 from tandem.runners.native.library import Ints, RowBatch, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
@@ -49,6 +51,7 @@ class NativeRunner:
 
     def __init__(self, model: NativeModel, limits: Limits, identity: RunnerIdentity, verifies: bool = True) -> None:
         self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
+        self._adapters = NativeAdapters(model)
         widest = limits.max_draft + 1 if verifies else TAIL
         self.shapes = StepShapes(
             tuple(range(1, widest + 1)),
@@ -73,12 +76,24 @@ class NativeRunner:
     def page_store(self, pages: int) -> NativePages:
         return NativePages(self.model, pages)
 
+    @property
+    def no_adapters(self) -> str:
+        """Like TakesAdapters."""
+        return "a draft takes none" if not self._verifies else self._adapters.refusal
+
+    def put_adapter(self, number: int, adapter: Adapter) -> None:
+        self._adapters.put(number, adapter)
+
+    def drop_adapter(self, number: int) -> None:
+        self._adapters.drop(number)
+
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        self.model.feed([r.slot for r in rows], [r.start for r in rows], [r.tokens for r in rows], 0)
+        adapters = self._adapters.of(rows)
+        self.model.feed([r.slot for r in rows], [r.start for r in rows], [r.tokens for r in rows], 0, adapters)
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        batch = _fed(rows)
+        batch = _fed(rows, self._adapters.of(rows))
         begins, said, accepted = batch.begins, zeros(len(batch.tokens)), zeros(len(rows))
         logits = None if all(row.plain for row in rows) else self.model.room(len(batch.tokens))
         self.model.library.tandem_verify(
@@ -98,7 +113,8 @@ class NativeRunner:
     def verify_logits(self, rows: Sequence[VerifyRow]) -> list[Logits]:
         """Each row's logits [1 + draft tokens, vocabulary], float32; entry i predicts the token after draft[:i]."""
         tokens = [(row.last_token, *row.draft) for row in rows]
-        logits = self.model.feed([row.slot for row in rows], [row.position for row in rows], tokens)
+        adapters = self._adapters.of(rows)
+        logits = self.model.feed([row.slot for row in rows], [row.position for row in rows], tokens, adapters=adapters)
         assert logits is not None
         return np.split(logits, np.cumsum([len(own) for own in tokens])[:-1])
 
@@ -138,7 +154,7 @@ class NativeRunner:
         return self.model.hand_out(layers)
 
     def _fused(self, draft: NativeRunner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-        tails = _tails([row.propose for row in rows])
+        tails, adapters = _tails([row.propose for row in rows]), self._adapters.of(rows)
         stride = max(1, *(max(row.propose.k, len(row.copied)) for row in rows))
         counts = ints([len(row.copied) or row.propose.k for row in rows])
         drafts, said, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
@@ -153,6 +169,7 @@ class NativeRunner:
             ctypes.byref(tails.rows),
             counts,
             ints([bool(row.copied) for row in rows]),
+            ints(adapters) if any(adapters) else None,
             draft.model.stands_for,
             self.limits.vocab_size,
             stride,
@@ -182,8 +199,9 @@ def _tails(rows: Sequence[ProposeRow]) -> RowBatch:
     return RowBatch([r.slot for r in rows], [r.position + 1 - len(r.tail) for r in rows], [r.tail for r in rows])
 
 
-def _fed(rows: Sequence[VerifyRow]) -> RowBatch:
-    return RowBatch([r.slot for r in rows], [r.position for r in rows], [(r.last_token, *r.draft) for r in rows])
+def _fed(rows: Sequence[VerifyRow], adapters: Sequence[int]) -> RowBatch:
+    tokens = [(row.last_token, *row.draft) for row in rows]
+    return RowBatch([r.slot for r in rows], [r.position for r in rows], tokens, adapters)
 
 
 def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:

@@ -46,7 +46,7 @@ template <class D> void Transformer<D>::work(int thread) {
     });
     for (size_t i = 0; i < layers_.size(); i++) {
         copy_out(int(i), place);
-        work_layer(layers_[i], i + 1 < layers_.size() ? &layers_[i + 1].qkv : &head_, thread, place);
+        work_layer(int(i), i + 1 < layers_.size() ? &layers_[i + 1].qkv : &head_, thread, place);
     }
     copy_out(int(layers_.size()), place);
     if (!step_.count) return;
@@ -68,10 +68,40 @@ template <class D> void Transformer<D>::copy_out(int layer, Place& place) {
     }
 }
 
-template <class D> void Transformer<D>::work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place) {
+// A phase for the tokens that have an adapter; a step without them has no such phase.
+template <class D>
+void Transformer<D>::shrink(int layer, Stacked which, const Linear<D>* then, const Activations& from, int thread, Place& place) {
+    if (adapted_.empty()) return;
+    const int count = int(adapted_.size()), parts = count < 4 * threads_ ? threads_ : 1;
+    share(place, count * parts, then, [&](int i) {
+        const int t = adapted_[i / parts], part = i % parts;
+        const Addition<D>& addition = adapters_[step_.adapters[t]]->of(layer, which);
+        if (!addition.rank()) return;
+        const stored* x = from.values + t * from.stride;
+        if (from.norm) {
+            norm(x, from.norm->data(), shape.hidden, normed_[thread].data());
+            x = normed_[thread].data();
+        }
+        addition.shrink(x, part * addition.rank() / parts, (part + 1) * addition.rank() / parts, &shrunk_[t * most_rank_]);
+    });
+}
+
+// Adds what a token's adapter adds to the 32 outputs of a panel.
+template <class D> void Transformer<D>::extend(int layer, Stacked which, int panel, int t, v16f& first, v16f& last) const {
+    if (!step_.adapters || !step_.adapters[t]) return;
+    const Addition<D>& addition = adapters_[step_.adapters[t]]->of(layer, which);
+    if (!addition.rank()) return;
+    addition.extend(panel, &shrunk_[t * most_rank_], first, last);
+}
+
+template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* then, int thread, Place& place) {
+    Layer& layer = layers_[index];
     const int tokens = step_.tokens, turned = shape.heads + shape.kv_heads;
-    Input<D> in = input(place, thread, layer.qkv, {x_.data(), hidden_, &layer.attention_norm}, tokens);
+    Activations from{x_.data(), hidden_, &layer.attention_norm};
+    shrink(index, QKV, &layer.qkv, from, thread, place);
+    Input<D> in = input(place, thread, layer.qkv, from, tokens);
     multiply(place, layer.qkv, nullptr, in, tokens, [&](int panel, int t, v16f first, v16f last) {
+        extend(index, QKV, panel, t, first, last);
         D::keep(&qkv_[t * wide_ + panel * PANEL], first);
         D::keep(&qkv_[t * wide_ + panel * PANEL + LANES], last);
     });
@@ -82,20 +112,28 @@ template <class D> void Transformer<D>::work_layer(Layer& layer, const Linear<D>
     share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
         attend_group(layer, groups_[i / shape.kv_heads], i % shape.kv_heads, thread);
     });
-    auto add = [&](int panel, int t, v16f first, v16f last) {
+    auto add = [&](Stacked which, int panel, int t, v16f first, v16f last) {
+        extend(index, which, panel, t, first, last);
         stored* x = &x_[t * hidden_ + panel * PANEL];
         D::keep(x, D::wide(x) + first);
         D::keep(x + LANES, D::wide(x + LANES) + last);
     };
-    in = input(place, thread, layer.o, {attended_.data(), size_t(shape.heads) * shape.head_dim}, tokens);
-    multiply(place, layer.o, &layer.gate_up, in, tokens, add);
-    in = input(place, thread, layer.gate_up, {x_.data(), hidden_, &layer.mlp_norm}, tokens);
+    from = {attended_.data(), size_t(shape.heads) * shape.head_dim};
+    shrink(index, O, &layer.o, from, thread, place);
+    in = input(place, thread, layer.o, from, tokens);
+    multiply(place, layer.o, &layer.gate_up, in, tokens, [&](int panel, int t, v16f first, v16f last) { add(O, panel, t, first, last); });
+    from = {x_.data(), hidden_, &layer.mlp_norm};
+    shrink(index, GATE_UP, &layer.gate_up, from, thread, place);
+    in = input(place, thread, layer.gate_up, from, tokens);
     multiply(place, layer.gate_up, &layer.down, in, tokens, [&](int panel, int t, v16f gate, v16f up) {
+        extend(index, GATE_UP, panel, t, gate, up);
         v16f silu = D::rounded(gate / (1.0f + exponential(-gate)));
         D::keep(&gated_[t * inner_ + panel * LANES], silu * up);
     });
-    in = input(place, thread, layer.down, {gated_.data(), inner_}, tokens);
-    multiply(place, layer.down, then, in, tokens, add);
+    from = {gated_.data(), inner_};
+    shrink(index, DOWN, &layer.down, from, thread, place);
+    in = input(place, thread, layer.down, from, tokens);
+    multiply(place, layer.down, then, in, tokens, [&](int panel, int t, v16f first, v16f last) { add(DOWN, panel, t, first, last); });
 }
 
 // Few tokens are normed and quantised by every thread for itself, which is cheaper than a phase of its own.

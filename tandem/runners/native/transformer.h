@@ -1,8 +1,8 @@
 // One decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3): tokens at positions of slots in, logits or best tokens
 // out. Values are rounded where transformers rounds them. A step is one function that all threads run together.
 #pragma once
+#include "adapters.h"
 #include "attention.h"
-#include "linear.h"
 #include "pool.h"
 #include <algorithm>
 #include <memory>
@@ -34,12 +34,13 @@ struct Best {
 };
 
 // Tokens of a step. `wanted` lists the `count` of them whose logits are asked for: as the best token of each, and where
-// `logits` [count, outputs] is not null in full.
+// `logits` [count, outputs] is not null in full. `adapters`: of each token, 0 for none; null: none has one.
 struct Step {
     int tokens, count;
     const int32_t *ids, *slots, *positions, *wanted;
     float* logits;
     Best* best;
+    const int32_t* adapters = nullptr;
 };
 
 template <class D> class Transformer {
@@ -52,6 +53,10 @@ public:
     void set_head(const void* norm, const Matrix& head);
     // From now on, a step writes the hidden states after `layers` layers to features [slots, length, count, hidden].
     void hand_out(const int32_t* layers, int count, void* features);
+    // Makes an adapter known by a number; its layers are set before a step uses it.
+    void put_adapter(int number);
+    void set_adapter_layer(int number, int layer, const LayerAdapter& adapter);
+    void drop_adapter(int number) { if (size_t(number) < adapters_.size()) adapters_[number].reset(); }
     void run(const Step& step);
     // Outputs [tokens, panels * 32] of x [tokens, inputs]: of q, k and v (0), o (1), gate and up (2) or down (3) of a layer,
     // or of the head for layer -1. Outputs lie as they are packed: 16 of the gate beside 16 of up.
@@ -94,7 +99,9 @@ private:
 
     void work(int thread);
     void copy_out(int layer, Place& place);
-    void work_layer(Layer& layer, const Linear<D>* then, int thread, Place& place);
+    void shrink(int layer, Stacked which, const Linear<D>* then, const Activations& from, int thread, Place& place);
+    void extend(int layer, Stacked which, int panel, int token, v16f& first, v16f& last) const;
+    void work_layer(int index, const Linear<D>* then, int thread, Place& place);
     // A thread's part of a phase, in pieces or in panels; `then` is what the next phase reads.
     template <class Piece> void share(Place& place, int pieces, const Linear<D>* then, Piece piece);
     template <class Done>
@@ -105,6 +112,7 @@ private:
     void rotate(Layer& layer, int token, int head);
     void attend_group(Layer& layer, const Group& group, int head, int thread);
     void choose(int thread, int panel, int wanted, v16f first, v16f last);
+    void make_phases() { phases_ = std::vector<Phase>((adapters_.empty() ? 10 : 14) * layers_.size() + 4 + taps_.size()); }
     void group();
     void settle();
 
@@ -124,6 +132,10 @@ private:
     std::vector<Group> groups_;
     std::vector<Phase> phases_;
     std::vector<int32_t> taps_;
+    std::vector<std::unique_ptr<LoraAdapter<D>>> adapters_;  // by number
+    std::vector<int32_t> adapted_;                           // tokens of the step that have one
+    Buffer<float> shrunk_;
+    size_t most_rank_ = 0;
     stored* features_ = nullptr;
     Step step_{};
     int threads_;
@@ -183,13 +195,14 @@ Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embeddin
       wide_(up(size_t(given.heads + 2 * given.kv_heads) * given.head_dim, PANEL)), inner_(up(given.intermediate, LANES)),
       x_(given.most_tokens * hidden_), qkv_(given.most_tokens * wide_),
       attended_(size_t(given.most_tokens) * given.heads * given.head_dim), gated_(given.most_tokens * inner_),
-      running_(given.threads), phases_(10 * given.layers + 4), threads_(given.threads) {
+      running_(given.threads), threads_(given.threads) {
     for (int t = 0; t < threads_; t++) {
         normed_.emplace_back(given.most_tokens * hidden_);
         const int widest = std::max({given.hidden, given.heads * given.head_dim, given.intermediate});
         groups8_.emplace_back(size_t(given.most_tokens) * Linear<D>::groups(widest));
         scores_.emplace_back(given.length);
     }
+    make_phases();
 }
 
 template <class D> void Transformer<D>::set_layer(int index, const LayerWeights& w) {
@@ -218,7 +231,23 @@ template <class D> void Transformer<D>::set_head(const void* norm, const Matrix&
 template <class D> void Transformer<D>::hand_out(const int32_t* layers, int count, void* features) {
     taps_.assign(layers, layers + count);
     features_ = static_cast<stored*>(features);
-    phases_ = std::vector<Phase>(10 * layers_.size() + 4 + count);
+    make_phases();
+}
+
+template <class D> void Transformer<D>::put_adapter(int number) {
+    const LayerSizes sizes{shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.intermediate};
+    auto made = std::make_unique<LoraAdapter<D>>(shape.layers, sizes);
+    if (size_t(number) >= adapters_.size()) adapters_.resize(number + 1);
+    adapters_[number] = std::move(made);
+    make_phases();
+}
+
+template <class D> void Transformer<D>::set_adapter_layer(int number, int layer, const LayerAdapter& from) {
+    LoraAdapter<D>& adapter = *adapters_[number];
+    adapter.set_layer(layer, from);
+    if (size_t(adapter.rank()) <= most_rank_) return;
+    shrunk_ = Buffer<float>(size_t(shape.most_tokens) * adapter.rank());
+    most_rank_ = adapter.rank();
 }
 
 template <class D> void Transformer<D>::product(int index, int which, const void* x, int tokens, float* to) const {
@@ -264,6 +293,9 @@ template <class D> void Transformer<D>::run(const Step& step) {
         phase.done.store(0, std::memory_order_relaxed);
     }
     for (auto& running : running_) running.assign(step.count, Running{});
+    adapted_.clear();
+    for (int t = 0; step.adapters && t < step.tokens; t++)
+        if (step.adapters[t]) adapted_.push_back(t);
     group();
     pool_.run([](void* self, int thread) { static_cast<Transformer*>(self)->work(thread); }, this, threads_);
     settle();

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from tandem.checkpoints.adapters import Adapter, AdapterChoice
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.planning.cores import format_cores, parse_cores
@@ -32,6 +33,12 @@ class NxdiBackend:
     def find(self, model: str | None) -> Checkpoint:
         """A hub id is downloaded, unless it is in Hugging Face's cache: NxDI shards weights from a folder."""
         return local(find(model))
+
+    def adapter(self, choice: AdapterChoice) -> Adapter:
+        """NxDI's LoRA takes adapter_ids, which this runner does not pass, and fused graphs never do."""
+        raise ValueError(
+            "adapters: requests cannot name one with backend nxdi; lora_config in --neuron_config serves one to all"
+        )
 
     def tokenizer(self, checkpoint: Checkpoint) -> None:
         return None

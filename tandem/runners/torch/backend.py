@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from tandem.checkpoints.adapters import Adapter, AdapterChoice, read_adapter
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find
@@ -24,6 +25,9 @@ class TorchBackend:
 
     def find(self, model: str | None) -> Checkpoint:
         return unpacked(find(model))
+
+    def adapter(self, choice: AdapterChoice) -> Adapter:
+        return read_adapter(choice)
 
     def tokenizer(self, checkpoint: Checkpoint) -> None:
         return None

@@ -84,9 +84,18 @@ class GraphModel(TorchModel):
 
     @torch.no_grad()
     def forward(
-        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
+        self,
+        slots: Sequence[int],
+        tokens: Tensor,
+        starts: Tensor,
+        length: int | None = None,
+        head: bool = True,
+        adapters: Sequence[int] = (),
     ) -> Tensor:
-        """Like TorchModel.forward. A draft's logits, which only sampled rows need, come from module code."""
+        """Like TorchModel.forward. A draft's logits, which only sampled rows need, come from module code.
+
+        `adapters` has no effect: graphs take none.
+        """
         if head and not self._verifies:
             return super().forward(slots, tokens, starts, length, head)
         front = zip(slots, starts.tolist(), tokens.tolist(), strict=True)

@@ -62,6 +62,7 @@ class GraphRunner(TorchRunner):
 
     page_bytes = 0
     """Pages are not copied: nothing but graphs runs on the device, and there is none for it."""
+    no_adapters = "compiled graphs take none: use --compile native or off"
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tandem.runners.eagle.features import Taps, TargetFeatures, decoder_layers
+from tandem.runners.torch.adapters import TorchAdapters
 from tandem.runners.torch.kernels import ATTENTION, attention_rows, can_pack, pack_linears
 from tandem.runners.torch.platforms import Platform, platform_of
 from tandem.runners.torch.slot_cache import GatheredSlots, SlotCache
@@ -63,20 +64,29 @@ class TorchModel:
         self._hidden = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=device)
         self._shown = torch.tensor(0.0, dtype=self.dtype, device=device)
         self._taps: Taps | None = None
+        self.adapters = TorchAdapters(self.module, device)
 
     @torch.inference_mode()
     def forward(
-        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
+        self,
+        slots: Sequence[int],
+        tokens: Tensor,
+        starts: Tensor,
+        length: int | None = None,
+        head: bool = True,
+        adapters: Sequence[int] = (),
     ) -> Tensor:
         """Feeds tokens [rows, width] at positions starts [rows] of `slots`; returns logits [rows, width, vocabulary].
 
         With head=False it returns hidden states [rows, width, hidden] instead. Attention reads the first `length`
-        positions (default: all), so every row that is not padding must end within them.
+        positions (default: all), so every row that is not padding must end within them. `adapters`: those of the first
+        rows, 0 for none.
         """
         length = length or self.slots.length
         positions = self._positions(starts, tokens.shape[1])
         self.slots.plan(list(slots), positions, length)
-        out = self._run(tokens, positions, length, self.slots.cache, head)
+        with self.adapters.of_rows(adapters):
+            out = self._run(tokens, positions, length, self.slots.cache, head)
         if self._taps is not None:
             self._taps.keep(slots, positions)
         return out

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from tandem.checkpoints.adapters import Adapter
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.protocol import (
@@ -81,12 +82,28 @@ class TorchRunner:
     def page_store(self, pages: int) -> TorchPages:
         return TorchPages(self.model.slots, pages)
 
+    @property
+    def no_adapters(self) -> str:
+        """Like TakesAdapters."""
+        if self.model.hands_out:
+            return "an EAGLE head reads its target's states, and was trained without them"
+        if self.model.ranks > 1:
+            return "processes share the model"
+        return "" if self._verifies else "a draft takes none"
+
+    def put_adapter(self, number: int, adapter: Adapter) -> None:
+        self.model.adapters.put(number, adapter)
+
+    def drop_adapter(self, number: int) -> None:
+        self.model.adapters.drop(number)
+
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         """Like Runner.prefill; feeds one row at a time."""
         for row in rows:
             tokens = self.model.tensor([_padded(row.tokens, self.shapes.chunk(len(row.tokens)))])
             length = self.shapes.prefill_length(row.start + len(row.tokens))
-            self.model.forward([row.slot], tokens, self.model.tensor([row.start]), length, head=False)
+            starts, adapters = self.model.tensor([row.start]), [row.adapter]
+            self.model.forward([row.slot], tokens, starts, length, head=False, adapters=adapters)
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
@@ -110,7 +127,8 @@ class TorchRunner:
         """The target's logits [rows or more, width, vocabulary]; column i predicts the token after draft[:i]."""
         width = self.shapes.width(1 + max(len(row.draft) for row in rows))
         tokens = [_padded((row.last_token, *row.draft), width) for row in rows]
-        return self._forward([row.slot for row in rows], tokens, [row.position for row in rows])
+        adapters = [row.adapter for row in rows]
+        return self._forward([row.slot for row in rows], tokens, [row.position for row in rows], adapters)
 
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         """Like Runner.propose; all rows take as many steps as the longest, and shorter ones are cut."""
@@ -146,7 +164,9 @@ class TorchRunner:
         """Like HandsOutFeatures.hand_out."""
         return self.model.hand_out(layers)
 
-    def _forward(self, slots: list[int], tokens: Sequence[Sequence[int]], starts: list[int]) -> Tensor:
+    def _forward(
+        self, slots: list[int], tokens: Sequence[Sequence[int]], starts: list[int], adapters: Sequence[int] = ()
+    ) -> Tensor:
         """Logits [batch, width, vocabulary] of a step padded to a batch bucket."""
         missing = self.shapes.batch(len(slots)) - len(slots)
         return self.model.forward(
@@ -154,6 +174,7 @@ class TorchRunner:
             self.model.tensor([*tokens, *[tokens[0]] * missing]),
             self.model.tensor(starts + [0] * missing),
             self.shapes.length(max(starts) + len(tokens[0])),
+            adapters=adapters,
         )
 
 

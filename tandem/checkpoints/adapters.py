@@ -1,0 +1,134 @@
+"""Reads LoRA adapters as PEFT saves them: a folder of adapter_config.json and adapter_model.safetensors."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandem.checkpoints.adapter_config import CONFIG, MOST_RANK, AdapterConfig, read_config
+from tandem.checkpoints.locate import CheckpointError, first_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WEIGHTS = "adapter_model.safetensors"
+_KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterChoice:
+    """An adapter to load: the name that requests give, and its folder (a toy backend: its parameters)."""
+
+    name: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"adapters: the name {self.name!r} is not 1 to 64 letters, digits and .:_-, a letter or digit first"
+            )
+        if not self.source:
+            raise ValueError(f"adapters: {self.name}: no folder is named; write {self.name}=DIR")
+
+
+def adapter_choices(given: str | None) -> tuple[AdapterChoice, ...]:
+    """Reads NAME=DIR,NAME=DIR. Raises ValueError."""
+    chosen = [AdapterChoice(*map(str.strip, each.partition("=")[::2])) for each in (given or "").split(",") if each]
+    names = [each.name for each in chosen]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"adapters: the name {name} is given twice")
+    return tuple(chosen)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LowRank:
+    """What is added to a linear layer's output for x [inputs]: up @ (down @ x) * scale.
+
+    down [rank, inputs] and up [outputs, rank] are float32 and contiguous.
+    """
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return int(self.down.shape[0])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """An adapter. `revision`: the same for equal files. `parts`: by the path of the linear layer that each changes."""
+
+    name: str
+    revision: str
+    parts: Mapping[str, LowRank] = field(default_factory=dict)
+
+
+def read_adapter(choice: AdapterChoice) -> Adapter:
+    """Reads a PEFT folder. Raises CheckpointError, one line, naming what is missing or not served."""
+    folder = Path(choice.source)
+    if not folder.is_dir():
+        raise CheckpointError(f"adapters: {choice.name}: {folder} is not a folder")
+    config, file = read_config(folder), folder / WEIGHTS
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: no adapter: it has no {WEIGHTS} (PEFT's .bin files are not read)")
+    try:
+        from safetensors.torch import load
+
+        data = file.read_bytes()  # at once: the revision is that of what is read, also while the file is replaced
+        tensors = load(data)
+    except Exception as error:  # of the file, or of safetensors: cut short, a dtype that torch lacks
+        raise CheckpointError(f"{file}: cannot be read: {first_line(error)}") from None
+    parts = {module: _part(file, config, module, tensors) for module in _modules(file, tensors)}
+    return Adapter(choice.name, _revision(config, data), parts)
+
+
+def _modules(file: Path, names: Iterable[str]) -> list[str]:
+    """The paths of the layers that a file changes; each has both of its matrices, and nothing else is in the file."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        match = _KEY.fullmatch(name)
+        if match is None:
+            raise CheckpointError(f"{file}: tensor {name[:120]} is not served: only lora_A and lora_B of linear layers")
+        found.setdefault(match["module"], set()).add(match["side"])
+    if not found:
+        raise CheckpointError(f"{file}: has no tensors")
+    for module, sides in found.items():
+        if len(sides) < 2:
+            raise CheckpointError(f"{file}: {module} has lora_{min(sides)} alone")
+    return sorted(found)
+
+
+def _part(file: Path, config: AdapterConfig, module: str, tensors: Mapping[str, Tensor]) -> LowRank:
+    import torch
+
+    made = {}
+    for side in "AB":
+        tensor = tensors[f"base_model.model.{module}.lora_{side}.weight"]
+        if tensor.dim() != 2 or not tensor.is_floating_point():
+            raise CheckpointError(f"{file}: lora_{side} of {module} is not a matrix of floating-point numbers")
+        made[side] = tensor.to(torch.float32).contiguous()
+        if not bool(made[side].isfinite().all()):
+            raise CheckpointError(f"{file}: lora_{side} of {module} has numbers that are not finite")
+    rank = made["A"].shape[0]
+    if not 1 <= rank <= MOST_RANK or made["B"].shape[1] != rank:
+        raise CheckpointError(
+            f"{file}: {module} has matrices {tuple(made['A'].shape)} and {tuple(made['B'].shape)}, which share no rank "
+            f"from 1 to {MOST_RANK}"
+        )
+    if rank != config.rank_of(module):
+        raise CheckpointError(f"{file}: {module} has rank {rank}, and {CONFIG} says {config.rank_of(module)}")
+    return LowRank(made["A"], made["B"], config.scale_of(module))
+
+
+def _revision(config: AdapterConfig, data: bytes) -> str:
+    """A hash of what an adapter adds."""
+    factors = (config.rank, config.alpha, config.by_root, sorted(config.ranks.items()), sorted(config.alphas.items()))
+    return hashlib.sha256(repr(factors).encode() + hashlib.sha256(data).digest()).hexdigest()

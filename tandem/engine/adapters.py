@@ -1,0 +1,134 @@
+"""Keeps an engine's LoRA adapters: which names requests may give, how many use each, and when one may go.
+
+Requests name adapters, rows number them. A number is never used again, so that neither a late row nor a kept prefix can
+meet an adapter that came later under the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tandem.checkpoints.adapters import Adapter, AdapterChoice
+from tandem.runners.adapters import TakesAdapters, why_no_adapters
+from tandem.speculation.types import InvalidField
+
+if TYPE_CHECKING:
+    from tandem.engine.batcher import Batcher
+    from tandem.runners.protocol import Runner
+
+log = logging.getLogger("tandem.engine")
+MOST = 64
+
+
+class AdapterExists(InvalidField):
+    """The name is that of another adapter."""
+
+
+class AdapterInUse(RuntimeError):
+    """Requests or sessions still use the adapter."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    number: int
+    revision: str
+    users: int = 0
+
+
+class Adapters:
+    """The adapters of one runner. Names change on the event loop, weights on the device thread between steps."""
+
+    def __init__(self, runner: Runner, batcher: Batcher) -> None:
+        self._runner, self._batcher = runner, batcher
+        self._by_name: dict[str, _Entry] = {}
+        self._changing: set[str] = set()  # names that are being added or removed
+        self._last = 0
+
+    @property
+    def revisions(self) -> dict[str, str]:
+        """The revision of each adapter that requests may name."""
+        return {name: entry.revision for name, entry in self._by_name.items()}
+
+    def check(self, name: str) -> None:
+        """Raises InvalidField unless requests may name this adapter; the empty name is that of none."""
+        if name and name not in self._by_name:
+            known = ", ".join(sorted(self._by_name)) or "this server has none"
+            raise InvalidField("adapter", f"{name[:64]!r} is not one of: {known}")
+
+    def revision(self, name: str) -> str:
+        """The revision of an adapter that requests may name; empty for none."""
+        self.check(name)
+        return self._by_name[name].revision if name else ""
+
+    def take(self, name: str) -> int:
+        """Returns the number that rows give, 0 for none, and counts a user. Raises InvalidField."""
+        self.check(name)
+        if not name:
+            return 0
+        self._by_name[name].users += 1
+        return self._by_name[name].number
+
+    def give_back(self, number: int) -> None:
+        """Ends a use that `take` began."""
+        for entry in self._by_name.values():
+            entry.users -= entry.number == number
+
+    @contextlib.contextmanager
+    def taken(self, name: str) -> Iterator[int]:
+        """Takes an adapter, and gives it back if the body fails."""
+        number = self.take(name)
+        try:
+            yield number
+        except BaseException:
+            self.give_back(number)
+            raise
+
+    async def add(self, choice: AdapterChoice, read: Callable[[AdapterChoice], Adapter]) -> str:
+        """Reads an adapter and makes its name known; returns its revision. Steps wait only while it is packed.
+
+        Raises InvalidField if the name is taken, CheckpointError or ValueError, one line, if it cannot be served.
+        """
+        why = why_no_adapters(self._runner)
+        if why or not isinstance(self._runner, TakesAdapters):
+            raise ValueError(f"adapters: {self._runner.identity.model_name} takes none: {why}")
+        if choice.name in self._by_name or choice.name in self._changing:
+            raise AdapterExists("adapter", f"{choice.name!r} is there already; remove it first")
+        if choice.name == self._runner.identity.model_name:
+            raise InvalidField("adapter", f"{choice.name!r} is the model's own name")
+        if len(self._by_name) + len(self._changing) >= MOST:
+            raise InvalidField("adapter", f"{choice.name!r} would be one more than {MOST} adapters")
+        self._last += 1
+        number = self._last
+        with self._change(choice.name):
+            adapter = await asyncio.to_thread(read, choice)
+            await self._batcher.on_device(self._runner.put_adapter, number, adapter)
+            self._by_name[choice.name] = _Entry(number, adapter.revision)
+        log.info("adapter %s: %d matrices, revision %s", choice.name, len(adapter.parts), adapter.revision[:12])
+        return adapter.revision
+
+    async def remove(self, name: str) -> None:
+        """Forgets an adapter and frees its memory. Raises InvalidField if there is none, AdapterInUse if it is used."""
+        if not name:
+            raise InvalidField("adapter", "empty: name one")
+        self.check(name)
+        entry = self._by_name[name]
+        if entry.users:
+            raise AdapterInUse(f"adapter {name} is in use by {entry.users} requests or sessions; try again after them")
+        del self._by_name[name]
+        with self._change(name):
+            assert isinstance(self._runner, TakesAdapters)
+            await self._batcher.on_device(self._runner.drop_adapter, entry.number)
+        log.info("adapter %s is removed", name)
+
+    @contextlib.contextmanager
+    def _change(self, name: str) -> Iterator[None]:
+        self._changing.add(name)
+        try:
+            yield
+        finally:
+            self._changing.discard(name)

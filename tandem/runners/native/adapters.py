@@ -1,0 +1,91 @@
+"""Gives LoRA adapters to a NativeModel, which copies their matrices."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Sequence
+from typing import Protocol
+
+from tandem.checkpoints.adapters import Adapter, LowRank
+from tandem.runners.native import library
+from tandem.runners.native.library import MATRICES, LayerAdapter, ModelShape
+from tandem.runners.native.model import NativeModel
+
+_PATH = re.compile(r"model\.layers\.(\d+)\.(?:self_attn\.([qkvo])|mlp\.(gate|up|down))_proj")
+
+
+class _Row(Protocol):
+    """A row of a step."""
+
+    @property
+    def adapter(self) -> int: ...
+
+
+class NativeAdapters:
+    """The adapters of one model."""
+
+    def __init__(self, model: NativeModel) -> None:
+        self._model, self._there = model, set[int]()
+
+    @property
+    def refusal(self) -> str:
+        """Why there can be none; empty if there can."""
+        return "an EAGLE head reads its target's states, and was trained without them" if self._model.hands_out else ""
+
+    def put(self, number: int, adapter: Adapter) -> None:
+        """Like TakesAdapters.put_adapter."""
+        layers = _by_layer(adapter, self._model.sizes)
+        steps, handle = self._model.library, self._model.handle
+        short = steps.tandem_put_adapter(handle, number)
+        for index in range(self._model.layer_count):
+            parts = layers.get(index, {})
+            layer = LayerAdapter(*(_passed(parts.get(name)) for name in MATRICES))
+            short = short or steps.tandem_set_adapter_layer(handle, number, index, ctypes.byref(layer))
+        if short:
+            self.drop(number)
+            raise ValueError(f"adapters: {adapter.name}: memory is short")
+        self._there.add(number)
+
+    def of(self, rows: Sequence[_Row]) -> list[int]:
+        """The numbers of the rows' adapters. Raises KeyError for one that is not there: a step would not survive it."""
+        numbers = [row.adapter for row in rows]
+        if any(numbers):
+            for number in numbers:
+                if number and number not in self._there:
+                    raise KeyError(f"adapter {number}")
+        return numbers
+
+    def drop(self, number: int) -> None:
+        self._there.discard(number)
+        self._model.library.tandem_drop_adapter(self._model.handle, number)
+
+
+def _by_layer(adapter: Adapter, sizes: ModelShape) -> dict[int, dict[str, LowRank]]:
+    """The adapter's parts by layer and matrix. Raises ValueError for one that does not fit."""
+    layers: dict[int, dict[str, LowRank]] = {}
+    for path, part in adapter.parts.items():
+        match = _PATH.fullmatch(path)
+        if match is None or int(match[1]) >= sizes.layers:
+            raise ValueError(f"adapters: {adapter.name}: the model's steps have no matrix {path} that takes an adapter")
+        name = match[2] or match[3]
+        outputs, inputs = part.up.shape[0], part.down.shape[1]
+        if (outputs, inputs) != _size(sizes, name):
+            own = _size(sizes, name)
+            raise ValueError(f"adapters: {adapter.name}: {path} is {own} in the model, the adapter's {outputs, inputs}")
+        layers.setdefault(int(match[1]), {})[name] = part
+    return layers
+
+
+def _size(sizes: ModelShape, name: str) -> tuple[int, int]:
+    """Outputs and inputs of a layer's matrix."""
+    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    outputs = {"q": queries, "k": keys, "v": keys, "gate": sizes.intermediate, "up": sizes.intermediate}
+    inputs = {"o": queries, "down": sizes.intermediate}
+    return outputs.get(name, sizes.hidden), inputs.get(name, sizes.hidden)
+
+
+def _passed(part: LowRank | None) -> library.LowRank:
+    if part is None:
+        return library.LowRank(None, None, 0, 0.0)
+    return library.LowRank(part.down.data_ptr(), part.up.data_ptr(), part.rank, part.scale)

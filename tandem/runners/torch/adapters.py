@@ -1,0 +1,108 @@
+"""Applies LoRA adapters to the linear layers of a module, for the rows of a step that have one.
+
+A product here consists of single multiplications and of additions in pairs, always the same pairs: no kernel chooses
+an order of summation by shape, so a row has the same bits at every width, in every row, on every number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tandem.checkpoints.adapters import Adapter, LowRank
+
+_PATH = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj")
+_TERMS = 2**21  # numbers that a product holds at once
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Two float32 matrices, down [rank, inputs] and up [outputs, rank], with zeros up to powers of two inputs."""
+
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+class TorchAdapters:
+    """The adapters of one module, whose linear layers get hooks when an adapter first changes them."""
+
+    def __init__(self, module: Any, device: str) -> None:
+        self._module, self._device = module, device
+        self._parts: dict[int, dict[str, _Part]] = {}
+        self._hooked: set[str] = set()
+        self._rows: Sequence[int] = ()
+
+    def put(self, number: int, adapter: Adapter) -> None:
+        """Like TakesAdapters.put_adapter."""
+        for path, part in adapter.parts.items():
+            self._check(adapter.name, path, part)
+        self._parts[number] = {path: self._placed(part) for path, part in adapter.parts.items()}
+        for path in adapter.parts.keys() - self._hooked:
+            self._module.get_submodule(path).register_forward_hook(self._hook(path))
+            self._hooked.add(path)
+
+    def drop(self, number: int) -> None:
+        del self._parts[number]
+
+    @contextlib.contextmanager
+    def of_rows(self, adapters: Sequence[int]) -> Iterator[None]:
+        """Meanwhile, the module runs rows with these adapters (0 for none); further rows have none."""
+        self._rows = adapters if any(adapters) else ()
+        try:
+            yield
+        finally:
+            self._rows = ()
+
+    def _check(self, name: str, path: str, part: LowRank) -> None:
+        try:
+            linear: Any = self._module.get_submodule(path)
+        except AttributeError:
+            linear = None
+        if linear is None or not _PATH.fullmatch(path) or not hasattr(linear, "in_features"):
+            raise ValueError(f"adapters: {name}: the model has no linear layer {path} that takes an adapter")
+        own, given = (linear.out_features, linear.in_features), (part.up.shape[0], part.down.shape[1])
+        if own != given:
+            raise ValueError(f"adapters: {name}: {path} is {own} in the model, the adapter's {given}")
+
+    def _placed(self, part: LowRank) -> _Part:
+        return _Part(_padded(part.down).to(self._device), _padded(part.up).to(self._device), part.scale)
+
+    def _hook(self, path: str) -> Any:
+        def extend(module: Any, args: tuple[Any, ...], out: Tensor) -> None:
+            for row, number in enumerate(self._rows):
+                part = self._parts[number].get(path) if number else None
+                if part is not None:
+                    shrunk = products(args[0][row].float(), part.down)
+                    out[row] = (out[row].float() + products(shrunk, part.up) * part.scale).to(out.dtype)
+
+        return extend
+
+
+def _padded(matrix: Tensor) -> Tensor:
+    columns = matrix.shape[1]
+    return functional.pad(matrix, (0, (1 << (columns - 1).bit_length()) - columns))
+
+
+def products(x: Tensor, matrix: Tensor) -> Tensor:
+    """x [n, inputs] times each row of `matrix`, float32 [n, outputs]; columns beyond `inputs` are zeros.
+
+    The number of columns is a power of two.
+    """
+    width = matrix.shape[1]
+    x = functional.pad(x, (0, width - x.shape[1]))[:, None]
+    return torch.cat([_halved(x * part) for part in matrix.split(max(1, _TERMS // (len(x) * width)))], -1)
+
+
+def _halved(terms: Tensor) -> Tensor:
+    """Sums over the last dimension: first half plus second half, until one is left."""
+    while (count := terms.shape[-1]) > 1:
+        terms = terms[..., : count // 2] + terms[..., count // 2 :]
+    return terms[..., 0]

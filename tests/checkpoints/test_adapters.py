@@ -1,0 +1,133 @@
+"""PEFT folders: what is read from them, and what is refused by name."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.checkpoints.adapters import Adapter, AdapterChoice, adapter_choices, read_adapter
+from tandem.checkpoints.locate import CheckpointError
+from tests.adapters import write_adapter
+
+Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
+
+
+def tensors(rank: int = 4, module: str = Q) -> dict[str, torch.Tensor]:
+    key = f"base_model.model.{module}.lora_"
+    return {f"{key}A.weight": torch.ones(rank, 6), f"{key}B.weight": torch.ones(8, rank)}
+
+
+def read(folder: Path, values: dict[str, torch.Tensor] | None = None, **fields: Any) -> Adapter:
+    return read_adapter(AdapterChoice("red", str(write_adapter(folder, values or tensors(), **fields))))
+
+
+def test_an_adapter_has_two_matrices_and_a_factor_for_each_layer(tmp_path: Path) -> None:
+    adapter = read(tmp_path, tensors() | tensors(module=DOWN))
+    assert (adapter.name, sorted(adapter.parts)) == ("red", [Q, DOWN])
+    part = adapter.parts[Q]
+    assert (tuple(part.down.shape), tuple(part.up.shape), part.rank, part.scale) == ((4, 6), (8, 4), 4, 2.0)
+
+
+def test_ranks_and_alphas_may_differ_by_pattern(tmp_path: Path) -> None:
+    patterns = {"rank_pattern": {"down_proj": 2}, "alpha_pattern": {r"layers\.1\.mlp\.down_proj": 5, "k_proj": 7}}
+    adapter = read(tmp_path, tensors() | tensors(2, DOWN), **patterns)
+    assert {module: (part.rank, part.scale) for module, part in adapter.parts.items()} == {Q: (4, 2.0), DOWN: (2, 2.5)}
+
+
+def test_rank_stabilised_adapters_are_scaled_by_the_root(tmp_path: Path) -> None:
+    assert read(tmp_path, use_rslora=True).parts[Q].scale == 8 / math.sqrt(4)
+
+
+def test_weights_of_any_floating_point_become_float32(tmp_path: Path) -> None:
+    part = read(tmp_path, {name: value.bfloat16() for name, value in tensors().items()}).parts[Q]
+    assert part.down.dtype == part.up.dtype == torch.float32
+
+
+def test_a_folder_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    before = read(tmp_path)
+    again = read(tmp_path, tensors(module=DOWN))
+    assert sorted(again.parts) == [DOWN] and again.revision != before.revision
+
+
+def test_equal_files_have_equal_revisions_and_others_do_not(tmp_path: Path) -> None:
+    first, same, other = (read(tmp_path / str(n), r=4, lora_alpha=alpha) for n, alpha in enumerate((8, 8, 9)))
+    assert first.revision == same.revision != other.revision
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"peft_type": "IA3"}, "peft_type: 'IA3' is not served"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias: 'all'"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"alora_invocation_tokens": [1]}, "alora_invocation_tokens"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights: 'pissa'"),
+        ({"a_field_of_next_year": 1}, "a_field_of_next_year"),
+        ({"r": 0}, "r: 0"),
+        ({"r": "4"}, "r: '4'"),
+        ({"r": 8}, f"{Q} has rank 4, and adapter_config.json says 8"),
+        ({"lora_alpha": "8"}, "lora_alpha: '8'"),
+        ({"lora_alpha": float("inf")}, "lora_alpha: inf"),
+        ({"rank_pattern": [1]}, "rank_pattern"),
+        ({"alpha_pattern": {"(": 1}}, "pattern '('"),
+        ({"use_rslora": "yes"}, "use_rslora: 'yes'"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_its_field(fields: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        read(tmp_path, **fields)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"base_model.model.lm_head.modules_to_save.weight": torch.ones(2, 2)}, "modules_to_save"),
+        ({f"base_model.model.{Q}.lora_magnitude_vector": torch.ones(2)}, "lora_magnitude_vector"),
+        ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 2)}, "lora_embedding_A"),
+        ({f"base_model.model.{Q}.lora_A.weight": torch.ones(4, 6)}, f"{Q} has lora_A alone"),
+        (tensors() | {f"base_model.model.{Q}.lora_B.weight": torch.ones(8, 3)}, "share no rank"),
+        (tensors() | {f"base_model.model.{Q}.lora_B.weight": torch.full((8, 4), math.nan)}, "not finite"),
+        (tensors() | {f"base_model.model.{Q}.lora_A.weight": torch.ones(4, 6, 1)}, "not a matrix"),
+    ],
+)
+def test_tensors_that_are_no_lora_of_a_linear_layer_are_refused_by_name(
+    values: dict[str, torch.Tensor], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        read(tmp_path, values)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_folder_that_is_no_adapter_says_what_it_lacks(tmp_path: Path) -> None:
+    def refusal(source: Path) -> str:
+        with pytest.raises(CheckpointError) as refused:
+            read_adapter(AdapterChoice("red", str(source)))
+        return str(refused.value)
+
+    assert "is not a folder" in refusal(tmp_path / "none")
+    assert "no adapter_config.json" in refusal(tmp_path)
+    write_adapter(tmp_path, tensors())
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\x20\0\0\0\0\0\0\0{}")
+    assert "adapter_model.safetensors" in refusal(tmp_path)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    assert "no adapter_model.safetensors" in refusal(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("[]")
+    assert "not an object" in refusal(tmp_path)
+
+
+def test_adapters_are_named_on_the_command_line_once_each() -> None:
+    assert adapter_choices("red=/a, blue=/b=c") == (AdapterChoice("red", "/a"), AdapterChoice("blue", "/b=c"))
+    assert adapter_choices(None) == adapter_choices("") == ()
+    for given, said in (("red", "red=DIR"), ("=x", "''"), ("a/b=x", "'a/b'"), ("a=x,a=y", "a is given twice")):
+        with pytest.raises(ValueError, match=said):
+            adapter_choices(given)

@@ -1,0 +1,202 @@
+"""Adapters of an engine: each request gets its own, whatever steps and prefixes it shares; what is used stays."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from itertools import product
+
+import pytest
+
+from tandem.checkpoints.adapters import Adapter, AdapterChoice
+from tandem.checkpoints.locate import CheckpointError
+from tandem.engine.adapters import MOST, AdapterInUse
+from tandem.engine.batcher import Batcher
+from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
+from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.runners.toy import BACKEND, VOCAB_SIZE, ToyConfig
+from tandem.speculation.types import InvalidField, SamplingParams, SpeculationStats
+from tests.support import GREEDY, SAMPLED, oracle, run, toy
+
+PROMPT = tuple(b"a prompt that is longer than two pages of tokens, by some")
+NAMES = ("", "red", "blue")
+both_samplings = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+
+
+def truth(name: str, sampling: SamplingParams, count: int, prompt: Sequence[int] = PROMPT) -> tuple[int, ...]:
+    """What the toy target with this adapter says, by definition."""
+    return oracle(prompt, sampling, count, past_the_end=True, adapter=name)
+
+
+@contextlib.asynccontextmanager
+async def engine_with(*names: str, prefixes: bool = False) -> AsyncIterator[Engine]:
+    engine = Engine(toy(ToyConfig(step_seconds=0.001)), Batcher("test"), vital=False)
+    for name in names:
+        await add(engine, name)
+    if prefixes:
+        await share_prefixes([engine], PrefixSharing("all", 1), lambda: None)
+    try:
+        yield engine
+    finally:
+        await engine.batcher.close()
+
+
+async def add(engine: Engine, name: str, source: str | None = None) -> str:
+    return await engine.adapters.add(AdapterChoice(name, source or name), BACKEND.adapter)
+
+
+async def said(
+    engine: Engine, name: str, sampling: SamplingParams, count: int, prompt: Sequence[int] = PROMPT
+) -> tuple[tuple[int, ...], int]:
+    """What a request says, speculating with drafts that are right for no adapter, and what was cached of its prompt."""
+    stats = SpeculationStats()
+    verifier, tokens = LocalVerifier(engine, stats=stats, adapter=name), list(prompt)
+    try:
+        await verifier.open(tokens, sampling)
+        while len(tokens) < len(prompt) + count:
+            draft = truth("", sampling, len(tokens) % 4, tokens)
+            tokens += (await verifier.verify(tokens, draft)).token_ids
+    finally:
+        await verifier.close()
+    return tuple(tokens[len(prompt) :][:count]), stats.cached_prompt_tokens
+
+
+@both_samplings
+def test_requests_of_different_adapters_share_steps_and_say_what_each_says_alone(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with engine_with("red", "blue") as engine:
+            expected = {name: truth(name, sampling, 12) for name in NAMES}
+            assert len(set(expected.values())) == 3
+            for name in NAMES:
+                assert (await said(engine, name, sampling, 12))[0] == expected[name]
+            names, steps, rows = (*NAMES, "red"), engine.batcher.steps, engine.batcher.rows
+            together = await asyncio.gather(*(said(engine, name, sampling, 12) for name in names))
+            assert [each[0] for each in together] == [expected[name] for name in names]
+            assert engine.batcher.rows - rows > engine.batcher.steps - steps, "no step was shared"
+
+    run(test())
+
+
+@both_samplings
+def test_a_kept_prefix_is_found_by_requests_of_the_same_adapter_alone(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with engine_with("red", "blue", prefixes=True) as engine:
+            for first, then in product(NAMES, NAMES):
+                prompt = (len(first), len(then), *PROMPT[2:])
+                assert await said(engine, first, sampling, 6, prompt) == (truth(first, sampling, 6, prompt), 0)
+                found = len(prompt) // 16 * 16 if first == then else 0
+                assert await said(engine, then, sampling, 6, prompt) == (truth(then, sampling, 6, prompt), found)
+
+    run(test())
+
+
+def test_an_adapter_that_comes_back_finds_no_prefix_of_the_one_before() -> None:
+    async def test() -> None:
+        async with engine_with(prefixes=True) as engine:
+            for source in ("red", "blue"):
+                await add(engine, "mine", source)
+                assert await said(engine, "mine", GREEDY, 6) == (truth(source, GREEDY, 6), 0)
+                await engine.adapters.remove("mine")
+
+    run(test())
+
+
+@both_samplings
+def test_fused_rounds_draft_without_the_adapter_and_verify_with_it(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with engine_with("red", "blue") as engine:
+            draft = Engine(toy(ToyConfig(miss=0.4)), engine.batcher)
+            pair = FusedPair(engine, draft)
+
+            async def fused(name: str) -> tuple[int, ...]:
+                rounds, tokens = FusedRounds(pair, adapter=name), list(PROMPT)
+                try:
+                    await rounds.open(PROMPT, sampling)
+                    while len(tokens) < len(PROMPT) + 10:
+                        tokens += (await rounds.round(tokens, 3))[1].token_ids
+                finally:
+                    await rounds.close()
+                return tuple(tokens[len(PROMPT) :][:10])
+
+            assert await asyncio.gather(*map(fused, NAMES)) == [truth(name, sampling, 10) for name in NAMES]
+            for name in NAMES[1:]:
+                await engine.adapters.remove(name)
+
+    run(test())
+
+
+def test_an_adapter_in_use_stays_and_one_that_waits_for_a_slot_counts() -> None:
+    async def test() -> None:
+        async with engine_with("red") as engine:
+            verifiers = [LocalVerifier(engine, adapter="red") for _ in range(engine.slots.count)]
+            for verifier in verifiers:
+                await verifier.open(PROMPT[:2], GREEDY)
+            late = asyncio.ensure_future(LocalVerifier(engine, adapter="red").open(PROMPT[:2], GREEDY))
+            await asyncio.sleep(0)
+            with pytest.raises(AdapterInUse, match="in use by 5 requests or sessions"):
+                await engine.adapters.remove("red")
+            late.cancel()
+            await asyncio.gather(late, return_exceptions=True)
+            for verifier in verifiers:
+                with pytest.raises(AdapterInUse):
+                    await engine.adapters.remove("red")
+                await verifier.close()
+                await verifier.close()
+            await engine.adapters.remove("red")
+            with pytest.raises(InvalidField, match="adapter: 'red' is not one of: this server has none"):
+                await LocalVerifier(engine, adapter="red").open(PROMPT[:2], GREEDY)
+            assert engine.slots.free == engine.slots.count
+
+    run(test())
+
+
+def test_what_cannot_be_added_or_removed_is_refused_by_name_and_changes_nothing() -> None:
+    def broken(choice: AdapterChoice) -> Adapter:
+        raise CheckpointError("no such folder")
+
+    async def test() -> None:
+        async with engine_with("red") as engine:
+            for name, said in (("red", "there already"), ("toy", "model's own name")):
+                with pytest.raises(InvalidField, match=said):
+                    await add(engine, name)
+            with pytest.raises(CheckpointError, match="no such folder"):
+                await engine.adapters.add(AdapterChoice("blue", "blue"), broken)
+            assert engine.adapters.revisions == {"red": "toy:red"}
+            assert await add(engine, "blue") == "toy:blue"
+            for name in ("", "green"):
+                with pytest.raises(InvalidField, match="adapter"):
+                    await engine.adapters.remove(name)
+            for n in range(MOST - 2):
+                await add(engine, f"n{n}")
+            with pytest.raises(InvalidField, match="more than 64"):
+                await add(engine, "one-more")
+
+    run(test())
+
+
+def test_two_additions_of_one_name_at_once_give_one_adapter() -> None:
+    async def test() -> None:
+        async with engine_with() as engine:
+            results = await asyncio.gather(add(engine, "red"), add(engine, "red", "blue"), return_exceptions=True)
+            assert results[0] == "toy:red" and isinstance(results[1], InvalidField)
+            assert (await said(engine, "red", GREEDY, 4))[0] == truth("red", GREEDY, 4)
+
+    run(test())
+
+
+def test_a_runner_that_takes_none_says_so() -> None:
+    async def test() -> None:
+        runner = toy()
+        runner.hands_out = True
+        engine = Engine(runner, Batcher("test"))
+        with pytest.raises(ValueError, match="toy takes none: an EAGLE head"):
+            await add(engine, "red")
+        await engine.batcher.close()
+
+    run(test())
+
+
+def test_rows_of_adapters_stay_inside_the_vocabulary() -> None:
+    assert max(truth("red", SAMPLED, 20)) < VOCAB_SIZE

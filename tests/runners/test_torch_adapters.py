@@ -1,0 +1,137 @@
+"""LoRA adapters in module code: what PEFT would add, and the same bits at every width, in every row, in any company."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.checkpoints.adapters import Adapter, LowRank
+from tandem.runners.adapters import TakesAdapters, why_no_adapters
+from tandem.runners.protocol import PrefillRow, VerifyRow
+from tandem.runners.torch.adapters import products
+from tandem.runners.torch.graph_runner import GraphRunner
+from tandem.runners.torch.model import TorchModel
+from tandem.runners.torch.runner import TorchRunner
+from tests.adapters import applied, lora_tensors, made_adapter
+from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, eager, identity, module
+
+NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+
+
+def runner_of(dtype: torch.dtype) -> TorchRunner:
+    runner = TorchRunner(TorchModel(copy.deepcopy(module("llama", dtype, False)), *CACHE), LIMITS, identity(dtype))
+    runner.warm_up()
+    return runner
+
+
+def adapted(folder: Path, dtype: torch.dtype) -> tuple[TorchRunner, list[Adapter]]:
+    """A runner with adapters 1 and 2, made before its linear layers are packed."""
+    plain, runner = module("llama", dtype, False), runner_of(dtype)
+    adapters = [made_adapter(folder / str(seed), plain, seed, names=NAMES[seed:]) for seed in (1, 2)]
+    for number, adapter in enumerate(adapters, 1):
+        runner.put_adapter(number, adapter)
+    return runner, adapters
+
+
+def fill(runner: TorchRunner, slot: int, tokens: Sequence[int], adapter: int) -> None:
+    for at in range(0, len(tokens), LIMITS.chunk):
+        runner.prefill([PrefillRow(slot, at, tuple(tokens[at : at + LIMITS.chunk]), adapter)])
+
+
+def rows_of(slots: Sequence[int], adapters: Sequence[int], width: int) -> list[VerifyRow]:
+    draft = PROMPT[-3:-1][: width - 1]
+    return [
+        VerifyRow(s, len(PROMPT) - 4, PROMPT[-4], draft, GREEDY, adapter=a)
+        for s, a in zip(slots, adapters, strict=True)
+    ]
+
+
+def bits(logits: Any, row: int) -> bytes:
+    """The logits behind a row's first token."""
+    return logits[row, 0].contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@every_dtype
+def test_logits_are_those_of_a_module_with_the_adapter(dtype: torch.dtype, tmp_path: Path) -> None:
+    runner, adapters = adapted(tmp_path, dtype)
+    plain = copy.deepcopy(module("llama", dtype, False))
+    plain.set_attn_implementation("eager")
+    without = plain(input_ids=torch.tensor([PROMPT[:-3]])).logits[0, -1].float()
+    for number, adapter in enumerate(adapters, 1):
+        fill(runner, 0, PROMPT[:-4], number)
+        ours = runner.verify_logits(rows_of([0], [number], 1))[0, 0].float()
+        with applied(plain, adapter):
+            theirs = plain(input_ids=torch.tensor([PROMPT[:-3]])).logits[0, -1].float()
+        assert float((ours - theirs).norm() / (theirs - theirs.mean()).norm()) < (
+            1e-5 if dtype == torch.float32 else 0.05
+        )
+        assert float((without - theirs).norm() / (theirs - theirs.mean()).norm()) > 0.1, "the adapter does little"
+
+
+@every_dtype
+def test_rows_have_the_same_bits_alone_and_beside_any_others_at_every_width(dtype: torch.dtype, tmp_path: Path) -> None:
+    (runner, _), bare, alone = adapted(tmp_path, dtype), eager(dtype=dtype), {}
+    fill(bare, 0, PROMPT[:-4], 0)
+    plainly = bits(bare.verify_logits(rows_of([0], [0], 1)), 0)
+    for adapter in (0, 1, 2):
+        fill(runner, 1, PROMPT[:-4], adapter)
+        alone[adapter] = bits(runner.verify_logits(rows_of([1], [adapter], 1)), 0)
+        assert bits(runner.verify_logits(rows_of([1], [adapter], 3)), 0) == alone[adapter]
+    assert alone[0] == plainly, "a row without an adapter is changed"
+    assert len(set(alone.values())) == 3
+    for pair in ((1, 2), (2, 0), (0, 1), (1, 1)):
+        for slot, adapter in enumerate(pair):
+            fill(runner, slot, PROMPT[:-4], adapter)
+        for width in (1, 2, 3):
+            logits = runner.verify_logits(rows_of([0, 1], pair, width))
+            assert [bits(logits, 0), bits(logits, 1)] == [alone[adapter] for adapter in pair]
+
+
+def test_products_have_the_same_bits_for_any_number_of_rows_and_threads() -> None:
+    chance = torch.Generator().manual_seed(1)
+    x, matrix = torch.randn(70, 300, generator=chance), torch.randn(900, 512, generator=chance)
+    matrix[:, 300:] = 0
+    whole = products(x, matrix)
+    assert torch.allclose(whole, x @ matrix[:, :300].T, atol=1e-4)
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2, 4):
+            torch.set_num_threads(count)
+            assert torch.equal(products(x[7:8], matrix), whole[7:8])
+            assert torch.equal(products(x[5:60], matrix), whole[5:60])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_what_does_not_fit_the_model_is_refused_and_a_dropped_adapter_is_gone(tmp_path: Path) -> None:
+    runner, adapters = adapted(tmp_path, torch.float32)
+    for path, said in (("lm_head", "lm_head"), ("model.layers.9.self_attn.q_proj", "layers.9")):
+        part = LowRank(torch.zeros(1, 48), torch.zeros(48, 1), 1.0)
+        with pytest.raises(ValueError, match=said):
+            runner.put_adapter(3, Adapter("red", "r", {path: part}))
+    with pytest.raises(ValueError, match=r"q_proj is \(48, 48\) in the model, the adapter's \(40, 48\)"):
+        wrong = LowRank(torch.zeros(1, 48), torch.zeros(40, 1), 1.0)
+        runner.put_adapter(3, Adapter("red", "r", {"model.layers.0.self_attn.q_proj": wrong}))
+    runner.drop_adapter(1)
+    with pytest.raises(KeyError):
+        fill(runner, 0, PROMPT, 1)
+    runner.put_adapter(3, adapters[0])
+    fill(runner, 0, PROMPT, 3)
+
+
+def test_graphs_and_drafts_take_none() -> None:
+    assert why_no_adapters(eager()) == ""
+    assert isinstance(eager(), TakesAdapters) and why_no_adapters(eager(draft=True)) == "a draft takes none"
+    assert "--compile native or off" in GraphRunner.no_adapters
+    assert why_no_adapters(object())
+
+
+def test_the_oracle_sees_every_layer(tmp_path: Path) -> None:
+    plain = module("llama", torch.float32, False)
+    assert len(lora_tensors(plain, 1)) == 2 * 7 * plain.config.num_hidden_layers

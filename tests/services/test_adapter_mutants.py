@@ -1,0 +1,91 @@
+"""What keeps adapters apart and in place, taken away piece by piece: a test must notice each time."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from tests.engine import test_adapters as engine
+from tests.reliability.mutants import planted
+from tests.services import test_adapters as wire
+from tests.services.test_session_mutants import Caught, caught
+from tests.support import GREEDY
+
+SEQUENCE, ADAPTERS = "tandem.engine.sequences:KVSequence", "tandem.engine.adapters:Adapters"
+SERVICE, REMOTE = "tandem.services.target_verifier:TargetVerifierService", "tandem.rpc.remote_verifier:RemoteVerifier"
+ALONE = partial(engine.test_a_kept_prefix_is_found_by_requests_of_the_same_adapter_alone, GREEDY)
+IN_USE = engine.test_an_adapter_in_use_stays_and_one_that_waits_for_a_slot_counts
+REVISION = ({"adapter": "red", "adapter_revision": "toy:blue"}, "adapter_revision: this target's red is toy:red")
+
+MUTANTS = (
+    caught("prefixes are every adapter's", f"{SEQUENCE}.__init__", "scope_of(), adapter)", "scope_of(), 0)", ALONE),
+    caught(
+        "what follows a kept prefix has no adapter",
+        "tandem.engine.prefix_cache:PrefixCache.prefill",
+        "replace(row, start=start,",
+        "PrefillRow(row.slot, start,",
+        ALONE,
+    ),
+    caught(
+        "a number is used again",
+        f"{ADAPTERS}.add",
+        "self._last += 1",
+        "self._last = 1",
+        engine.test_an_adapter_that_comes_back_finds_no_prefix_of_the_one_before,
+    ),
+    caught(
+        "an adapter is given back never",
+        f"{SEQUENCE}.release",
+        "self.engine.adapters.give_back(self.adapter)",
+        "pass",
+        IN_USE,
+    ),
+    caught(
+        "who waits for a slot does not count", f"{ADAPTERS}.taken", "number = self.take(name)", "number = 0", IN_USE
+    ),
+    caught("what is used may go", f"{ADAPTERS}.remove", "if entry.users:", "if False:", IN_USE),
+    caught(
+        "fused rounds verify without the adapter",
+        "tandem.engine.fused_rounds:FusedRounds._round",
+        "self._target.adapter",
+        "0",
+        partial(engine.test_fused_rounds_draft_without_the_adapter_and_verify_with_it, GREEDY),
+    ),
+    caught(
+        "two may add one name at once",
+        f"{ADAPTERS}.add",
+        "or choice.name in self._changing",
+        "",
+        engine.test_two_additions_of_one_name_at_once_give_one_adapter,
+    ),
+    caught(
+        "a session opens again with any adapter",
+        f"{SERVICE}.OpenSession",
+        "session.resources.adapter != request.adapter",
+        "False",
+        partial(wire.test_sessions_have_adapters_for_life_and_say_their_revision, GREEDY),
+    ),
+    caught(
+        "another revision will do",
+        f"{SERVICE}._check_open",
+        "request.adapter_revision != revision",
+        "False",
+        partial(wire.test_a_session_that_cannot_have_its_adapter_is_refused_before_any_prefill, *REVISION),
+    ),
+    caught(
+        "a session that moves names no revision",
+        f"{REMOTE}._opening",
+        "adapter_revision=self._adapter_revision",
+        'adapter_revision=""',
+        partial(wire.test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone, GREEDY),
+    ),
+)
+
+
+@pytest.mark.parametrize("found", MUTANTS, ids=lambda mutant: mutant.mutant.name)
+def test_it_is_noticed(found: Caught, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr("tests.support.RUN_SECONDS", 3.0)
+    with planted(found.mutant), pytest.raises((Exception, pytest.fail.Exception)):
+        found.by()

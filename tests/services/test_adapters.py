@@ -1,0 +1,257 @@
+"""Adapters over the wire: chosen by request and by session, alone and beside others, and refused by name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.checkpoints.adapters import AdapterChoice
+from tandem.engine.batcher import Batcher
+from tandem.engine.generator import Generator
+from tandem.engine.generators import drafted_generator
+from tandem.engine.loading import Loaded
+from tandem.engine.sequences import Engine
+from tandem.rpc import wire
+from tandem.rpc.endpoint_pool import Persistence
+from tandem.rpc.errors import TandemError
+from tandem.rpc.remote_verifier import RemoteVerifier
+from tandem.rpc.verifier_client import VerifierClient
+from tandem.runners.toy import BACKEND, ToyConfig, ToyTokenizer
+from tandem.services.target_verifier import TargetVerifierService
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.drafters import NgramDrafter
+from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.engine.test_adapters import truth
+from tests.services.test_target_verifier import opening, verifying
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    Site,
+    engine_of,
+    fused_site,
+    let_all_expire,
+    raw_stub,
+    run,
+    target_site,
+    toy,
+    worker_site,
+)
+
+PROMPT = tuple(b"what adapters say of this")
+NAMES = ("", "red", "blue")
+COUNT = 14
+both_samplings = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+
+
+async def with_adapters(engine: Engine | None) -> None:
+    assert engine is not None
+    for name in NAMES[1:]:
+        await engine.adapters.add(AdapterChoice(name, name), BACKEND.adapter)
+
+
+def asking(name: str, sampling: SamplingParams, **rest: Any) -> GenerationRequest:
+    return GenerationRequest(
+        token_ids=PROMPT,
+        sampling=sampling,
+        max_new_tokens=COUNT,
+        ignore_end_of_sequence=True,
+        adapter=name,
+        **rest,
+    )
+
+
+async def generated(site: Site, request: GenerationRequest) -> tuple[int, ...]:
+    client = site.client()
+    try:
+        events = [event async for event in client.generate(request)]
+    finally:
+        await client.close()
+    return tuple(token for event in events if isinstance(event, Chunk) for token in event.token_ids)
+
+
+async def all_at_once(site: Site, sampling: SamplingParams, **rest: Any) -> None:
+    """Requests of all adapters, together: each says what the target with its adapter says alone."""
+    names = (*NAMES, "red")
+    said = await asyncio.gather(*(generated(site, asking(name, sampling, **rest)) for name in names))
+    assert said == [truth(name, sampling, COUNT, PROMPT) for name in names]
+
+
+@both_samplings
+def test_a_target_a_fused_server_and_a_draft_worker_serve_adapters_side_by_side(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with target_site() as target, fused_site(draft=toy(ToyConfig(miss=0.3))) as fused:
+            for site in (target, fused):
+                await with_adapters(site.engine)
+                await all_at_once(site, sampling)
+            for pipeline in (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING):
+                async with worker_site(target.address, draft="miss=0.3", pipeline=pipeline) as worker:
+                    await all_at_once(worker, sampling)
+
+    run(test())
+
+
+@both_samplings
+@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.NEVER_WAITING], ids=["waiting", "never waiting"])
+def test_a_target_that_asks_a_drafter_verifies_with_the_adapter(pipeline: Pipeline, sampling: SamplingParams) -> None:
+    async def said(generator: Generator, name: str) -> tuple[int, ...]:
+        events = [event async for event in generator.generate(asking(name, sampling))]
+        return tuple(token for event in events if isinstance(event, Chunk) for token in event.token_ids)
+
+    async def test() -> None:
+        engine = engine_of(toy(), Batcher("test-target"))
+        await with_adapters(engine)
+        generator = drafted_generator(Loaded(engine, ToyTokenizer()), 3, "ngram", lambda *_: NgramDrafter(), pipeline)
+        together = await asyncio.gather(*(said(generator, name) for name in NAMES))
+        assert together == [truth(name, sampling, COUNT, PROMPT) for name in NAMES]
+        await engine.batcher.close()
+
+    run(test())
+
+
+@both_samplings
+def test_sessions_have_adapters_for_life_and_say_their_revision(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await with_adapters(site.engine)
+            for name in NAMES:
+                opened = await target.OpenSession(opening(name or "none", PROMPT, sampling, adapter=name))
+                assert opened.adapter_revision == (f"toy:{name}" if name else "")
+            for name in NAMES:
+                tokens = list(PROMPT)
+                expected = truth(name, sampling, 8, PROMPT)
+                while len(tokens) < len(PROMPT) + 8:
+                    draft = list(expected[len(tokens) - len(PROMPT) :][:2])
+                    reply = await target.Verify(verifying(tokens, draft, name or "none"))
+                    tokens += reply.token_ids
+                assert tuple(tokens[len(PROMPT) :][:8]) == expected
+            with pytest.raises(grpc.RpcError, match="is open with adapter red") as caught:
+                await target.OpenSession(opening("red", PROMPT, sampling, adapter="blue"))
+            assert caught.value.code() is grpc.StatusCode.ALREADY_EXISTS
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"adapter": "green"}, "adapter: 'green' is not one of: blue, red"),
+        ({"adapter": "red", "adapter_revision": "toy:blue"}, "adapter_revision: this target's red is toy:red"),
+        ({"adapter_revision": "toy:blue"}, "adapter_revision"),
+    ],
+)
+def test_a_session_that_cannot_have_its_adapter_is_refused_before_any_prefill(asked: dict[str, str], said: str) -> None:
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await with_adapters(site.engine)
+            with pytest.raises(grpc.RpcError, match=said) as caught:
+                await target.OpenSession(opening(prefix=PROMPT, **asked))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert site.engine and site.engine.batcher.steps == 0 and site.free == site.engine.slots.count
+
+    run(test())
+
+
+def test_an_adapter_is_in_use_until_the_last_session_and_request_ends() -> None:
+    async def test() -> None:
+        async with target_site() as site, raw_stub(site.address) as target:
+            await with_adapters(site.engine)
+            assert site.engine
+            for session in ("a", "b", "a"):
+                await target.OpenSession(opening(session, PROMPT, adapter="red"))
+            assert site.engine.adapters._by_name["red"].users == 2
+            for session in ("a", "b", "a"):
+                await target.CloseSession(pb.CloseSessionRequest(session_id=session))
+            assert await generated(site, asking("red", GREEDY)) == truth("red", GREEDY, COUNT, PROMPT)
+            assert site.engine.adapters._by_name["red"].users == 0
+            await site.engine.adapters.remove("red")
+            with pytest.raises(TandemError, match="'red' is not one of: blue"):
+                await generated(site, asking("red", GREEDY))
+
+    run(test())
+
+
+def test_model_infos_name_the_adapters_that_are_there_now() -> None:
+    async def names(site: Site) -> Sequence[tuple[str, str]]:
+        client = site.client()
+        try:
+            return (await client.model_info()).adapters
+        finally:
+            await client.close()
+
+    async def test() -> None:
+        async with target_site() as target, fused_site() as fused:
+            for site in (target, fused):
+                assert await names(site) == ()
+                await with_adapters(site.engine)
+                assert await names(site) == (("red", "toy:red"), ("blue", "toy:blue"))
+            async with worker_site(target.address) as worker:
+                assert await names(worker) == (("red", "toy:red"), ("blue", "toy:blue"))
+                with pytest.raises(TandemError, match="adapter: 'green' is not one of: blue, red") as refused:
+                    await generated(worker, asking("green", GREEDY))
+                assert refused.value.code == "INVALID_ARGUMENT"
+
+    run(test())
+
+
+def test_a_server_that_does_not_know_adapters_is_not_taken_at_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older server ignores the field, so its output would silently be that of the target without an adapter."""
+    from_wire, opens = wire.generation_from_wire, TargetVerifierService.OpenSession
+
+    async def ignoring(self: Any, request: Any, context: Any) -> Any:
+        request.ClearField("adapter")
+        return await opens(self, request, context)
+
+    monkeypatch.setattr(wire, "generation_from_wire", lambda message: replace(from_wire(message), adapter=""))
+    monkeypatch.setattr(TargetVerifierService, "OpenSession", ignoring)
+
+    async def test() -> None:
+        async with target_site() as site, worker_site(site.address) as worker:
+            await with_adapters(site.engine)
+            with pytest.raises(TandemError, match="adapter: this server does not apply it") as refused:
+                await generated(site, asking("red", GREEDY))
+            assert refused.value.code == "FAILED_PRECONDITION"
+            monkeypatch.setattr(wire, "generation_from_wire", from_wire)
+            with pytest.raises(TandemError, match=r"adapter: the TargetVerifier at .* does not apply it"):
+                await generated(worker, asking("red", GREEDY))
+
+    run(test())
+
+
+@both_samplings
+def test_a_session_that_is_lost_goes_on_elsewhere_with_the_same_adapter_alone(sampling: SamplingParams) -> None:
+    """At a target that has another adapter under its name, it does not go on."""
+
+    async def test(source: str) -> None:
+        async with target_site() as first, target_site() as second:
+            await with_adapters(first.engine)
+            assert second.engine
+            await second.engine.adapters.add(AdapterChoice("red", source), BACKEND.adapter)
+            client = VerifierClient(f"{first.address},{second.address}", "toy", persistence=Persistence(5.0))
+            await client.model_info()
+            client.pool.current = first.address
+            verifier, tokens = RemoteVerifier(client, SpeculationStats(), adapter="red"), list(PROMPT)
+            try:
+                await verifier.open(PROMPT, sampling)
+                tokens += (await verifier.verify(tokens, ())).token_ids
+                first.lifecycle.accepting = False
+                await let_all_expire(first)
+                if source == "red":
+                    for _ in range(4):
+                        tokens += (await verifier.verify(tokens, ())).token_ids
+                    assert verifier.endpoint.address == second.address
+                else:
+                    with pytest.raises(TandemError, match="adapter_revision: this target's red is toy:blue"):
+                        await verifier.verify(tokens, ())
+                assert tuple(tokens) == (*PROMPT, *truth("red", sampling, len(tokens) - len(PROMPT), PROMPT))
+            finally:
+                await verifier.close()
+                await client.close()
+
+    for source in ("red", "blue"):
+        run(test(source))
