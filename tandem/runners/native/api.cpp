@@ -40,6 +40,12 @@ int tandem_set_head(void* model, const void* norm, const Matrix* head) try {
     return 0;
 } catch (...) { return 1; }
 
+// Makes a model of one layer an EAGLE-3 head; comes before its layer. Returns 1 where memory is short.
+int tandem_read_features(void* model, const HeadInputs* inputs) try {
+    static_cast<Model*>(model)->read_features(*inputs);
+    return 0;
+} catch (...) { return 1; }
+
 // Steps write the hidden states after `layers` layers to features [slots, length, count, hidden], in the model's dtype.
 void tandem_hand_out(void* model, const int32_t* layers, int count, void* features) {
     static_cast<Model*>(model)->hand_out(layers, count, features);
