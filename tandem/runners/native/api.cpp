@@ -64,7 +64,7 @@ void tandem_drop_adapter(void* model, int number) { static_cast<Model*>(model)->
 
 int64_t tandem_weight_bytes(void* model) { return int64_t(static_cast<Model*>(model)->weight_bytes()); }
 
-// Keys and values of 16 positions, as they lie in the caches of all layers.
+// Keys and values of 16 positions, as they lie in the caches of all layers, and the features handed out for them.
 int64_t tandem_page_bytes(void* model) { return int64_t(static_cast<Model*>(model)->page_bytes()); }
 
 // Copies blocks first .. first + count of a slot to the pages `pages` of `store`, or from them.

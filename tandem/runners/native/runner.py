@@ -72,7 +72,7 @@ class NativeRunner:
     def page_bytes(self) -> int:
         """Like CopiesPages. A draft's bits are the same by construction; a target's were checked too."""
         exact = self.shapes.bit_exact or not self._verifies
-        return page_bytes(self.model) if exact and not self.model.hands_out else 0
+        return page_bytes(self.model) if exact else 0
 
     def page_store(self, pages: int) -> NativePages:
         return NativePages(self.model, pages)

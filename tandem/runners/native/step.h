@@ -63,8 +63,7 @@ template <class D> void Transformer<D>::copy_out(int layer, Place& place) {
     for (size_t i = 0; i < count; i++) {
         if (taps_[i] != layer) continue;
         share(place, step_.tokens, nullptr, [&](int t) {
-            const size_t row = size_t(step_.slots[t]) * shape.length + step_.positions[t];
-            std::memcpy(features_ + (row * count + i) * hidden, &x_[t * hidden_], hidden * sizeof(stored));
+            std::memcpy(features_at(step_.slots[t], step_.positions[t]) + i * hidden, &x_[t * hidden_], hidden * sizeof(stored));
         });
     }
 }

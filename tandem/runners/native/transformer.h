@@ -77,7 +77,7 @@ public:
     // or of the head for layer -1. Outputs lie as they are packed: 16 of the gate beside 16 of up.
     void product(int layer, int which, const void* x, int tokens, float* to) const;
     size_t weight_bytes() const;  // of all matrices: what a step reads
-    size_t page_bytes() const;    // keys and values of 16 positions in all layers
+    size_t page_bytes() const;    // keys and values of 16 positions in all layers, and what was handed out of them
     void save_page(int slot, int block, char* page) const;
     void load_page(int slot, int block, const char* page);
     const Shape shape;
@@ -113,6 +113,10 @@ private:
     };
 
     void work(int thread);
+    size_t feature_bytes() const { return taps_.size() * shape.hidden * sizeof(stored); }  // of a position
+    stored* features_at(int slot, int position) const {
+        return features_ + (size_t(slot) * shape.length + position) * taps_.size() * shape.hidden;
+    }
     void take_in(int thread, Place& place);
     void keep_states();
     int past_keys() const { return front_ ? step_.count : step_.tokens; }  // tokens of which more than keys and values counts
@@ -294,15 +298,17 @@ template <class D> size_t Transformer<D>::weight_bytes() const {
 template <class D> size_t Transformer<D>::page_bytes() const {
     size_t total = 0;
     for (const Layer& layer : layers_) total += layer.cache->page_bytes();
-    return total;
+    return total + LANES * feature_bytes();
 }
 
 template <class D> void Transformer<D>::save_page(int slot, int block, char* page) const {
     for (const Layer& layer : layers_) page = layer.cache->save(slot, block, page);
+    if (features_) std::memcpy(page, features_at(slot, block * LANES), LANES * feature_bytes());
 }
 
 template <class D> void Transformer<D>::load_page(int slot, int block, const char* page) {
     for (Layer& layer : layers_) page = layer.cache->load(slot, block, page);
+    if (features_) std::memcpy(features_at(slot, block * LANES), page, LANES * feature_bytes());
 }
 
 template <class D> void Transformer<D>::run(const Step& step) {
