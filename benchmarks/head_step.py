@@ -104,7 +104,7 @@ def fill(runner: Runner, slots: int) -> None:
 
 
 def _tokens(start: int, count: int) -> tuple[int, ...]:
-    return tuple((997 * i + 13) % 40000 for i in range(start, start + count))
+    return tuple((97 * i + 13) % 251 for i in range(start, start + count))  # any model has so many
 
 
 def rows(count: int, k: int) -> list[ProposeRow]:
@@ -184,8 +184,8 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def main() -> int:
-    args = parsed()
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parsed(argv)
     shape = Shape(max(4, args.rows), 512, args.k, CHUNK)
     target = load_runner(unpacked(find(args.target_model)), execution_of(args.weights, args.threads), shape)
     if not isinstance(target, NativeRunner):
