@@ -37,6 +37,7 @@ from tandem.speculation.types import SamplingParams
 GREEDY = SamplingParams()
 PREFIX, CHUNK = 192, 64  # tokens in the cache, and of a prefill step
 MODULE, DRAFT = "module code", "shipped draft"
+STATISTICS: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "fastest": min}
 FORMATS = ("auto", "float32", "bfloat16", "int8", "q4")
 
 
@@ -48,16 +49,18 @@ class Contender:
     runner: Runner
     milliseconds: dict[str, list[float]] = field(default_factory=dict)
 
-    def median(self, what: str) -> float:
-        return statistics.median(self.milliseconds[what])
-
     @property
     def megabytes(self) -> float | None:
         return self.runner.model.weight_bytes / 1e6 if isinstance(self.runner, NativeRunner) else None
 
-    @property
-    def figures(self) -> dict[str, float]:
-        return {what: round(self.median(what), 4) for what in self.milliseconds}
+    def figures(self, of: Callable[[list[float]], float], k: int) -> dict[str, float]:
+        """Milliseconds, `of` those of all runs; "next" is what each draft token after the first takes."""
+        found = {what: of(taken) for what, taken in self.milliseconds.items()}
+        return {
+            **found,
+            "next": (found["draft"] - found["first"]) / (k - 1),
+            "rest": found["round"] - found["drafting"],
+        }
 
 
 def execution_of(name: str, threads: int | None) -> Execution:
@@ -112,8 +115,8 @@ def rows(count: int, k: int) -> list[ProposeRow]:
     return [ProposeRow(slot, PREFIX - 1, _tokens(PREFIX - 3, 3), k, GREEDY) for slot in range(count)]
 
 
-def measure(target: NativeRunner, drafts: Sequence[Contender], args: argparse.Namespace) -> dict[str, float]:
-    """Times all contenders in turn; the order rotates. Returns the target's own milliseconds."""
+def measure(target: NativeRunner, drafts: Sequence[Contender], args: argparse.Namespace) -> dict[str, list[float]]:
+    """Times all contenders in turn; the order rotates. Returns the target's own milliseconds, of each run."""
     verified = [VerifyRow(slot, PREFIX - 1, 13, _tokens(0, args.k), GREEDY) for slot in range(args.rows)]
     rounds = {one.name: fused(target, one.runner) for one in drafts}
     own: dict[str, list[float]] = {"a token": [], "verification": []}
@@ -128,7 +131,7 @@ def measure(target: NativeRunner, drafts: Sequence[Contender], args: argparse.Na
         if run < 0:
             for each in (own, *(one.milliseconds for one in drafts)):
                 each.update({what: [] for what in each})
-    return {what: round(statistics.median(found), 4) for what, found in own.items()}
+    return own
 
 
 def _timed(
@@ -140,7 +143,7 @@ def _timed(
     done: list[object] = []
     round_ = _milliseconds(lambda: done.extend(step([FusedRow(row) for row in rows(args.rows, args.k)])))
     assert isinstance(done[0], FusedResult)
-    taken = {"first": first, "next": (whole - first) / (args.k - 1), "prefill": chunk, "round": round_}
+    taken = {"first": first, "draft": whole, "prefill": chunk, "round": round_}
     return taken, 1000 * done[0].draft_seconds
 
 
@@ -150,20 +153,17 @@ def _milliseconds(step: Callable[[], object]) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def show(shape: str, drafts: Sequence[Contender], own: dict[str, float], args: argparse.Namespace) -> None:
-    print(f"\n{shape}: ms, medians of {args.runs} runs; {args.rows} rows, rounds of {args.k} draft tokens")
+def show(figures: dict[str, dict[str, float]], megabytes: dict[str, float | None]) -> None:
+    """Prints a line for each contender; the module code and the shipped draft are what the others are held to."""
     heads = ("MB", "first", "next", "prefill 64", "round", "drafting", "the rest", "next / draft", "module / next")
     print(f"{'':24}" + "".join(f"{name:>14}" for name in heads))
-    named = {one.name: one for one in drafts}
-    for one in drafts:
-        found, step = one.figures, one.median("next")
-        ratios = [f"{step / named[DRAFT].median('next'):.2f}" if DRAFT in named else "-"]
-        ratios.append(f"{named[MODULE].median('next') / step:.1f}")
-        size = "-" if one.megabytes is None else f"{one.megabytes:.1f}"
-        parts = [found[what] for what in ("first", "next", "prefill", "round", "drafting")]
-        cells = [size, *(f"{part:.3f}" for part in (*parts, found["round"] - found["drafting"])), *ratios]
-        print(f"{one.name:24}" + "".join(f"{cell:>14}" for cell in cells))
-    print(f"the target alone: a token {own['a token']:.2f}, a verification of {1 + args.k} {own['verification']:.2f}")
+    for name, found in figures.items():
+        ratios = [f"{found['next'] / figures[DRAFT]['next']:.2f}" if DRAFT in figures else "-"]
+        ratios.append(f"{figures[MODULE]['next'] / found['next']:.1f}")
+        size = megabytes[name]
+        parts = [found[what] for what in ("first", "next", "prefill", "round", "drafting", "rest")]
+        cells = ["-" if size is None else f"{size:.1f}", *(f"{part:.3f}" for part in parts), *ratios]
+        print(f"{name:24}" + "".join(f"{cell:>14}" for cell in cells))
 
 
 def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -200,8 +200,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for runner in (target, *(one.runner for one in drafts)):
             fill(runner, args.rows)
         own = measure(target, drafts, args)
-        show(name, drafts, own, args)
-        report[name] = {"target": own, **{one.name: one.figures for one in drafts}}
+        found = {}
+        for what, of in STATISTICS.items():
+            print(f"\n{name}: {what} of {args.runs} runs, ms; {args.rows} rows, rounds of {args.k} draft tokens")
+            found[what] = {one.name: one.figures(of, args.k) for one in drafts}
+            show(found[what], {one.name: one.megabytes for one in drafts})
+            target_alone = {step: of(taken) for step, taken in own.items()}
+            print("the target alone: " + ", ".join(f"{step} {taken:.2f}" for step, taken in target_alone.items()))
+            found[what]["target"] = target_alone
+        report[name] = found
     if args.output:
         args.output.write_text(json.dumps(report, indent=1) + "\n")
     return 0
