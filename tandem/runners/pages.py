@@ -32,9 +32,10 @@ class CopiesPages(Protocol):
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page; 0 if this runner cannot copy pages, or not with the same bits.
+        """Bytes of a page, the features that a head reads included; 0 if this runner cannot copy pages, or not with
+        the same bits.
 
-        0 also where a head reads its features, which are no part of a page.
+        It is 0 for a head, which makes its keys again from its target's features.
         """
 
     def page_store(self, pages: int) -> PageStore:

@@ -112,10 +112,10 @@ class ToyRunner:
 
     @property
     def page_bytes(self) -> int:
-        return 0 if self.hands_out else PAGE * self._cache.itemsize
+        return PAGE * (self._cache.itemsize + self.digests.itemsize)
 
     def page_store(self, pages: int) -> ToyPages:
-        return ToyPages(self._cache, pages)
+        return ToyPages(self._cache, self.digests, pages)
 
     @property
     def no_adapters(self) -> str:
@@ -192,18 +192,21 @@ class ToyRunner:
 
 
 class ToyPages:
-    """Implements PageStore: a page holds the tokens of its positions."""
+    """Implements PageStore: a page holds the tokens of its positions and their digests, which a head reads."""
 
-    def __init__(self, cache: NDArray[np.int64], pages: int) -> None:
+    def __init__(self, cache: NDArray[np.int64], digests: NDArray[np.uint32], pages: int) -> None:
         self._cache, self._memory = cache, np.zeros((pages, PAGE), dtype=np.int64)
+        self._digests, self._features = digests, np.zeros((pages, PAGE), dtype=np.uint32)
 
     def save(self, slot: int, first: int, pages: Sequence[int]) -> None:
         start, end = first * PAGE, (first + len(pages)) * PAGE
         self._memory[list(pages)] = self._cache[slot, start:end].reshape(-1, PAGE)
+        self._features[list(pages)] = self._digests[slot, start:end].reshape(-1, PAGE)
 
     def load(self, slot: int, first: int, pages: Sequence[int]) -> None:
         start, end = first * PAGE, (first + len(pages)) * PAGE
         self._cache[slot, start:end] = self._memory[list(pages)].reshape(-1)
+        self._digests[slot, start:end] = self._features[list(pages)].reshape(-1)
 
 
 class ToyTokenizer:

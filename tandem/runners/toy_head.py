@@ -30,12 +30,17 @@ class ToyHead(ToyRunner):
     def __init__(self, target: ToyRunner, config: ToyConfig) -> None:
         super().__init__(target.limits, config)
         self._target = target
-        self.hands_out = target.hands_out = True  # neither is whole without features, which are no part of a page
+        target.hands_out = True
         self._rows = np.zeros_like(target.digests)  # what the head cached for each token
 
     @property
     def identity(self) -> RunnerIdentity:
         return replace(super().identity, model_name="toy-head", refeeds=True)
+
+    @property
+    def page_bytes(self) -> int:
+        """0: its rows are soon made again from the features in its target's pages."""
+        return 0
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
         self._work()

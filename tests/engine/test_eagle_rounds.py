@@ -56,16 +56,17 @@ def test_a_head_that_gets_every_feature_is_always_right(k: int, sampling: Any) -
     run(test())
 
 
-def test_prefixes_of_a_target_whose_features_a_head_reads_are_not_kept() -> None:
+def test_a_head_is_right_after_prefixes_too_because_pages_hold_its_targets_features() -> None:
     async def test() -> None:
-        target, head = pair()
+        target, head = pair(slots=1)
         async with fused_site(target, head, kind="eagle") as site, site.client() as client:
             await share_prefixes([site.engine], PrefixSharing("all", 1), lambda: "")
-            for _ in range(2):
-                got = await answer(client.generate, ids(PROMPT, 30))
+            for prompt, cached in ((PROMPT, 0), (PROMPT[::-1], 0), (PROMPT, 48), (PROMPT[:40], 32)):
+                got = await answer(client.generate, ids(prompt, 30))
                 stats = got.completion.stats
-                assert stats.accepted == stats.drafted > 0 and not stats.cached_prompt_tokens
-        assert head.page_bytes == target.page_bytes == 0 < toy().page_bytes
+                assert got.token_ids == oracle(prompt, GREEDY, 30)
+                assert stats.accepted == stats.drafted > 0 and stats.cached_prompt_tokens == cached
+        assert target.page_bytes and not head.page_bytes
 
     run(test())
 

@@ -22,11 +22,13 @@ from tandem.engine.drafting import load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load, load_pair
+from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.eagle.files import read_head, write_head
 from tandem.runners.eagle.load import load_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.native.load import load_native
+from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch.backend import BACKEND
@@ -124,6 +126,31 @@ def test_requests_that_share_steps_get_the_targets_own_tokens(
     with_pair(models(target, how, dtype, DraftChoice(kind, str(folder))), use)
 
 
+@pytest.mark.parametrize("how", HOW)
+def test_a_prompt_found_among_prefixes_is_drafted_from_as_one_that_was_processed(
+    target: Path, folder: Path, how: str
+) -> None:
+    """What is committed under rejection depends on what the head draws from, and that on every feature."""
+
+    async def use(pair: Loaded, draft: Loaded) -> None:
+        await share_prefixes([pair.engine, draft.engine], PrefixSharing("all", 4), lambda: "")
+        generator = fused_generator(pair, draft, 4, DraftChoice("eagle", str(folder)))
+        prompts = [tuple(range(start, start + 55)) for start in (60, 120)]
+        asked = [
+            GenerationRequest(
+                token_ids=prompt, sampling=SAMPLED, max_new_tokens=20, rule=Rule.REJECTION, ignore_end_of_sequence=True
+            )
+            for prompt in prompts
+        ]
+        cold = [await said(generator, request) for request in asked]
+        warm = [await said(generator, request) for request in asked]
+        assert [stats.cached_prompt_tokens for _, stats in (*cold, *warm)] == [0, 0, 48, 48]
+        for (tokens, stats), (again, counted) in zip(cold, warm, strict=True):
+            assert again == tokens and counted.accepted_per_position == stats.accepted_per_position
+
+    with_pair(models(target, how, "float32", DraftChoice("eagle", str(folder))), use)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("how", HOW)
 def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path, how: str, dtype: str) -> None:
@@ -132,9 +159,9 @@ def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path,
         try:
             runner: Any = (await load(models(target, how, dtype, DraftChoice("ngram")), batcher)).runner
             before = logits_of(runner)
-            assert runner.page_bytes
+            page = runner.page_bytes
             features = runner.hand_out((1, 1, 2))
-            assert runner.page_bytes == 0, "pages hold no features"
+            assert page and runner.page_bytes == page + PAGE * 3 * 64 * features.values.element_size()
             after = logits_of(runner)
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
             assert features.values[0, :13].abs().sum() > 0

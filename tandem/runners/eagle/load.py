@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tandem.checkpoints.head_config import HeadConfig
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
@@ -11,9 +13,17 @@ from tandem.runners.protocol import Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import platform_of
 
+if TYPE_CHECKING:
+    from tandem.runners.loading import Execution
 
-def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup) -> Runner:
-    """Loads the head of `checkpoint` for a loaded target; on the device thread. Raises ValueError, one line."""
+log = logging.getLogger("tandem.engine")
+
+
+def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, execution: Execution | None = None) -> Runner:
+    """Loads the head of `checkpoint` for a loaded target; on the device thread. Raises ValueError, one line.
+
+    Beside native steps it runs native too, in the format that `execution` asks for (None: the default one).
+    """
     if not isinstance(target, HandsOutFeatures):
         raise ValueError(
             "draft: an EAGLE head needs the target's hidden states, which a target shared by several processes does"
@@ -21,6 +31,10 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup) -> Runne
         )
     from tandem.runners.eagle.files import read_head
     from tandem.runners.eagle.runner import EagleRunner
+    from tandem.runners.loading import Execution
+    from tandem.runners.native import NativeUnavailable
+    from tandem.runners.native.load_head import load_native_head
+    from tandem.runners.native.runner import NativeRunner
 
     folder = Path(checkpoint.folder)
     with startup.stage("loading"):
@@ -37,7 +51,6 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup) -> Runne
     embedding = features.embedding if own_embedding is None else own_embedding.to(features.embedding)
     if embedding.shape[1] != config.hidden_size:
         raise CheckpointError(f"{folder}: without embed_tokens it needs the target's hidden size, {embedding.shape[1]}")
-    head = head.to(device=features.values.device, dtype=features.values.dtype)
     platform, dtype = platform_of(target.identity.device), str(features.values.dtype).removeprefix("torch.")
     identity = RunnerIdentity(
         model_name=checkpoint.name,
@@ -47,6 +60,13 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup) -> Runne
         backend="torch",
         refeeds=True,
     )
+    if isinstance(target, NativeRunner):
+        try:
+            with startup.stage("packing"):
+                return load_native_head(head, features, embedding, target, execution or Execution(), identity)
+        except NativeUnavailable as error:
+            log.info("%s runs as module code: %s", checkpoint.name, error)
+    head = head.to(device=features.values.device, dtype=features.values.dtype)
     return EagleRunner(head, features, embedding, target.limits, identity, platform)
 
 

@@ -100,6 +100,11 @@ class EagleHead(nn.Module):
         self.t2d.zero_()
         self.t2d[ids] = True
 
+    def turns(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the rotary embedding, each [..., head_dim], at positions [..., ]."""
+        cosines, sines = self._rotary[0].to(positions.device)(self.fc.weight, positions)
+        return cosines, sines
+
     def fuse(self, features: Tensor) -> Tensor:
         """The target's features [..., 3 * target hidden] as one input [..., hidden]."""
         fused: Tensor = self.fc(features)

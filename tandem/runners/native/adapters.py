@@ -1,4 +1,4 @@
-"""Gives LoRA adapters to a NativeModel, which copies their matrices."""
+"""Gives LoRA adapters to a NativeSteps, which copies their matrices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from tandem.checkpoints.adapters import Adapter, LowRank
 from tandem.runners.native import library
 from tandem.runners.native.library import MATRICES, LayerAdapter, ModelShape
-from tandem.runners.native.model import NativeModel
+from tandem.runners.native.steps import NativeSteps
 
 _PATH = re.compile(r"model\.layers\.(\d+)\.(?:self_attn\.([qkvo])|mlp\.(gate|up|down))_proj")
 
@@ -25,7 +25,7 @@ class _Row(Protocol):
 class NativeAdapters:
     """The adapters of one model."""
 
-    def __init__(self, model: NativeModel) -> None:
+    def __init__(self, model: NativeSteps) -> None:
         self._model, self._there = model, set[int]()
 
     @property

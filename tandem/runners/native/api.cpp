@@ -40,6 +40,12 @@ int tandem_set_head(void* model, const void* norm, const Matrix* head) try {
     return 0;
 } catch (...) { return 1; }
 
+// Makes a model of one layer an EAGLE-3 head; comes before its layer. Returns 1 where memory is short.
+int tandem_read_features(void* model, const HeadInputs* inputs) try {
+    static_cast<Model*>(model)->read_features(*inputs);
+    return 0;
+} catch (...) { return 1; }
+
 // Steps write the hidden states after `layers` layers to features [slots, length, count, hidden], in the model's dtype.
 void tandem_hand_out(void* model, const int32_t* layers, int count, void* features) {
     static_cast<Model*>(model)->hand_out(layers, count, features);
@@ -58,7 +64,7 @@ void tandem_drop_adapter(void* model, int number) { static_cast<Model*>(model)->
 
 int64_t tandem_weight_bytes(void* model) { return int64_t(static_cast<Model*>(model)->weight_bytes()); }
 
-// Keys and values of 16 positions, as they lie in the caches of all layers.
+// Keys and values of 16 positions, as they lie in the caches of all layers, and the features handed out for them.
 int64_t tandem_page_bytes(void* model) { return int64_t(static_cast<Model*>(model)->page_bytes()); }
 
 // Copies blocks first .. first + count of a slot to the pages `pages` of `store`, or from them.

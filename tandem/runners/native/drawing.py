@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ctypes import c_float
 
 from tandem.runners.native.library import DRAW, Drawing, ints, pointer
-from tandem.runners.native.model import NativeModel
+from tandem.runners.native.steps import NativeSteps
 from tandem.runners.protocol import ProposeRow, draft_next, draft_two
 from tandem.speculation.draws import BadLogits
 from tandem.speculation.rules import settled
@@ -16,7 +16,7 @@ from tandem.speculation.types import SecondChoice, SparseDistribution
 class DraftDraws:
     """The draft tokens of one call. The library calls back on the thread that called it."""
 
-    def __init__(self, model: NativeModel, rows: Sequence[ProposeRow]) -> None:
+    def __init__(self, model: NativeSteps, rows: Sequence[ProposeRow]) -> None:
         self._model, self._rows = model, rows
         self._drafted: list[list[int]] = [[] for _ in rows]
         self._sent: list[list[SparseDistribution]] = [[] for _ in rows]
@@ -25,7 +25,7 @@ class DraftDraws:
         self._logits = model.room(len(rows))
 
     @classmethod
-    def of(cls, model: NativeModel, rows: Sequence[ProposeRow]) -> DraftDraws | None:
+    def of(cls, model: NativeSteps, rows: Sequence[ProposeRow]) -> DraftDraws | None:
         """Returns None if the library needs nobody's help."""
         return None if all(_alone(row) or not row.k for row in rows) else cls(model, rows)
 

@@ -65,6 +65,23 @@ class Rows(ctypes.Structure):
     )
 
 
+class Table(ctypes.Structure):
+    """Table of head.h: the address of rows of `width` numbers, float32 if `wide`, else bfloat16."""
+
+    _fields_ = (("rows", c_void_p), ("width", c_int32), ("wide", c_int32))
+
+
+class HeadInputs(ctypes.Structure):
+    """HeadInputs of transformer.h. `length`: positions of a slot in the features."""
+
+    _fields_ = (
+        *((name, Table) for name in ("embedding", "features")),
+        *((name, c_int32) for name in ("length", "residual_normed")),
+        ("hidden_norm", c_void_p),
+        ("fuse", Matrix),
+    )
+
+
 DRAW = ctypes.CFUNCTYPE(c_int32, c_int32, c_int32, c_int32)
 """Draws a draft token: (row, place of its logits, token of the largest or -1) to the token, or -1 to end the draft."""
 
@@ -116,6 +133,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_model_free": (None, (c_void_p,)),
     "tandem_set_layer": (c_int, (c_void_p, c_int, POINTER(LayerWeights))),
     "tandem_set_head": (c_int, (c_void_p, c_void_p, POINTER(Matrix))),
+    "tandem_read_features": (c_int, (c_void_p, POINTER(HeadInputs))),
     "tandem_hand_out": (None, (c_void_p, _INTS, c_int, c_void_p)),
     "tandem_put_adapter": (c_int, (c_void_p, c_int)),
     "tandem_set_adapter_layer": (c_int, (c_void_p, c_int, c_int, POINTER(LayerAdapter))),

@@ -11,9 +11,10 @@ import torch
 from tandem.runners.native import NativeUnavailable
 from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.library import load_library
-from tandem.runners.native.model import NativeModel, NotNative, Threads, check
+from tandem.runners.native.model import NativeModel, check
 from tandem.runners.native.reference import PARTS, as_packed, products
 from tandem.runners.native.runner import NativeRunner
+from tandem.runners.native.steps import NotNative, Threads
 from tandem.runners.native.weights import UNQUANTISED, Packing
 from tandem.runners.protocol import TAIL, Limits, RunnerIdentity
 from tandem.runners.torch.model import check_fits
@@ -94,13 +95,22 @@ def check_products(model: NativeModel, module: Any, packing: Packing) -> float:
 
 @contextlib.contextmanager
 def _plainly(module: Any) -> Iterator[None]:
-    """Runs the module as transformers has it, on one thread: a second would wait after each operation, if others use
-    the machine for long."""
-    implementation, threads = module.config._attn_implementation, torch.get_num_threads()
+    """Runs the module as transformers has it, on one thread."""
+    implementation = module.config._attn_implementation
     module.set_attn_implementation("eager")
+    try:
+        with one_thread():
+            yield
+    finally:
+        module.set_attn_implementation(implementation)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps torch to one thread: a second would wait after each operation, if others use the machine for long."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-        module.set_attn_implementation(implementation)

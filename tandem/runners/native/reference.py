@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,16 @@ def as_packed(module: Any, packing: Packing, library: Any) -> Iterator[None]:
 
     One matrix at a time is dequantised.
     """
+    with as_products(_linears(module, packing), library):
+        yield
+
+
+@contextlib.contextmanager
+def as_products(linears: Iterable[tuple[Any, Blocks | None, int]], library: Any) -> Iterator[None]:
+    """Like `as_packed`, for linear layers, the blocks that each is packed from, and the format it is quantised to."""
     changed = []
     try:
-        for linear, blocks, form in _linears(module, packing):
+        for linear, blocks, form in linears:
             if blocks is not None or form != DENSE:
                 linear.forward = _Product(linear, blocks, form, library)
                 changed.append(linear)

@@ -16,6 +16,8 @@ public:
     virtual ~Model() = default;
     virtual void set_layer(int layer, const LayerWeights& weights) = 0;
     virtual void set_head(const void* norm, const Matrix& head) = 0;
+    virtual void read_features(const HeadInputs& from) = 0;
+    virtual bool reads_features() const = 0;
     virtual void hand_out(const int32_t* layers, int count, void* features) = 0;
     virtual void put_adapter(int number) = 0;
     virtual void set_adapter_layer(int number, int layer, const LayerAdapter& adapter) = 0;
@@ -28,8 +30,10 @@ public:
     virtual void save_page(int slot, int block, char* page) const = 0;
     virtual void load_page(int slot, int block, const char* page) = 0;
 
-    // Feeds rows. `wants`: 0 nothing, 1 each row's last token, 2 all tokens.
-    void feed(const Rows& rows, int wants, float* logits, std::vector<Best>& best) {
+    // Feeds rows. `wants`: 0 nothing, 1 each row's last token, 2 all tokens. `follows`: the rows go on after the last
+    // tokens of a step before, which is where a head has its hidden states from.
+    void feed(const Rows& rows, int wants, float* logits, std::vector<Best>& best, bool follows = false) {
+        if (reads_features()) return feed_head(rows, wants, logits, best, follows);
         ids_.clear(), slots_.clear(), positions_.clear(), wanted_.clear(), adapters_.clear();
         for (int r = 0; r < rows.count; r++)
             for (int i = rows.begins[r]; i < rows.begins[r + 1]; i++) {
@@ -45,7 +49,31 @@ public:
     }
 
 private:
-    std::vector<int32_t> ids_, slots_, positions_, wanted_, adapters_;
+    // A head's row for the token at position p reads the feature at p - 1, and counts as the one at p - 1. There is none
+    // before the first token, which no other token sees: it is fed only to draft after it.
+    void feed_head(const Rows& rows, int wants, float* logits, std::vector<Best>& best, bool follows) {
+        ids_.clear(), slots_.clear(), positions_.clear(), wanted_.clear(), sources_.clear();
+        auto add = [&](int r, int i) {
+            const int before = rows.starts[r] + i - rows.begins[r] - 1;
+            ids_.push_back(rows.tokens[i]);
+            slots_.push_back(rows.slots[r]);
+            positions_.push_back(std::max(before, 0));
+            sources_.push_back(before);
+        };
+        for (int r = 0; wants && r < rows.count; r++) {
+            wanted_.push_back(r);
+            add(r, rows.begins[r + 1] - 1);
+        }
+        for (int r = 0; r < rows.count; r++)
+            for (int i = rows.begins[r]; i < rows.begins[r + 1] - (wants ? 1 : 0); i++)
+                if (rows.starts[r] + i > rows.begins[r]) add(r, i);
+        best.resize(wanted_.size());
+        if (ids_.empty()) return;
+        step({int(ids_.size()), int(wanted_.size()), ids_.data(), slots_.data(), positions_.data(), wanted_.data(), logits, best.data(),
+              nullptr, follows ? nullptr : sources_.data()});
+    }
+
+    std::vector<int32_t> ids_, slots_, positions_, wanted_, adapters_, sources_;
 };
 
 template <class D> class Typed : public Model {
@@ -53,6 +81,8 @@ public:
     template <class... Arguments> explicit Typed(Arguments&&... arguments) : transformer_(arguments...) {}
     void set_layer(int layer, const LayerWeights& weights) override { transformer_.set_layer(layer, weights); }
     void set_head(const void* norm, const Matrix& head) override { transformer_.set_head(norm, head); }
+    void read_features(const HeadInputs& from) override { transformer_.read_features(from); }
+    bool reads_features() const override { return transformer_.reads_features(); }
     void hand_out(const int32_t* layers, int count, void* features) override { transformer_.hand_out(layers, count, features); }
     void put_adapter(int number) override { transformer_.put_adapter(number); }
     void set_adapter_layer(int number, int layer, const LayerAdapter& adapter) override { transformer_.set_adapter_layer(number, layer, adapter); }
@@ -95,7 +125,7 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
         }
     std::vector<Best> best;
     for (int i = 0; !active.empty(); i++) {
-        draft.feed({int(active.size()), slots.data(), starts.data(), begins.data(), tokens.data()}, 1, drawing ? drawing->logits : nullptr, best);
+        draft.feed({int(active.size()), slots.data(), starts.data(), begins.data(), tokens.data()}, 1, drawing ? drawing->logits : nullptr, best, i > 0);
         std::vector<int32_t> left, left_slots, left_starts, left_begins{0}, left_tokens;
         for (size_t a = 0; a < active.size(); a++) {
             const int r = active[a];

@@ -1,4 +1,4 @@
-"""Runs the steps on a NativeModel: ragged rows, no padding, no buckets; a round is one call into C++."""
+"""Runs native steps: ragged rows, no padding, no buckets; a round is one call into C++."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tandem.runners.native.drawing import DraftDraws
 from tandem.runners.native.library import Ints, RowBatch, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
 from tandem.runners.native.pages import NativePages, page_bytes
+from tandem.runners.native.steps import NativeSteps
 from tandem.runners.protocol import (
     TAIL,
     FusedResult,
@@ -49,7 +50,7 @@ _UNSOUND = "target logits: no finite largest logit"
 class NativeRunner:
     """Runs one model. `verifies`: it is a target, so its batch invariance is checked; false for a draft."""
 
-    def __init__(self, model: NativeModel, limits: Limits, identity: RunnerIdentity, verifies: bool = True) -> None:
+    def __init__(self, model: NativeSteps, limits: Limits, identity: RunnerIdentity, verifies: bool = True) -> None:
         self.model, self.limits, self.identity, self._verifies = model, limits, identity, verifies
         self._adapters = NativeAdapters(model)
         widest = limits.max_draft + 1 if verifies else TAIL
@@ -71,7 +72,7 @@ class NativeRunner:
     def page_bytes(self) -> int:
         """Like CopiesPages. A draft's bits are the same by construction; a target's were checked too."""
         exact = self.shapes.bit_exact or not self._verifies
-        return page_bytes(self.model) if exact and not self.model.hands_out else 0
+        return page_bytes(self.model) if exact else 0
 
     def page_store(self, pages: int) -> NativePages:
         return NativePages(self.model, pages)
@@ -151,6 +152,7 @@ class NativeRunner:
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """Like HandsOutFeatures.hand_out; the steps write straight into the features."""
+        assert isinstance(self.model, NativeModel)
         return self.model.hand_out(layers)
 
     def _fused(self, draft: NativeRunner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
@@ -209,7 +211,7 @@ def _verdict(said: Ints, begin: int, accepted: int) -> Verdict | RowFailed:
     return RowFailed(_UNSOUND) if accepted < 0 else Verdict(tuple(said[begin : begin + accepted + 1]), accepted)
 
 
-def check_ragged_invariance(model: NativeModel, limits: Limits, shapes: StepShapes) -> StepShapes:
+def check_ragged_invariance(model: NativeSteps, limits: Limits, shapes: StepShapes) -> StepShapes:
     """Checks batch invariance, which holds by construction, on this machine.
 
     A few shapes represent all, because none is padded.

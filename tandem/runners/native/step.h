@@ -41,7 +41,8 @@ void Transformer<D>::multiply(Place& place, const Linear<D>& layer, const Linear
 template <class D> void Transformer<D>::work(int thread) {
     Place place;
     place.claimed = phases_[0].claimed.fetch_add(1, std::memory_order_relaxed);
-    share(place, step_.tokens, &layers_[0].qkv, [&](int t) {
+    if (front_) take_in(thread, place);
+    else share(place, step_.tokens, &layers_[0].qkv, [&](int t) {
         std::memcpy(&x_[t * hidden_], embedding_ + size_t(step_.ids[t]) * shape.hidden, shape.hidden * sizeof(stored));
     });
     for (size_t i = 0; i < layers_.size(); i++) {
@@ -62,8 +63,7 @@ template <class D> void Transformer<D>::copy_out(int layer, Place& place) {
     for (size_t i = 0; i < count; i++) {
         if (taps_[i] != layer) continue;
         share(place, step_.tokens, nullptr, [&](int t) {
-            const size_t row = size_t(step_.slots[t]) * shape.length + step_.positions[t];
-            std::memcpy(features_ + (row * count + i) * hidden, &x_[t * hidden_], hidden * sizeof(stored));
+            std::memcpy(features_at(step_.slots[t], step_.positions[t]) + i * hidden, &x_[t * hidden_], hidden * sizeof(stored));
         });
     }
 }
@@ -96,8 +96,10 @@ template <class D> void Transformer<D>::extend(int layer, Stacked which, int pan
 
 template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* then, int thread, Place& place) {
     Layer& layer = layers_[index];
-    const int tokens = step_.tokens, turned = shape.heads + shape.kv_heads;
+    int tokens = step_.tokens;
+    const int turned = shape.heads + shape.kv_heads;
     Activations from{x_.data(), hidden_, &layer.attention_norm};
+    if (front_) from = {front_->both.data(), 2 * size_t(shape.hidden)};
     shrink(index, QKV, &layer.qkv, from, thread, place);
     Input<D> in = input(place, thread, layer.qkv, from, tokens);
     multiply(place, layer.qkv, nullptr, in, tokens, [&](int panel, int t, v16f first, v16f last) {
@@ -109,6 +111,8 @@ template <class D> void Transformer<D>::work_layer(int index, const Linear<D>* t
     share(place, tokens * parts, nullptr, [&](int i) {
         for (int head = i % parts; head < turned; head += parts) rotate(layer, i / parts, head);
     });
+    tokens = past_keys();
+    if (!tokens) return;
     share(place, int(groups_.size()) * shape.kv_heads, &layer.o, [&](int i) {
         attend_group(layer, groups_[i / shape.kv_heads], i % shape.kv_heads, thread);
     });
@@ -187,8 +191,8 @@ template <class D> void Transformer<D>::rotate(Layer& layer, int token, int head
 // Few tokens are dealt one by one, for all threads to have some; many together, to read keys and values once for four.
 template <class D> void Transformer<D>::group() {
     groups_.clear();
-    const int most = step_.tokens * shape.kv_heads < 8 * threads_ ? 1 : QUERIES;
-    for (int t = 0; t < step_.tokens; t++) {
+    const int tokens = past_keys(), most = tokens * shape.kv_heads < 8 * threads_ ? 1 : QUERIES;
+    for (int t = 0; t < tokens; t++) {
         bool joins = !groups_.empty() && groups_.back().tokens < most && step_.slots[t] == step_.slots[t - 1];
         if (joins) groups_.back().tokens++;
         else groups_.push_back({t, 1});

@@ -3,7 +3,9 @@
 #pragma once
 #include "adapters.h"
 #include "attention.h"
+#include "head.h"
 #include "pool.h"
+#include "stack.h"
 #include <algorithm>
 #include <memory>
 
@@ -14,17 +16,19 @@ struct Shape {
     float epsilon, scale;
 };
 
-// Weights [outputs, inputs] as they are stored, and the format they are packed in; biases [outputs] in the model's dtype, or
-// null.
-struct Matrix {
-    const void *weights, *bias;
-    Format stored, packed;
-};
-
 // Norms are in the model's dtype; those of heads may be null.
 struct LayerWeights {
     const void *attention_norm, *mlp_norm, *q_norm, *k_norm;
     Matrix q, k, v, o, gate, up, down;
+};
+
+// What makes the model an EAGLE-3 head, whose one layer reads an embedding beside a hidden state: `fuse` [hidden,
+// features.width] makes that of features [slots, length, features.width]; its norm is in the model's dtype.
+struct HeadInputs {
+    Table embedding, features;
+    int32_t length, residual_normed;
+    const void* hidden_norm;
+    Matrix fuse;
 };
 
 // The token with the largest logit, the lowest id among equals; `sound` if that logit is finite and none is NaN.
@@ -35,12 +39,14 @@ struct Best {
 
 // Tokens of a step. `wanted` lists the `count` of them whose logits are asked for: as the best token of each, and where
 // `logits` [count, outputs] is not null in full. `adapters`: of each token, 0 for none; null: none has one.
+// A head's tokens: `wanted` are the first ones. `sources`: each reads the features at that position of its slot, none for
+// -1; null: each reads the hidden state that a step before left in its slot.
 struct Step {
     int tokens, count;
     const int32_t *ids, *slots, *positions, *wanted;
     float* logits;
     Best* best;
-    const int32_t* adapters = nullptr;
+    const int32_t *adapters = nullptr, *sources = nullptr;
 };
 
 template <class D> class Transformer {
@@ -51,6 +57,9 @@ public:
     Transformer(Pool& pool, const Shape& shape, const void* embedding, const float* cosines, const float* sines);
     void set_layer(int layer, const LayerWeights& weights);
     void set_head(const void* norm, const Matrix& head);
+    // Makes this a head; comes before set_layer.
+    void read_features(const HeadInputs& from);
+    bool reads_features() const { return bool(front_); }
     // From now on, a step writes the hidden states after `layers` layers to features [slots, length, count, hidden].
     void hand_out(const int32_t* layers, int count, void* features);
     // Makes an adapter known by a number; its layers are set before a step uses it.
@@ -62,7 +71,7 @@ public:
     // or of the head for layer -1. Outputs lie as they are packed: 16 of the gate beside 16 of up.
     void product(int layer, int which, const void* x, int tokens, float* to) const;
     size_t weight_bytes() const;  // of all matrices: what a step reads
-    size_t page_bytes() const;    // keys and values of 16 positions in all layers
+    size_t page_bytes() const;    // keys and values of 16 positions in all layers, and what was handed out of them
     void save_page(int slot, int block, char* page) const;
     void load_page(int slot, int block, const char* page);
     const Shape shape;
@@ -98,6 +107,13 @@ private:
     };
 
     void work(int thread);
+    size_t feature_bytes() const { return taps_.size() * shape.hidden * sizeof(stored); }  // of a position
+    stored* features_at(int slot, int position) const {
+        return features_ + (size_t(slot) * shape.length + position) * taps_.size() * shape.hidden;
+    }
+    void take_in(int thread, Place& place);
+    void keep_states();
+    int past_keys() const { return front_ ? step_.count : step_.tokens; }  // tokens of which more than keys and values counts
     void copy_out(int layer, Place& place);
     void shrink(int layer, Stacked which, const Linear<D>* then, const Activations& from, int thread, Place& place);
     void extend(int layer, Stacked which, int panel, int token, v16f& first, v16f& last) const;
@@ -112,7 +128,7 @@ private:
     void rotate(Layer& layer, int token, int head);
     void attend_group(Layer& layer, const Group& group, int head, int thread);
     void choose(int thread, int panel, int wanted, v16f first, v16f last);
-    void make_phases() { phases_ = std::vector<Phase>((adapters_.empty() ? 10 : 14) * layers_.size() + 4 + taps_.size()); }
+    void make_phases() { phases_ = std::vector<Phase>((adapters_.empty() ? 10 : 14) * layers_.size() + 4 + taps_.size() + (front_ ? 3 : 0)); }
     void group();
     void settle();
 
@@ -122,6 +138,7 @@ private:
     const float *cosines_, *sines_;
     std::vector<Layer> layers_;
     Linear<D> head_;
+    std::unique_ptr<Front<D>> front_;
     Buffer<stored> final_norm_;
     size_t hidden_, wide_, inner_;
     Buffer<stored> x_, qkv_, attended_, gated_;
@@ -139,53 +156,6 @@ private:
     stored* features_ = nullptr;
     Step step_{};
     int threads_;
-};
-
-template <class T> Buffer<T> copied(const void* from, size_t count) {
-    Buffer<T> made(from ? count : 0);
-    if (from) std::memcpy(made.data(), from, count * sizeof(T));
-    return made;
-}
-
-inline size_t row_bytes(Format format, int inputs) {
-    return with_blocks(format, [&](auto blocks) { return up(inputs, decltype(blocks)::INPUTS) / decltype(blocks)::INPUTS * decltype(blocks)::BYTES; });
-}
-
-// Several matrices laid one below the other, and the row of them that an output belongs to.
-template <class D> struct Stack {
-    struct Part {
-        Matrix matrix;
-        int rows;
-    };
-    std::vector<Part> parts;
-    int inputs;
-
-    template <class Found> void find(int output, Found found) const {
-        for (auto& part : parts) {
-            if (output < part.rows) return found(part.matrix, output);
-            output -= part.rows;
-        }
-    }
-    Row row(int output) const {
-        Row result;
-        find(output, [&](const Matrix& matrix, int row) {
-            const size_t bytes = matrix.stored == DENSE ? inputs * sizeof(typename D::stored) : row_bytes(matrix.stored, inputs);
-            result = {static_cast<const char*>(matrix.weights) + row * bytes, matrix.stored, matrix.packed};
-        });
-        return result;
-    }
-    float bias(int output, float beyond = 0) const {
-        float result = beyond;
-        find(output, [&](const Matrix& matrix, int row) {
-            result = matrix.bias ? D::wide1(static_cast<const typename D::stored*>(matrix.bias)[row]) : 0;
-        });
-        return result;
-    }
-    Linear<D> packed(Arena& arena, float beyond = 0) const {
-        size_t rows = 0;
-        for (auto& part : parts) rows += part.rows;
-        return Linear<D>(arena, inputs, int(up(rows, PANEL)) / PANEL, [&](int o) { return row(o); }, [&](int o) { return bias(o, beyond); });
-    }
 };
 
 template <class D>
@@ -212,7 +182,7 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
     layer.mlp_norm = copied<stored>(w.mlp_norm, shape.hidden);
     layer.q_norm = copied<stored>(w.q_norm, dim);
     layer.k_norm = copied<stored>(w.k_norm, dim);
-    layer.qkv = Stack<D>{{{w.q, shape.heads * dim}, {w.k, kv}, {w.v, kv}}, shape.hidden}.packed(weights_);
+    layer.qkv = Stack<D>{{{w.q, shape.heads * dim}, {w.k, kv}, {w.v, kv}}, shape.hidden * (front_ ? 2 : 1)}.packed(weights_);
     layer.o = Stack<D>{{{w.o, shape.hidden}}, shape.heads * dim}.packed(weights_);
     // 16 outputs of the gate beside the same 16 of up: a panel has all that their product needs.
     Stack<D> gate{{{w.gate, shape.intermediate}}, shape.hidden}, up_part{{{w.up, shape.intermediate}}, shape.hidden};
@@ -267,7 +237,7 @@ template <class D> void Transformer<D>::product(int index, int which, const void
 }
 
 template <class D> size_t Transformer<D>::weight_bytes() const {
-    size_t total = head_.bytes();
+    size_t total = head_.bytes() + (front_ ? front_->fuse.bytes() : 0);
     for (const Layer& layer : layers_) total += layer.qkv.bytes() + layer.o.bytes() + layer.gate_up.bytes() + layer.down.bytes();
     return total;
 }
@@ -275,15 +245,17 @@ template <class D> size_t Transformer<D>::weight_bytes() const {
 template <class D> size_t Transformer<D>::page_bytes() const {
     size_t total = 0;
     for (const Layer& layer : layers_) total += layer.cache->page_bytes();
-    return total;
+    return total + LANES * feature_bytes();
 }
 
 template <class D> void Transformer<D>::save_page(int slot, int block, char* page) const {
     for (const Layer& layer : layers_) page = layer.cache->save(slot, block, page);
+    if (features_) std::memcpy(page, features_at(slot, block * LANES), LANES * feature_bytes());
 }
 
 template <class D> void Transformer<D>::load_page(int slot, int block, const char* page) {
     for (Layer& layer : layers_) page = layer.cache->load(slot, block, page);
+    if (features_) std::memcpy(features_at(slot, block * LANES), page, LANES * feature_bytes());
 }
 
 template <class D> void Transformer<D>::run(const Step& step) {
@@ -299,8 +271,10 @@ template <class D> void Transformer<D>::run(const Step& step) {
     group();
     pool_.run([](void* self, int thread) { static_cast<Transformer*>(self)->work(thread); }, this, threads_);
     settle();
+    if (front_) keep_states();
 }
 
 }  // namespace tandem
 
 #include "step.h"
+#include "head_step.h"

@@ -52,7 +52,7 @@ class TorchBackend:
     def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
         from tandem.runners.eagle.load import load_head
 
-        return load_head(checkpoint, target, startup)
+        return load_head(checkpoint, target, startup, request.execution)
 
     def fuses(self, request: LoadRequest) -> bool:
         return False

@@ -97,6 +97,11 @@ class TorchModel:
         return self._taps is not None
 
     @property
+    def features(self) -> Tensor | None:
+        """What `hand_out` returned: [slots, length, width]."""
+        return self._taps.values if self._taps else None
+
+    @property
     def layer_count(self) -> int:
         return len(decoder_layers(self.module))
 

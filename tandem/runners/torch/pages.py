@@ -11,23 +11,28 @@ from tandem.runners.torch.slot_cache import SlotCache
 
 
 class TorchPages:
-    """Implements PageStore."""
+    """Implements PageStore. `features` [slots, length, width]: what is handed out for a head, part of a page too."""
 
-    def __init__(self, slots: SlotCache, pages: int) -> None:
-        self._slots = slots
+    def __init__(self, slots: SlotCache, pages: int, features: torch.Tensor | None = None) -> None:
+        self._slots, self._features = slots, features
         heads, _, dim = slots.buffers[0].shape
         shape = (len(slots.buffers), pages, heads, PAGE, dim)
         self._memory = torch.zeros(shape, dtype=slots.buffers[0].dtype, device=slots.buffers[0].device)
+        self._handed_out = None if features is None else features.new_zeros(pages, PAGE, features.shape[2])
 
     def save(self, slot: int, first: int, pages: Sequence[int]) -> None:
         which = torch.tensor(pages, device=self._memory.device)
         for buffer, stored in zip(self._slots.buffers, self._memory, strict=True):
             stored[which] = self._positions(buffer, slot, first, len(pages)).transpose(0, 1)
+        if self._features is not None and self._handed_out is not None:
+            self._handed_out[which] = _features_at(self._features, slot, first, len(pages))
 
     def load(self, slot: int, first: int, pages: Sequence[int]) -> None:
         which = torch.tensor(pages, device=self._memory.device)
         for buffer, stored in zip(self._slots.buffers, self._memory, strict=True):
             self._positions(buffer, slot, first, len(pages)).copy_(stored[which].transpose(0, 1))
+        if self._features is not None and self._handed_out is not None:
+            _features_at(self._features, slot, first, len(pages)).copy_(self._handed_out[which])
 
     def _positions(self, buffer: torch.Tensor, slot: int, first: int, count: int) -> torch.Tensor:
         """A view [kv_heads, count, PAGE, head_dim] of `count` pages of a slot from page `first` on."""
@@ -36,6 +41,12 @@ class TorchPages:
         return buffer[:, start : start + count * PAGE].view(heads, count, PAGE, dim)
 
 
-def page_bytes(slots: SlotCache) -> int:
+def _features_at(features: torch.Tensor, slot: int, first: int, count: int) -> torch.Tensor:
+    """A view [count, PAGE, width] of `count` pages of a slot's features from page `first` on."""
+    return features[slot, first * PAGE : (first + count) * PAGE].view(count, PAGE, -1)
+
+
+def page_bytes(slots: SlotCache, features: torch.Tensor | None = None) -> int:
     heads, _, dim = slots.buffers[0].shape
-    return len(slots.buffers) * heads * PAGE * dim * slots.buffers[0].element_size()
+    held = len(slots.buffers) * heads * PAGE * dim * slots.buffers[0].element_size()
+    return held + (0 if features is None else PAGE * features.shape[2] * features.element_size())

@@ -77,10 +77,10 @@ class TorchRunner:
     @property
     def page_bytes(self) -> int:
         """Like CopiesPages; 0 for a draft, whose step shapes nobody checked to have the same bits."""
-        return page_bytes(self.model.slots) if self.shapes.bit_exact and not self.model.hands_out else 0
+        return page_bytes(self.model.slots, self.model.features) if self.shapes.bit_exact else 0
 
     def page_store(self, pages: int) -> TorchPages:
-        return TorchPages(self.model.slots, pages)
+        return TorchPages(self.model.slots, pages, self.model.features)
 
     @property
     def no_adapters(self) -> str:

@@ -1,0 +1,62 @@
+// The part of a step that an EAGLE-3 head has before its layer.
+#pragma once
+#include "transformer.h"
+
+namespace tandem {
+
+template <class D> void Transformer<D>::read_features(const HeadInputs& from) {
+    const size_t most = shape.most_tokens, hidden = shape.hidden, width = from.features.width;
+    front_ = std::make_unique<Front<D>>();
+    front_->embedding = from.embedding;
+    front_->features = from.features;
+    front_->length = from.length;
+    front_->residual_normed = from.residual_normed;
+    front_->fuse = Stack<D>{{{from.fuse, shape.hidden}}, from.features.width}.packed(weights_);
+    front_->hidden_norm = copied<stored>(from.hidden_norm, hidden);
+    front_->gathered = Buffer<stored>(most * width);
+    front_->both = Buffer<stored>(most * 2 * hidden);
+    front_->states = Buffer<stored>(shape.slots * hidden);
+    const int widest = std::max({2 * shape.hidden, int(width), shape.heads * shape.head_dim, shape.intermediate});
+    for (auto& groups : groups8_) groups = Buffer<Group8>(most * Linear<D>::groups(widest));
+    make_phases();
+}
+
+// Hidden states are fused from the target's features, or are the head's own of the step before.
+template <class D> void Transformer<D>::take_in(int thread, Place& place) {
+    Front<D>& front = *front_;
+    const Linear<D>& qkv = layers_[0].qkv;
+    const size_t hidden = shape.hidden;
+    const int tokens = step_.tokens;
+    auto begin = [&](int t) {
+        stored *x = &x_[t * hidden_], *normed = &front.both[(2 * t + 1) * hidden];
+        norm(x, front.hidden_norm.data(), shape.hidden, normed);
+        if (front.residual_normed) std::memcpy(x, normed, hidden * sizeof(stored));
+    };
+    share(place, tokens, step_.sources ? &front.fuse : &qkv, [&](int t) {
+        stored* embedded = &front.both[2 * t * hidden];
+        read<D>(front.embedding, step_.ids[t], embedded);
+        norm(embedded, layers_[0].attention_norm.data(), shape.hidden, embedded);
+        if (!step_.sources) {
+            std::memcpy(&x_[t * hidden_], &front.states[step_.slots[t] * hidden], hidden * sizeof(stored));
+            return begin(t);
+        }
+        stored* gathered = &front.gathered[t * size_t(front.features.width)];
+        if (step_.sources[t] < 0) std::memset(gathered, 0, front.features.width * sizeof(stored));
+        else read<D>(front.features, step_.slots[t] * front.length + step_.sources[t], gathered);
+    });
+    if (!step_.sources) return;
+    const Input<D> in = input(place, thread, front.fuse, {front.gathered.data(), size_t(front.features.width)}, tokens);
+    multiply(place, front.fuse, nullptr, in, tokens, [&](int panel, int t, v16f first, v16f last) {
+        D::keep(&x_[t * hidden_ + panel * PANEL], first);
+        D::keep(&x_[t * hidden_ + panel * PANEL + LANES], last);
+    });
+    share(place, tokens, &qkv, begin);
+}
+
+template <class D> void Transformer<D>::keep_states() {
+    const size_t hidden = shape.hidden;
+    for (int t = 0; t < step_.count; t++)
+        std::memcpy(&front_->states[step_.slots[t] * hidden], &x_[t * hidden_], hidden * sizeof(stored));
+}
+
+}  // namespace tandem

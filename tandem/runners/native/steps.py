@@ -1,0 +1,195 @@
+"""What every packed model has: its library, its threads, and steps over rows of tokens at positions of slots."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from ctypes import c_double, c_float, c_void_p
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tandem.runners.native.library import Ints, ModelShape, RowBatch, ints, pointer, zeros
+from tandem.speculation.draws import best_token
+from tandem.speculation.logprobs import Logits, reported
+from tandem.speculation.processing import Mask
+from tandem.speculation.types import TokenLogprobs
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+_FAILED = {
+    1: "memory: the packed weights do not fit",
+    2: "the rows of one panel (of q, k and v, or of gate and up) are stored in different formats",
+}
+
+
+class NotNative(ValueError):
+    """The C++ step cannot compute this model; the message says why."""
+
+
+class Threads:
+    """The thread pool shared by the models of one device thread."""
+
+    def __init__(self, library: Any, count: int) -> None:
+        self.library, self.count = library, count
+        self.handle = library.tandem_pool(count)
+        if not self.handle:
+            raise NotNative(f"threads: {count} cannot be started")
+        weakref.finalize(self, library.tandem_pool_free, self.handle)
+
+
+class NativeSteps:
+    """Runs rows of tokens at positions of slots; returns the best tokens, or float32 logits [.., vocabulary].
+
+    A subclass packs the weights. Methods that TorchModel has too behave the same.
+    `sizes`: what the library is told. `tables`: cosines and sines, each float32 [length, head_dim / 2]. `embedding`:
+    [vocabulary, hidden], shared, not copied. `only`: the tokens that the outputs stand for; None: each for itself.
+    """
+
+    def __init__(
+        self,
+        threads: Threads,
+        dtype: torch.dtype,
+        sizes: ModelShape,
+        embedding: Tensor,
+        tables: tuple[NDArray[np.float32], NDArray[np.float32]],
+        vocab_size: int,
+        only: Sequence[int] | None = None,
+    ) -> None:
+        self.threads, self.library, self.dtype, self.sizes = threads, threads.library, dtype, sizes
+        self.device, self.vocab_size = "cpu", vocab_size
+        self.only: NDArray[np.int32] | None = None if only is None else np.array(only, dtype=np.int32)
+        self.stands_for: Ints | None = None if only is None else ints(only)
+        self.outputs, self.most_tokens, self.layer_count = int(sizes.outputs), int(sizes.most_tokens), int(sizes.layers)
+        self._scratch = np.empty((0, self.outputs), dtype=np.float32)
+        self._wide = np.empty((0, vocab_size), dtype=np.float32)
+        self.embedding, self._tables = embedding, tables
+        self.handle = self.library.tandem_model(
+            threads.handle,
+            DTYPES[dtype],
+            ctypes.byref(sizes),
+            embedding.data_ptr(),
+            *(pointer(table, c_float) for table in tables),
+        )
+        if not self.handle:
+            raise NotNative("memory: the KV slots do not fit")
+        weakref.finalize(self, self.library.tandem_model_free, self.handle)
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether steps also write hidden states for a head."""
+        return False
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all packed matrices, which every step reads."""
+        return int(self.library.tandem_weight_bytes(self.handle))
+
+    def feed(
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        wants: int = 2,
+        adapters: Sequence[int] = (),
+    ) -> NDArray[np.float32] | None:
+        """Feeds rows of any lengths. Returns float32 logits [n, outputs].
+
+        `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). `adapters`: the
+        numbers of the rows' adapters, 0 for none. Raises ValueError if there are more than `most_tokens` tokens.
+        """
+        batch = RowBatch(slots, starts, tokens, adapters)
+        count = (0, len(tokens), int(batch.begins[-1]))[wants]
+        if int(batch.begins[-1]) > self.most_tokens:
+            raise ValueError(f"a step of {int(batch.begins[-1])} tokens is above {self.most_tokens}")
+        logits = np.empty((count, self.outputs), dtype=np.float32) if count else None
+        self.library.tandem_feed(self.handle, ctypes.byref(batch.rows), wants, pointer(logits, c_float))
+        return logits
+
+    def product(self, layer: int, which: int, x: Tensor, outputs: int) -> Tensor:
+        """A packed matrix times x [tokens, inputs], in the model's dtype: float32 [tokens, outputs].
+
+        `which` matrix of a layer: 0 q, k and v, 1 o, 2 gate and up, 3 down; the head for layer -1.
+        """
+        tokens, lanes = len(x), 32
+        made = torch.empty(tokens, -(-outputs // lanes) * lanes)
+        self.library.tandem_product(self.handle, layer, which, x.data_ptr(), tokens, made.data_ptr())
+        return made[:, :outputs]
+
+    def room(self, rows: int) -> NDArray[np.float32]:
+        """Memory for logits [rows, outputs]. The next call gets the same, which saves the time of a new megabyte."""
+        if len(self._scratch) < rows:
+            self._scratch = np.empty((rows, self.outputs), dtype=np.float32)
+        return self._scratch[:rows]
+
+    def forward(
+        self, slots: Sequence[int], tokens: Tensor, starts: Tensor, length: int | None = None, head: bool = True
+    ) -> Tensor:
+        """Logits [rows, width, vocabulary] of tokens [rows, width] at starts [rows]; `length` has no effect."""
+        rows, width = tokens.shape
+        logits = self.feed(slots, starts.tolist(), tokens.tolist(), 2 if head else 0)
+        return torch.empty(0) if logits is None else torch.from_numpy(logits).view(rows, width, -1)
+
+    def logprobs(self, logits: Sequence[Logits], tokens: Sequence[int], top: int) -> tuple[TokenLogprobs, ...]:
+        """Like tandem.speculation.logprobs.all_logprobs, in a tenth of its time; the last bits may differ."""
+        rows = [np.ascontiguousarray(row) for row in logits]
+        top, totals = min(top, len(rows[0])), (c_double * len(rows))()
+        ids = zeros(len(rows) * top)
+        addresses = (c_void_p * len(rows))(*(row.ctypes.data for row in rows))
+        self.library.tandem_logprobs(self.threads.handle, addresses, len(rows), len(rows[0]), top, totals, ids)
+        return tuple(
+            reported(row, token, ids[r * top : (r + 1) * top], totals[r])
+            for r, (row, token) in enumerate(zip(rows, tokens, strict=True))
+        )
+
+    def best_within(self, logits: Logits, mask: Mask) -> int:
+        """The token of `mask`, bool [vocabulary], with the largest logit, float32 [outputs]; -1 if there is none."""
+        if len(mask) < self.vocab_size:
+            mask = np.concatenate([mask, np.zeros(self.vocab_size - len(mask), dtype=np.bool_)])
+        allowed = mask[: self.vocab_size] if self.only is None else mask[self.only]
+        best = best_token(np.where(allowed, logits, np.float32(-np.inf)))
+        return best if best < 0 or self.stands_for is None else self.stands_for[best]
+
+    def widened(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits [rows, vocabulary] from logits [rows, outputs]; -inf for tokens that the head lacks.
+
+        The next call may overwrite them.
+        """
+        if self.only is None:
+            return logits
+        if len(self._wide) < len(logits):
+            self._wide = np.full((len(logits), self.vocab_size), -np.inf, dtype=np.float32)
+        wide = self._wide[: len(logits)]
+        wide[:, self.only] = logits
+        return wide
+
+    def tensor(self, values: Sequence[Sequence[int]] | Sequence[int]) -> Tensor:
+        """The values as int64: [n] or [n, m]."""
+        return torch.tensor(values, dtype=torch.int64)
+
+    def done(self, failed: int) -> None:
+        """Raises NotNative if packing failed."""
+        if failed:
+            raise NotNative(_FAILED[failed])
+
+
+def check_rope(rope: Mapping[str, Any]) -> None:
+    """Raises NotNative for rotary embeddings that are not one table for all sequences."""
+    kind = rope.get("rope_type", "default")
+    if kind not in _STATIC_ROPE or rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotNative(f"rotary embedding of type {kind}")
+
+
+def check_sizes(hidden: int, head_dim: int, intermediate: int) -> None:
+    """Raises NotNative for sizes that vectors do not divide."""
+    for name, value, multiple in (
+        ("hidden_size", hidden, 16),
+        ("head_dim", head_dim, 16),
+        ("intermediate_size", intermediate, 2),
+    ):
+        if value % multiple:
+            raise NotNative(f"{name} {value} (only multiples of {multiple})")
