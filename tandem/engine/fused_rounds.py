@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tandem.engine.batcher import DeviceLost, TimedResult
-from tandem.engine.sequences import DraftSequence, Engine, KVSequence
+from tandem.engine.model_drafter import DraftSequence
+from tandem.engine.sequences import Engine, KVSequence
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, fused
 from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.lookup_policy import PolicedLookup

@@ -10,7 +10,8 @@ from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Fallback, Generator
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier
-from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
+from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
 from tandem.speculation.fallible import DrafterHealth

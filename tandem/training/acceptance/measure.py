@@ -15,7 +15,7 @@ from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
 from tandem.engine.loading import Loaded, ModelConfig, load, load_draft
-from tandem.engine.sequences import ModelDrafter
+from tandem.engine.model_drafter import ModelDrafter
 from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
