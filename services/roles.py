@@ -157,6 +157,7 @@ async def _target(parts: ServerParts) -> HostedService:
     closing.insert(0, service.stop)
     slots, sessions = {"target": loaded.engine.slots}, {"verify": service.sessions}
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, sessions, health)
+    parts.observability.watch_adapters(loaded.engine.adapters)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
         closing,
@@ -188,6 +189,7 @@ async def _fused(parts: ServerParts) -> HostedService:
         slots["target_apart"] = unfused.target.engine.slots
         log.info("requests that need logits on the host are answered by the same models apart")
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
+    parts.observability.watch_adapters(target.engine.adapters)
     service = FusedSpeculativeServerService(generator.info, generate, target.engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),

@@ -96,6 +96,7 @@ class FusedRounds:
         row = FusedRow(propose, self._margins, copied, self._logprobs, adapter)
         done = await self._pair.target.run(self._pair.step, row)
         result: FusedResult = done.value
+        self._pair.target.adapters.committed(adapter, len(result.proposal.token_ids), result.verdict)
         if attempt and asked:
             self._report(attempt, self._draft, tokens, result)
         if k and not copied and (asked is None or result.draft_failed):

@@ -268,6 +268,7 @@ class TargetSequence(KVSequence):
             done = await self._filled_run(tokens[:position], row)
         verdict = done.value
         self.held += [tokens[-1], *draft[: verdict.accepted]]
+        self.engine.adapters.committed(self.adapter, len(draft), verdict)
         return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
 
     async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> TimedResult[Verdict]:
