@@ -17,7 +17,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, drafting_info, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
-from tandem.engine.loading import Loaded, close, load, load_adapters, load_pair, load_unfused
+from tandem.engine.loading import Loaded, close, load, load_adapters, load_draft_adapters, load_pair, load_unfused
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.sequences import Engine
@@ -177,6 +177,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)
     lose_engine_with_ranks(parts.others, target.engine)
     await load_adapters(config.models, target)
+    await load_draft_adapters(config.models, draft, None if config.adapter_admin else target)
     (unfused.target if unfused else target).engine.admit(config.defaults.sampling)
     health = drafter_health(draft)
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)

@@ -47,8 +47,8 @@ class RequestLog(CallObserver):
                 done |= _adapted(_adapter_of(request))
                 self._completions[id(call)] = _with(self._completions.get(id(call)), done)
         elif method == "OpenSession":
-            tally = _Tally(call.request_id, request.prompt_length, adapter=request.adapter)
-            self._sessions.setdefault(_key(request), tally)
+            opened = _Tally(call.request_id, request.prompt_length, adapter=request.adapter)
+            self._sessions.setdefault(_key(request), opened)
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions)))
         elif method in ("Verify", "VerifyStream"):

@@ -70,6 +70,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         default_k=k,
         settings=nxdi_settings(args) if nxdi else None,
         adapters=adapter_choices(args.adapters),
+        draft_adapters=adapter_choices(args.draft_adapters, "draft_adapters"),
     )
 
 
@@ -265,6 +266,7 @@ def accept_config(args: argparse.Namespace) -> AcceptConfig:
         models=model_config(args, args.target_model or args.model),
         prompts=prompts or built_in_prompts(),
         sampling=sampling(args),
+        adapter=args.adapter or "",
         max_new_tokens=64 if args.max_new_tokens is None else args.max_new_tokens,
         longest=longest,
     )

@@ -37,11 +37,18 @@ MODELS = Group(
         flag("draft", to=DRAFTING, default="auto", help=DRAFT_HELP),
         flag(
             "adapters",
-            to=("target", "fused_target"),
+            to=("target", "fused_target", *ALONE, "accept"),
             backends=("torch", "toy"),
             metavar="NAME=DIR,...",
             help="LoRA adapters of the target, in PEFT's folders, which requests choose by name, OpenAI clients"
             " as the model (native steps and --compile off)",
+        ),
+        flag(
+            "draft_adapters",
+            to=("fused_target", "draft_worker", "draft", "accept"),
+            backends=("torch", "toy"),
+            metavar="NAME=DIR,...",
+            help="LoRA adapters of the draft model: a request with the target's of that name has it too",
         ),
         flag(
             "adapter_root",

@@ -29,7 +29,7 @@ class FusedRounds:
 
     With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
     fails, rounds go undrafted and are counted in `stats`; the model is tried again later. `adapter`: as for
-    LocalVerifier; the draft has none.
+    LocalVerifier, and for DraftSequence.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class FusedRounds:
             slot = await self._pair.target.slots.acquire()
             self._target = KVSequence(self._pair.target, slot, adapter)
         known = self._pair.target.runner.limits.vocab_size
-        self._draft = DraftSequence(self._pair.draft, slot, self._rule, known)
+        self._draft = DraftSequence(self._pair.draft, slot, self._rule, known, self._adapter)
         if self._lookup:
             await self._lookup.open(prompt, sampling)
         self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])

@@ -14,11 +14,12 @@ from tandem.speculation.types import Draft, Proposer, Rule, SamplingParams, mode
 class DraftSequence(KVSequence):
     """A sequence of the draft model, which proposes under `rule` only token ids below `target_vocab_size`.
 
-    `processing` changes its logits as the target's, so that more drafts are accepted.
+    `processing` changes its logits as the target's, so that more drafts are accepted. `adapter`: the name of the
+    target's; the draft model has its own of that name, or none.
     """
 
-    def __init__(self, engine: Engine, slot: int, rule: Rule, target_vocab_size: int) -> None:
-        super().__init__(engine, slot)
+    def __init__(self, engine: Engine, slot: int, rule: Rule, target_vocab_size: int, adapter: str = "") -> None:
+        super().__init__(engine, slot, engine.adapters.take_own(adapter))
         self._rule, self._target_vocab_size = rule, target_vocab_size
         self.processing: Processing | None = None
 
@@ -30,7 +31,17 @@ class DraftSequence(KVSequence):
             behind = 2
         tail = tuple(tokens[-max(2, behind) :])
         processor = self.processing.after(tokens) if self.processing else None
-        return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._target_vocab_size, processor)
+        return ProposeRow(
+            self.slot,
+            len(tokens) - 1,
+            tail,
+            k,
+            sampling,
+            self._rule,
+            self._target_vocab_size,
+            processor,
+            adapter=self.adapter,
+        )
 
     def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
         """Records the tokens that a step processed: all but the last draft token, which was only drawn.
@@ -45,7 +56,7 @@ class ModelDrafter:
 
     Tokens that the target does not have end the draft, or under the rejection rule are not drawn. `open` waits for a
     slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit). `second_choices`: drafts have
-    them, where the runner reports them.
+    them, where the runner reports them. `adapter`: as for DraftSequence.
     """
 
     def __init__(
@@ -55,7 +66,9 @@ class ModelDrafter:
         rule: Rule = Rule.AGREEMENT,
         slot_seconds: float | None = None,
         second_choices: bool = False,
+        adapter: str = "",
     ) -> None:
+        self._adapter = adapter
         self._second_choices = second_choices
         self._engine, self._target_vocab_size = engine, target_vocab_size
         self._rule, self._slot_seconds = rule, slot_seconds
@@ -66,7 +79,7 @@ class ModelDrafter:
         self._sampling = sampling
         processing = await self._engine.draft_processing(sampling, len(prompt))
         slot = await self._engine.slots.acquire(self._slot_seconds)
-        self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size)
+        self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size, self._adapter)
         self._sequence.processing = processing
         await self._sequence.fill(prompt[:-2])
 
