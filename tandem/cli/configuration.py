@@ -86,6 +86,7 @@ def most_drafts(args: argparse.Namespace) -> int:
 
 def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
     """Builds the settings that only --backend nxdi has."""
+    from tandem.checkpoints.adapters import adapter_choices
     from tandem.runners.nxdi.settings import NxdiSettings, read_neuron_config
 
     return NxdiSettings(
@@ -96,6 +97,7 @@ def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
         artifacts=args.artifacts,
         eagle=args.eagle,
         pair=args.pair,
+        adapters=adapter_choices(args.adapters),
     )
 
 
