@@ -107,9 +107,10 @@ class _RequestRounds:
         return self.drafting.choice.branches and self.pipeline in (Pipeline.NEVER_WAITING, Pipeline.AUTO)
 
     def _drafter(self, request: GenerationRequest, stats: SpeculationStats) -> BonusDrafter:
-        return traced_bonus_drafter(
-            self.drafting.drafter(self.vocab_size, request.rule, stats=stats, second_choices=self._branches)
+        drafter = self.drafting.drafter(
+            self.vocab_size, request.rule, stats=stats, second_choices=self._branches, adapter=request.adapter
         )
+        return traced_bonus_drafter(drafter)
 
     def _pipelined(
         self, session: RemoteVerifier, drafter: BonusDrafter, request: GenerationRequest, stats: SpeculationStats

@@ -9,7 +9,7 @@ from tandem.clients.distributed import open_distributed
 from tandem.clients.terminal import ClientConfig, Events, run_prompts
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
-from tandem.engine.loading import ModelConfig, load
+from tandem.engine.loading import ModelConfig, load, load_adapters
 from tandem.rpc.endpoint_pool import Persistence
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationRequest
@@ -41,6 +41,7 @@ async def run_single_model(config: ClientConfig, models: ModelConfig, name: str)
     batcher = Batcher(name)
     try:
         loaded = await load(models, batcher)
+        await load_adapters(models, loaded)
         return await run_prompts(replace(config, token_by_token=True), plain_generator(loaded).generate, name)
     finally:
         await batcher.close()

@@ -17,7 +17,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, drafting_info, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
-from tandem.engine.loading import Loaded, close, load, load_adapters, load_pair, load_unfused
+from tandem.engine.loading import Loaded, close, load, load_adapters, load_draft_adapters, load_pair, load_unfused
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.sequences import Engine
@@ -157,6 +157,7 @@ async def _target(parts: ServerParts) -> HostedService:
     closing.insert(0, service.stop)
     slots, sessions = {"target": loaded.engine.slots}, {"verify": service.sessions}
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, sessions, health)
+    parts.observability.watch_adapters(loaded.engine.adapters)
     return parts.hosted(
         partial(add_TargetVerifierServicer_to_server, service),
         closing,
@@ -176,6 +177,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     unfused = await load_unfused(config.models, target, parts.batcher, config.serve.startup)
     lose_engine_with_ranks(parts.others, target.engine)
     await load_adapters(config.models, target)
+    await load_draft_adapters(config.models, draft, None if config.adapter_admin else target)
     (unfused.target if unfused else target).engine.admit(config.defaults.sampling)
     health = drafter_health(draft)
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
@@ -188,6 +190,7 @@ async def _fused(parts: ServerParts) -> HostedService:
         slots["target_apart"] = unfused.target.engine.slots
         log.info("requests that need logits on the host are answered by the same models apart")
     parts.observability.watch_parts(parts.lifecycle, parts.batcher, slots, drafter=health if draft else None)
+    parts.observability.watch_adapters(target.engine.adapters)
     service = FusedSpeculativeServerService(generator.info, generate, target.engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),

@@ -17,6 +17,7 @@ from tests.services.certificates import Authority, token_file
 
 VALUES = {
     "adapters": "red=folder",
+    "draft_adapters": "red=folder",
     "adapter_root": ".",
     "draft": "ngram",
     "device": "cpu",

@@ -48,7 +48,7 @@ class EngineService(vllm_engine_pb2_grpc.VllmEngineServicer):
         info = self._generate.generator.info
         requests = requests_of(request, self._generate.limits, info.max_sequence_length, self._adapter)
         if valid_id(request.request_id):
-            begin(Request(request.request_id, current_span()))  # the id that the client was told
+            begin(Request(request.request_id, current_span(), self._adapter))  # the id that the client was told
         seconds = context.time_remaining()
         choices = Choices([partial(self._generate.events, each, seconds) for each in requests])
         with self._requests.one(request.request_id, choices):

@@ -14,12 +14,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.rpc.wire_runs import drafted_in
 from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow
 from tandem.services.lifecycle import Lifecycle
+from tandem.services.observability.adapter_metrics import watch_adapters
 from tandem.services.observability.calls import Call, CallObserver
 from tandem.services.observability.generation_metrics import MODEL_LABELS, GenerationMetrics
 from tandem.services.observability.scraped_metrics import ScrapedMetrics
@@ -106,6 +108,10 @@ class Metrics(CallObserver):
                 "vllm:prefix_cache_queries", "Tokens of prompts looked up.", names, partial(getattr, cache, "queries")
             )
             count("vllm:prefix_cache_hits", "Tokens of prompts found.", names, partial(getattr, cache, "hits"))
+
+    def watch_adapters(self, adapters: Adapters) -> None:
+        """Adds metrics of the target's adapters, those of later ones included."""
+        watch_adapters(self._states, adapters)
 
     def watch_steps(self, batcher: Batcher) -> None:
         batcher.observe = self._stepped

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.rpc.request_context import current
 from tandem.rpc.wire_runs import drafted_in
 from tandem.services.observability.calls import Call, CallObserver, end_of
 from tandem.services.security.identity import caller
@@ -28,6 +29,7 @@ class _Tally:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
+    adapter: str = ""
 
 
 class RequestLog(CallObserver):
@@ -42,9 +44,11 @@ class RequestLog(CallObserver):
         method = call.method.rpartition("/")[2]
         if method == "Generate":
             if done := end_of(reply):
+                done |= _adapted(_adapter_of(request))
                 self._completions[id(call)] = _with(self._completions.get(id(call)), done)
         elif method == "OpenSession":
-            self._sessions.setdefault(_key(request), _Tally(call.request_id, request.prompt_length))
+            opened = _Tally(call.request_id, request.prompt_length, adapter=request.adapter)
+            self._sessions.setdefault(_key(request), opened)
             if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions)))
         elif method in ("Verify", "VerifyStream"):
@@ -77,6 +81,7 @@ class RequestLog(CallObserver):
             return
         counts = _counts(tally.prompt_tokens, tally.output_tokens, tally.rounds, tally.drafted, tally.accepted)
         fields: dict[str, Any] = {"role": self._role, "method": "session", "status": how, **counts}
+        fields |= _adapted(tally.adapter)
         fields["seconds"] = round(time.perf_counter() - tally.started, 4)
         log.info("%s", _line(fields), extra={"fields": fields, "request_id": tally.request_id})
 
@@ -84,6 +89,19 @@ class RequestLog(CallObserver):
 def _key(request: Any) -> SessionKey:
     """Returns the session's key. Valid once the caller has been identified, which is before any reply."""
     return SessionKey(caller(), request.session_id)
+
+
+def _adapter_of(request: Any) -> str:
+    """The adapter of a Generate request of ours; one of VllmEngine has that of its port."""
+    if "generation" in request.DESCRIPTOR.fields_by_name:
+        return str(request.generation.adapter)
+    asked = current()
+    return asked.adapter if asked else ""
+
+
+def _adapted(adapter: str) -> dict[str, str]:
+    """The field of a request's adapter, whose name was found to be one of the server's: its text is harmless."""
+    return {"adapter": adapter} if adapter else {}
 
 
 def _with(choices: dict[str, Any] | None, choice: dict[str, Any]) -> dict[str, Any]:
@@ -108,6 +126,7 @@ def _line(fields: dict[str, Any]) -> str:
     said = [f"{fields['role']} {fields['method']}: {fields['status']}"]
     if fields.get("finish_reason"):
         said.append(fields["finish_reason"].replace("_", " "))
+    said += [f"adapter {fields['adapter']}"] if "adapter" in fields else []
     if "drafted" in fields:
         said.append(f"{fields['prompt_tokens']} prompt tokens")
         said.append(f"{fields['output_tokens']} output tokens")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+Samples = Iterable[tuple[Mapping[str, str], float]]
 Families = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
@@ -15,7 +16,8 @@ Families = type[GaugeMetricFamily] | type[CounterMetricFamily]
 class _State:
     family: Families
     help: str
-    samples: list[tuple[Mapping[str, str], Callable[[], int]]]
+    labels: Sequence[str]
+    samples: list[Callable[[], Samples]]
 
 
 class ScrapedMetrics(Collector):
@@ -25,22 +27,29 @@ class ScrapedMetrics(Collector):
         self._states: dict[str, _State] = {}
 
     def gauge(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], int]) -> None:
-        self._add(GaugeMetricFamily, name, help_text, labels, read)
+        self.gauges(name, help_text, tuple(labels), lambda: [(labels, read())])
 
     def counter(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], int]) -> None:
         """Adds a counter; `name` is without "_total"."""
+        self.counters(name, help_text, tuple(labels), lambda: [(labels, read())])
+
+    def gauges(self, name: str, help_text: str, labels: Sequence[str], read: Callable[[], Samples]) -> None:
+        """Adds a gauge whose samples come and go."""
+        self._add(GaugeMetricFamily, name, help_text, labels, read)
+
+    def counters(self, name: str, help_text: str, labels: Sequence[str], read: Callable[[], Samples]) -> None:
+        """Adds a counter whose samples come and go."""
         self._add(CounterMetricFamily, name, help_text, labels, read)
 
     def _add(
-        self, family: Families, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], int]
+        self, family: Families, name: str, help_text: str, labels: Sequence[str], read: Callable[[], Samples]
     ) -> None:
-        state = self._states.setdefault(name, _State(family, help_text, []))
-        state.samples.append((labels, read))
+        self._states.setdefault(name, _State(family, help_text, labels, [])).samples.append(read)
 
     def collect(self) -> Iterable[Metric]:
         for name, state in list(self._states.items()):
-            names = list(state.samples[0][0])
-            family = state.family(name, state.help, labels=names)
-            for labels, read in state.samples:
-                family.add_metric([labels[each] for each in names], read())
+            family = state.family(name, state.help, labels=state.labels)
+            for read in state.samples:
+                for labels, value in read():
+                    family.add_metric([labels[each] for each in state.labels], value)
             yield family

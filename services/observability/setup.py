@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.prefix_cache import PrefixCache
@@ -113,6 +114,11 @@ class Observability:
         """Observes the prefixes that the "target" and the "draft" keep."""
         if self._metrics:
             self._metrics.watch_prefixes(caches)
+
+    def watch_adapters(self, adapters: Adapters) -> None:
+        """Observes the adapters of the target."""
+        if self._metrics:
+            self._metrics.watch_adapters(adapters)
 
     def ready(self, startup: Startup) -> dict[str, object]:
         """Records the start-up times once the server listens; returns entries for the ready file."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
+from tandem.services.security.names import check_name
 from tandem.speculation.types import InvalidField, TooLong
 
 BYTES_PER_TOKEN = 64
@@ -75,6 +76,7 @@ class ServerLimits:
         """Checks the counts and lengths of a tandem.v1.Generation before reading it. Raises TooLong, InvalidField."""
         self.check_prompt(len(message.token_ids.ids), message.text, max_sequence_length)
         check_stops(message.stop_token_ids, "stop_strings", message.stop_strings)
+        check_name("adapter", message.adapter)
 
     def check_prompt(self, tokens: int, text: str, max_sequence_length: int) -> None:
         """Raises TooLong if a prompt of so many token ids, or of that text, is too long to be read."""

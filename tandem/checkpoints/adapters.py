@@ -36,13 +36,16 @@ class AdapterChoice:
             raise ValueError(f"adapters: {self.name}: no folder is named; write {self.name}=DIR")
 
 
-def adapter_choices(given: str | None) -> tuple[AdapterChoice, ...]:
-    """Reads NAME=DIR,NAME=DIR. Raises ValueError."""
-    chosen = [AdapterChoice(*map(str.strip, each.partition("=")[::2])) for each in (given or "").split(",") if each]
+def adapter_choices(given: str | None, field: str = "adapters") -> tuple[AdapterChoice, ...]:
+    """Reads NAME=DIR,NAME=DIR. Raises ValueError, which names the `field`."""
+    try:
+        chosen = [AdapterChoice(*map(str.strip, each.partition("=")[::2])) for each in (given or "").split(",") if each]
+    except ValueError as error:
+        raise ValueError(f"{field}: {str(error).removeprefix('adapters: ')}") from None
     names = [each.name for each in chosen]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"adapters: the name {name} is given twice")
+            raise ValueError(f"{field}: the name {name} is given twice")
     return tuple(chosen)
 
 

@@ -95,7 +95,8 @@ NEEDS = (
     Requirement(
         (
             *("target_host", "target_port", "connect_seconds", "reconnect_seconds", "pipeline", "queue", "profile"),
-            *("max_requests_per_identity", "max_new_tokens", "engine_port", *SAMPLING_FIELDS, *CALLING),
+            *("max_requests_per_identity", "max_new_tokens", "engine_port", "draft_adapters"),
+            *(*SAMPLING_FIELDS, *CALLING),
         ),
         ("draft_worker",),
         lambda a: not a.propose_only,

@@ -31,6 +31,8 @@ STARTING = (
         "model",
         "draft_model",
         "draft",
+        "adapters",
+        "draft_adapters",
         "dtype",
         "weights",
         "threads",
@@ -67,7 +69,7 @@ def refuse_unused_flags(arguments: argparse.Namespace, given: set[str]) -> None:
         raise ValueError("pipeline: is for the architectures distributed and remote_draft, and neither is started here")
     if arguments.link in LINK_KINDS and "link" in given and not (arguments.rtt_ms or arguments.bandwidth_mbps):
         raise ValueError("link: is for --rtt-ms and --bandwidth-mbps, and neither is given")
-    for name in ("draft_model", "draft"):
+    for name in ("draft_model", "draft", "draft_adapters"):
         if name in given and started <= {"autoregressive"}:
             raise ValueError(f"{_flag(name)}: is for architectures that draft, and none is started here")
     if arguments.draft == "eagle" and started - {"autoregressive", "fused"}:
@@ -131,6 +133,9 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         model=arguments.model,
         draft_model=arguments.draft_model,
         draft=arguments.draft,
+        adapters=arguments.adapters,
+        draft_adapters=arguments.draft_adapters,
+        adapter=arguments.adapter or "",
         pipeline=arguments.pipeline,
         timeout_s=arguments.timeout,
         startup_timeout_s=arguments.startup_timeout,

@@ -171,6 +171,9 @@ def _add_model_flags(parser: Parser) -> None:
     parser.flag("--model", "--target-model", dest="model", metavar="MODEL", help="target (default: the embedded one)")
     parser.flag("--draft-model", metavar="MODEL", help="draft model")
     parser.flag("--draft", default="auto", metavar="|".join(DRAFTERS), help="drafter (default: auto)")
+    parser.flag("--adapters", metavar="NAME=DIR,...", help="LoRA adapters of the target, of which --adapter takes one")
+    parser.flag("--draft-adapters", metavar="NAME=DIR,...", help="those of the draft model, by the same names")
+    parser.flag("--adapter", metavar="NAME", help="the adapter of all requests (default: none)")
     parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="number format of the models (default: auto)")
     parser.flag(
         "--weights", default="auto", metavar="|".join(WEIGHTS), help="how weights lie in memory (default: auto)"

@@ -70,6 +70,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
         default_k=k,
         settings=nxdi_settings(args) if nxdi else None,
         adapters=adapter_choices(args.adapters),
+        draft_adapters=adapter_choices(args.draft_adapters, "draft_adapters"),
     )
 
 
@@ -85,6 +86,7 @@ def most_drafts(args: argparse.Namespace) -> int:
 
 def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
     """Builds the settings that only --backend nxdi has."""
+    from tandem.checkpoints.adapters import adapter_choices
     from tandem.runners.nxdi.settings import NxdiSettings, read_neuron_config
 
     return NxdiSettings(
@@ -95,6 +97,7 @@ def nxdi_settings(args: argparse.Namespace) -> NxdiSettings:
         artifacts=args.artifacts,
         eagle=args.eagle,
         pair=args.pair,
+        adapters=adapter_choices(args.adapters),
     )
 
 
@@ -265,6 +268,7 @@ def accept_config(args: argparse.Namespace) -> AcceptConfig:
         models=model_config(args, args.target_model or args.model),
         prompts=prompts or built_in_prompts(),
         sampling=sampling(args),
+        adapter=args.adapter or "",
         max_new_tokens=64 if args.max_new_tokens is None else args.max_new_tokens,
         longest=longest,
     )

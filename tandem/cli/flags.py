@@ -301,7 +301,12 @@ _REQUESTS = Group(
             metavar="N",
             help="print every token's log-probability, and the N likeliest tokens in its place (0 to 20)",
         ),
-        flag("adapter", to=ASKING, metavar="NAME", help="the server's LoRA adapter to use (default: none)"),
+        flag(
+            "adapter",
+            to=(*PROMPTED, "accept"),
+            metavar="NAME",
+            help="the server's LoRA adapter to use, or one of --adapters (default: none)",
+        ),
         flag("rule", to=ASKING, default="agreement", help="how drafts are verified: agreement (default) or rejection"),
         flag("stop", to=PROMPTED, action="append", default=(), help="a string that ends the output; may be repeated"),
         switch("ignore_eos", to=PROMPTED, help="go on past the end-of-sequence token"),

@@ -22,6 +22,8 @@ DRAFT_HELP = (
     " alone); auto: hybrid if possible"
 )
 
+_ADAPTED = ("target", "fused_target", *ALONE, "accept")
+
 MODELS = Group(
     "models (default: the embedded SmolLM2-135M-Instruct)",
     (
@@ -37,11 +39,18 @@ MODELS = Group(
         flag("draft", to=DRAFTING, default="auto", help=DRAFT_HELP),
         flag(
             "adapters",
-            to=("target", "fused_target"),
-            backends=("torch", "toy"),
+            to=(*_ADAPTED, "compile"),
+            only={"torch": _ADAPTED, "toy": _ADAPTED},
             metavar="NAME=DIR,...",
             help="LoRA adapters of the target, in PEFT's folders, which requests choose by name, OpenAI clients"
-            " as the model (native steps and --compile off)",
+            " as the model (native steps and --compile off; nxdi: compiled in)",
+        ),
+        flag(
+            "draft_adapters",
+            to=("fused_target", "draft_worker", "draft", "accept"),
+            backends=("torch", "toy"),
+            metavar="NAME=DIR,...",
+            help="LoRA adapters of the draft model: a request with the target's of that name has it too",
         ),
         flag(
             "adapter_root",

@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tandem.checkpoints.adapters import Adapter, AdapterChoice
 from tandem.runners.adapters import TakesAdapters, why_no_adapters
-from tandem.speculation.types import InvalidField
+from tandem.speculation.types import InvalidField, Verdict
 
 if TYPE_CHECKING:
     from tandem.engine.batcher import Batcher
@@ -34,10 +34,26 @@ class AdapterInUse(RuntimeError):
 
 
 @dataclass(slots=True)
+class AdapterCounts:
+    """What an adapter was used for since it is there.
+
+    `requests`: those and sessions that took it. `committed`: tokens of its rounds, those beyond a stop included.
+    """
+
+    requests: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    committed: int = 0
+
+
+@dataclass(slots=True)
 class _Entry:
     number: int
     revision: str
     users: int = 0
+    waiting: int = 0  # of the users, those that have no slot yet
+    counts: AdapterCounts = field(default_factory=AdapterCounts)
 
 
 class Adapters:
@@ -46,6 +62,7 @@ class Adapters:
     def __init__(self, runner: Runner, batcher: Batcher) -> None:
         self._runner, self._batcher = runner, batcher
         self._by_name: dict[str, _Entry] = {}
+        self._by_number: dict[int, _Entry] = {}
         self._changing: set[str] = set()  # names that are being added or removed
         self._last = 0
 
@@ -53,6 +70,30 @@ class Adapters:
     def revisions(self) -> dict[str, str]:
         """The revision of each adapter that requests may name."""
         return {name: entry.revision for name, entry in self._by_name.items()}
+
+    @property
+    def counts(self) -> dict[str, AdapterCounts]:
+        """What each adapter that requests may name was used for."""
+        return {name: entry.counts for name, entry in list(self._by_name.items())}
+
+    @property
+    def running(self) -> list[str]:
+        """The adapters of requests and sessions that have a slot."""
+        return [name for name, entry in list(self._by_name.items()) if entry.users > entry.waiting]
+
+    @property
+    def waiting(self) -> list[str]:
+        """The adapters of requests and sessions that wait for a slot."""
+        return [name for name, entry in list(self._by_name.items()) if entry.waiting]
+
+    def committed(self, number: int, drafted: int, verdict: Verdict) -> None:
+        """Counts a round of rows with the adapter of this number; of 0 there is nothing to count."""
+        entry = self._by_number.get(number)
+        if entry:
+            entry.counts.rounds += 1
+            entry.counts.drafted += drafted
+            entry.counts.accepted += verdict.accepted
+            entry.counts.committed += len(verdict.token_ids)
 
     def check(self, name: str) -> None:
         """Raises InvalidField unless requests may name this adapter; the empty name is that of none."""
@@ -70,23 +111,35 @@ class Adapters:
         self.check(name)
         if not name:
             return 0
-        self._by_name[name].users += 1
-        return self._by_name[name].number
+        entry = self._by_name[name]
+        entry.users += 1
+        entry.counts.requests += 1
+        return entry.number
+
+    def take_own(self, name: str) -> int:
+        """Like `take`, for a draft, which does without an adapter where it has none of that name."""
+        return self.take(name if name in self._by_name else "")
 
     def give_back(self, number: int) -> None:
         """Ends a use that `take` began."""
-        for entry in self._by_name.values():
-            entry.users -= entry.number == number
+        if number:
+            self._by_number[number].users -= 1
 
     @contextlib.contextmanager
     def taken(self, name: str) -> Iterator[int]:
-        """Takes an adapter, and gives it back if the body fails."""
+        """Takes an adapter for what waits for a slot in the body, and gives it back if the body fails."""
         number = self.take(name)
+        entry = self._by_number.get(number)
+        if entry:
+            entry.waiting += 1
         try:
             yield number
         except BaseException:
             self.give_back(number)
             raise
+        finally:
+            if entry:
+                entry.waiting -= 1
 
     async def add(self, choice: AdapterChoice, read: Callable[[AdapterChoice], Adapter]) -> str:
         """Reads an adapter and makes its name known; returns its revision. Steps wait only while it is packed.
@@ -107,7 +160,7 @@ class Adapters:
         with self._change(choice.name):
             adapter = await asyncio.to_thread(read, choice)
             await self._batcher.on_device(self._runner.put_adapter, number, adapter)
-            self._by_name[choice.name] = _Entry(number, adapter.revision)
+            self._by_name[choice.name] = self._by_number[number] = _Entry(number, adapter.revision)
         log.info("adapter %s: %d matrices, revision %s", choice.name, len(adapter.parts), adapter.revision[:12])
         return adapter.revision
 
@@ -119,7 +172,7 @@ class Adapters:
         entry = self._by_name[name]
         if entry.users:
             raise AdapterInUse(f"adapter {name} is in use by {entry.users} requests or sessions; try again after them")
-        del self._by_name[name]
+        del self._by_name[name], self._by_number[entry.number]
         with self._change(name):
             assert isinstance(self._runner, TakesAdapters)
             await self._batcher.on_device(self._runner.drop_adapter, entry.number)

@@ -8,7 +8,14 @@ from functools import partial
 from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load_draft, load_target_tokenizer
+from tandem.engine.loading import (
+    DraftChoice,
+    Loaded,
+    ModelConfig,
+    load_draft,
+    load_draft_adapters,
+    load_target_tokenizer,
+)
 from tandem.engine.slots import NoFreeSlot
 from tandem.runners.protocol import RowFailed
 from tandem.runners.startup import Startup
@@ -42,23 +49,26 @@ class Drafting:
         slot_seconds: float | None = None,
         stats: SpeculationStats | None = None,
         second_choices: bool = False,
+        adapter: str = "",
     ) -> BonusDrafter:
         """Returns a drafter for one request, which proposes token ids below `vocab_size`.
 
         Its `open` raises NoFreeSlot after `slot_seconds` without a free slot (None: it waits). With `stats`, a model
         that fails leaves rounds undrafted, and they are counted there; without, its errors are raised. With
-        `second_choices`, a model's drafts have them.
+        `second_choices`, a model's drafts have them. `adapter`: as for DraftSequence.
         """
 
         def tolerate_failures(model: BonusDrafter) -> BonusDrafter:
             return model if stats is None else FallibleBonusDrafter(model, self.health, stats, (RowFailed, NoFreeSlot))
 
-        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, tolerate_failures, second_choices)
+        more = (tolerate_failures, second_choices, adapter)
+        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, *more)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
     """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError with a one-line message."""
     draft = await load_draft(config, batcher, sole_model=True, startup=startup)
+    await load_draft_adapters(config, draft)
     tokenizer = draft.tokenizer if draft else await load_target_tokenizer(config)
     return Drafting(draft, tokenizer, config.draft, drafter_health(draft))
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tandem.engine.batcher import DeviceLost, TimedResult
-from tandem.engine.sequences import DraftSequence, Engine, KVSequence
+from tandem.engine.model_drafter import DraftSequence
+from tandem.engine.sequences import Engine, KVSequence
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, fused
 from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.lookup_policy import PolicedLookup
@@ -28,7 +29,7 @@ class FusedRounds:
 
     With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
     fails, rounds go undrafted and are counted in `stats`; the model is tried again later. `adapter`: as for
-    LocalVerifier; the draft has none.
+    LocalVerifier, and for DraftSequence.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class FusedRounds:
             slot = await self._pair.target.slots.acquire()
             self._target = KVSequence(self._pair.target, slot, adapter)
         known = self._pair.target.runner.limits.vocab_size
-        self._draft = DraftSequence(self._pair.draft, slot, self._rule, known)
+        self._draft = DraftSequence(self._pair.draft, slot, self._rule, known, self._adapter)
         if self._lookup:
             await self._lookup.open(prompt, sampling)
         self._stats.cached_prompt_tokens = await self._target.fill(prompt[:-1])
@@ -95,6 +96,7 @@ class FusedRounds:
         row = FusedRow(propose, self._margins, copied, self._logprobs, adapter)
         done = await self._pair.target.run(self._pair.step, row)
         result: FusedResult = done.value
+        self._pair.target.adapters.committed(adapter, len(result.proposal.token_ids), result.verdict)
         if attempt and asked:
             self._report(attempt, self._draft, tokens, result)
         if k and not copied and (asked is None or result.draft_failed):

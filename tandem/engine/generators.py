@@ -10,7 +10,8 @@ from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Fallback, Generator
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier
-from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
+from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
 from tandem.speculation.fallible import DrafterHealth
@@ -187,15 +188,16 @@ def make_drafter(
     slot_seconds: float | None = None,
     tolerate_failures: Callable[[BonusDrafter], BonusDrafter] | None = None,
     second_choices: bool = False,
+    adapter: str = "",
 ) -> BonusDrafter:
     """Returns a drafter for one request.
 
     Its `open` raises NoFreeSlot if all slots are taken for `slot_seconds` (None: it waits). `tolerate_failures` wraps
-    the model, the only part that can fail. `second_choices`: its drafts have them.
+    the model, the only part that can fail. `second_choices`: its drafts have them. `adapter`: as for DraftSequence.
     """
     if draft is None:
         return NgramDrafter()
-    model: BonusDrafter = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, second_choices)
+    model: BonusDrafter = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, second_choices, adapter)
     model = tolerate_failures(model) if tolerate_failures else model
     lookup = choice.lookup(draft.lookup_policy)
     return model if lookup is None else HybridDrafter(lookup, model)

@@ -63,7 +63,7 @@ class ModelConfig:
     """The models that a role runs, the backend and device, and their shape. `settings`: those of that backend only.
 
     `default_k`: draft tokens if a request does not set a number; None: chosen by measurement. `adapters`: those of the
-    target.
+    target. `draft_adapters`: those of the draft model, which requests get by the same names.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -74,6 +74,7 @@ class ModelConfig:
     default_k: int | None = 3
     settings: BackendSettings | None = None
     adapters: tuple[AdapterChoice, ...] = ()
+    draft_adapters: tuple[AdapterChoice, ...] = ()
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -174,6 +175,22 @@ async def load_adapters(config: ModelConfig, target: Loaded) -> None:
     """Gives a loaded target its adapters, after a head beside it is loaded. Raises ValueError with one line."""
     for choice in config.adapters:
         await target.engine.adapters.add(choice, backend_named(config.backend).adapter)
+
+
+async def load_draft_adapters(config: ModelConfig, draft: Loaded | None, target: Loaded | None = None) -> None:
+    """Gives a loaded draft model its own adapters. Raises ValueError with one line.
+
+    `target`: the one that gets no further adapters, so that a name which it does not have is a mistake.
+    """
+    for choice in config.draft_adapters:
+        if draft is None:
+            raise ValueError("draft_adapters: prompt lookup drafts, which takes none; name a --draft_model")
+        if target and choice.name not in target.engine.adapters.revisions:
+            raise ValueError(f"draft_adapters: the target has no adapter {choice.name}")
+        try:
+            await draft.engine.adapters.add(choice, backend_named(config.backend).adapter)
+        except ValueError as error:
+            raise ValueError(f"draft_adapters: {str(error).removeprefix('adapters: ')}") from None
 
 
 async def close(target: Loaded, batcher: Batcher) -> None:

@@ -41,10 +41,11 @@ class Span(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request's id and span. `span` None: it is not traced."""
+    """A request's id and span. `span` None: it is not traced. `adapter`: that of its port, if it names none."""
 
     id: str
     span: Span | None = None
+    adapter: str = ""
 
 
 _CURRENT: contextvars.ContextVar[Request | None] = contextvars.ContextVar("tandem_request", default=None)

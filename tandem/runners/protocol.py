@@ -103,7 +103,7 @@ class ProposeRow:
     cache lacks: two after a fully accepted draft, more after a draft copied by lookup. `target_vocab_size` is set if it
     is smaller than the draft's; the rejection rule then draws only ids below it.
     `processor` changes the logits that tokens are drawn from. `second_choices`: report them, under agreement, if the
-    runner can.
+    runner can. `adapter`: as for PrefillRow, of the draft model's own.
     """
 
     slot: int
@@ -115,6 +115,7 @@ class ProposeRow:
     target_vocab_size: int | None = None
     processor: Processor | None = None
     second_choices: bool = False
+    adapter: int = 0
 
     @property
     def plain(self) -> bool:
@@ -150,7 +151,8 @@ class FusedRow:
     """Proposes and verifies in one step; draft and target use the same slot number.
 
     `copied`: a draft copied by lookup; the draft model then proposes nothing for this row. The processor of
-    `propose` is that of the verification too. `logprobs` and `adapter`: as for VerifyRow; the draft has no adapters.
+    `propose` is that of the verification too. `logprobs` and `adapter`: as for VerifyRow; the
+    draft's is that of `propose`.
     """
 
     propose: ProposeRow

@@ -154,13 +154,13 @@ class ToyRunner:
         return self._logits(row.slot, row.position + i)
 
     def _propose(self, row: ProposeRow) -> Proposal:
-        self._write(row.slot, row.position + 1 - len(row.tail), row.tail)
+        self._write(row.slot, row.position + 1 - len(row.tail), self._adapted(row.tail, row.adapter))
         proposed: list[int] = []
         distributions: list[SparseDistribution] = []
         choices: list[SecondChoice | None] = []
         for i in range(row.k):
             if i:
-                self._write(row.slot, row.position + i, proposed[-1:])
+                self._write(row.slot, row.position + i, self._adapted(proposed[-1:], row.adapter))
             logits = self._logits(row.slot, row.position + i)
             if row.chooses:
                 token, choice = draft_two(row, logits, proposed)

@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,25 @@ import numpy as np
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.loading import end_ids
-from tandem.training.prompts import TrainingPrompt, training_prompt
+from tandem.training.prompts import OwnTexts, TrainingPrompt, training_prompt
+from tandem.training.raw_prompts import STARTS
 from tandem.training.shards import ShardFolder, TrainingSequence, join
 
 TEMPERATURES = (0.0, 0.6, 0.9)  # one continuation of each prompt at each
 SHOWN_EVERY = 15.0  # seconds between lines of progress
-_OWN_FILE = "own_prompts.json"
+_OWN_FILE, _RAW_FILE = "own_prompts.json", "own_texts.json"
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateConfig:
-    """tokens: how many the target generates in all. own: prompts that the target writes. shard: sequences per file."""
+    """tokens: how many the target generates in all. own: instructions that the target writes. own_raw: texts that it
+    writes without a template. shard: sequences per file."""
 
     output: Path
     target: str | None = None
     tokens: int = 2_000_000
     own: int = 1500
+    own_raw: int = 1500
     shard: int = 768
     seed: int = 1
     rows: int = 128
@@ -49,8 +52,9 @@ class GenerateConfig:
         for name in ("tokens", "shard", "rows", "max_prompt", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below 1")
-        if self.own < 0:
-            raise ValueError(f"own: {self.own} is below 0")
+        for name in ("own", "own_raw"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name.replace('_', '-')}: {getattr(self, name)} is below 0")
 
 
 def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
@@ -58,7 +62,7 @@ def generate(config: GenerateConfig, show: Callable[[str], None]) -> int:
     target = _Target(config)
     folder = ShardFolder(config.output)
     folder.claim(_meta(config))
-    own = _own_prompts(config, target, show)
+    own = _own_texts(config, target, show)
     done = {number: folder.read(number).answered for number in folder.numbers()}
     total = sum(done.values())
     progress = Progress(total, config.tokens, show)
@@ -130,7 +134,7 @@ class _Target:
         self._sampler = BatchSampler(module.to(device).requires_grad_(False), settings, self._ends, device)
         self._kinds: dict[int, str] = {}
 
-    def asks(self, config: GenerateConfig, own: tuple[str, ...], done: set[int]) -> Iterator[Any]:
+    def asks(self, config: GenerateConfig, own: OwnTexts, done: set[int]) -> Iterator[Any]:
         """Yields the prompts of every shard that is not done, without end."""
         from tandem.training.sampling import SampleRequest
 
@@ -166,25 +170,47 @@ class _Target:
 
         2024).
         """
-        from tandem.training.sampling import SampleRequest
-
         mark = "\u241f"
         begin = self._chat(mark).split(mark)[0]
-        ids = tuple(self.tokenizer(begin, add_special_tokens=False)["input_ids"])
-        asks = (SampleRequest(2**40 + i, ids, 1.0) for i in range(count))
-        texts = (self.tokenizer.decode(c.tokens, skip_special_tokens=True).strip() for c in self._sampler.run(asks))
-        return sorted({text for text in texts if 12 < len(text) < 400})
+        texts = self._continued([begin] * count, 2**40)
+        return sorted({text.strip() for text in texts if 12 < len(text.strip()) < 400})
+
+    def write_texts(self, count: int) -> list[str]:
+        """Returns texts that the target writes without a template, from openings of many kinds."""
+        separator = self.tokenizer.bos_token or self.tokenizer.eos_token
+        begins = [STARTS[i % len(STARTS)] or separator for i in range(count)]
+        own = {separator: ""}
+        texts = {own.get(b, b) + text for b, text in zip(begins, self._continued(begins, 2**41), strict=True)}
+        return sorted(text for text in texts if len(text.strip()) > 12)
+
+    def _continued(self, begins: Sequence[str], first: int) -> list[str]:
+        """What the target writes after each of `begins` at temperature 1. first: the index of the first one's noise."""
+        from tandem.training.sampling import SampleRequest
+
+        ids = {begin: tuple(self.tokenizer(begin, add_special_tokens=False)["input_ids"]) for begin in set(begins)}
+        asks = (SampleRequest(first + i, ids[begin], 1.0) for i, begin in enumerate(begins))
+        found = {c.ask.index - first: c.tokens for c in self._sampler.run(asks)}
+        return [str(self.tokenizer.decode(found[i], skip_special_tokens=True)) for i in range(len(begins))]
 
 
-def _own_prompts(config: GenerateConfig, target: _Target, show: Callable[[str], None]) -> tuple[str, ...]:
-    file = config.output / _OWN_FILE
-    if not target.tokenizer.chat_template or not config.own:
-        return ()
+def _own_texts(config: GenerateConfig, target: _Target, show: Callable[[str], None]) -> OwnTexts:
+    instructions: tuple[str, ...] = ()
+    if target.tokenizer.chat_template and config.own:
+        instructions = _made_once(config.output / _OWN_FILE, config.own, "prompts", target.write_prompts, show)
+    raw: tuple[str, ...] = ()
+    if config.own_raw:
+        raw = _made_once(config.output / _RAW_FILE, config.own_raw, "raw texts", target.write_texts, show)
+    return OwnTexts(instructions, raw)
+
+
+def _made_once(
+    file: Path, count: int, what: str, make: Callable[[int], list[str]], show: Callable[[str], None]
+) -> tuple[str, ...]:
     if not file.exists():
-        show(f"generating {config.own} prompts with the target")
-        partial = file.with_suffix(".partial")
-        partial.write_text(json.dumps(target.write_prompts(config.own), indent=0))
-        partial.rename(file)
+        show(f"generating {count} {what} with the target")
+        partial_file = file.with_suffix(".partial")
+        partial_file.write_text(json.dumps(make(count), indent=0))
+        partial_file.rename(file)
     return tuple(json.loads(file.read_text()))
 
 
@@ -194,6 +220,9 @@ def main() -> int:
     parser.add_argument("--target_model", "--target-model", help="target (default: the embedded one)")
     parser.add_argument("--tokens", type=int, default=2_000_000, help="tokens to generate in all (default 2000000)")
     parser.add_argument("--own", type=int, default=1500, help="prompts that the target writes itself (default 1500)")
+    parser.add_argument(
+        "--own-raw", type=int, default=1500, help="raw texts that the target writes itself (default 1500)"
+    )
     parser.add_argument("--shard", type=int, default=768, help="sequences per file (default 768)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rows", type=int, default=128, help="sequences at a time (default 128)")

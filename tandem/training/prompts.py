@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tandem.training import words
+from tandem.training import raw_prompts, words
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,23 @@ class TrainingPrompt:
     chat: bool
 
 
-def training_prompt(seed: int, index: int, own: tuple[str, ...] = ()) -> TrainingPrompt:
-    """Returns prompt `index` of the stream `seed`. `own`: instructions that the target wrote itself."""
+@dataclass(frozen=True, slots=True)
+class OwnTexts:
+    """What the target wrote itself: instructions, and raw texts without a template."""
+
+    instructions: tuple[str, ...] = ()
+    raw: tuple[str, ...] = ()
+
+
+def training_prompt(seed: int, index: int, own: OwnTexts = OwnTexts()) -> TrainingPrompt:
+    """Returns prompt `index` of the stream `seed`."""
     rng = random.Random(f"{seed}/{index}")
-    kinds = [kind for kind in WEIGHTS if own or kind != "own"]
+    lacking = {name for name, texts in (("own", own.instructions), ("raw", own.raw)) if not texts}
+    kinds = [kind for kind in WEIGHTS if kind not in lacking]
     kind = rng.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
     if kind == "own":
-        return TrainingPrompt(kind, rng.choice(own), True)
-    text, chat = MAKERS[kind](rng)
+        return TrainingPrompt(kind, rng.choice(own.instructions), True)
+    text, chat = raw_prompts.own_raw(rng, own.raw) if kind == "raw" else MAKERS[kind](rng)
     return TrainingPrompt(kind, text, chat)
 
 
@@ -291,8 +300,10 @@ def _opening(rng: random.Random) -> tuple[str, bool]:
                                      f"Then {rng.choice(words.PEOPLE)} appeared.")) if rng.random() < 0.3 else ""), False  # fmt: skip
 
 
+_ASKED = (_ask_list, _ask_count, _ask_code, _ask_about, _question, _advice, _ask_story)  # instructions of all kinds
 WEIGHTS: Mapping[str, float] = {
-    "counting_and_lists": 0.15, "code": 0.21, "extraction": 0.15, "chat": 0.19, "prose": 0.2, "own": 0.1,
+    "counting_and_lists": 0.13, "code": 0.18, "extraction": 0.13, "chat": 0.16, "prose": 0.17, "own": 0.1,
+    "templates": 0.07, "languages": 0.04, "raw": 0.12,
 }  # fmt: skip
 MAKERS: Mapping[str, Callable[[random.Random], tuple[str, bool]]] = {
     "counting_and_lists": lambda rng: _pick(
@@ -302,4 +313,6 @@ MAKERS: Mapping[str, Callable[[random.Random], tuple[str, bool]]] = {
     "extraction": lambda rng: _pick(rng, _repeat, _quote, _quote, _form, _ask_about),
     "chat": lambda rng: _pick(rng, _question, _question, _advice),
     "prose": lambda rng: _pick(rng, _ask_story, _opening),
+    "templates": lambda rng: raw_prompts.in_a_template(rng, _pick(rng, *_ASKED)[0]),
+    "languages": raw_prompts.fragment,
 }

@@ -45,6 +45,7 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
         *("--temperature", "0.7", "--top-k", "5", "--top-p", "0.8", "--min-p", "0.1", "--seed", "9"),
         *("--dtype", "float32", "--weights", "q4", "--threads", "1", "--sequence-length", "256", "--batch", "2"),
         *("--draft-model", "D", "--draft", "model", "--architectures", "fused, autoregressive"),
+        *("--adapters", "sql=a", "--draft-adapters", "sql=b", "--adapter", "sql"),
         *("--connect", "fused=[::1]:50051", "--output-dir", str(tmp_path), "--timeout", "9"),
         *("--workloads", "code,prose", "--prompts-per-workload", "1", "--rule", "rejection"),
     )
@@ -59,6 +60,7 @@ def test_every_flag_reaches_the_configuration(tmp_path: Path) -> None:
     assert (found.dtype, found.weights, found.threads) == ("float32", "q4", 1)
     assert (found.sequence_length, found.batch) == (256, 2)
     assert (found.draft_model, found.draft, found.architectures) == ("D", "model", ("fused", "autoregressive"))
+    assert (found.adapters, found.draft_adapters, found.adapter) == ("sql=a", "sql=b", "sql")
     assert (found.connect, found.output_dir, found.timeout_s) == ({"fused": "[::1]:50051"}, tmp_path, 9.0)
     assert [prompt.kind for prompt in found.prompts] == ["code", "prose"]
     assert (found.rules, config().rules) == ((Rule.REJECTION,), (Rule.AGREEMENT,))
@@ -168,6 +170,11 @@ def test_help_imports_nothing_heavy() -> None:
         ("--architectures fused --pipeline on", "pipeline: is for the architectures distributed and remote_draft"),
         ("--link netns", "link: is for --rtt-ms and --bandwidth-mbps, and neither is given"),
         ("--architectures autoregressive --draft_model m", "draft-model: is for architectures that draft"),
+        ("--adapters a=b", "adapters: name the one that requests have with --adapter"),
+        ("--adapter a", "adapter: give --adapters as well"),
+        ("--adapter a --draft-adapters a=b", "adapter: give --adapters as well"),
+        ("--architectures autoregressive --draft-adapters a=b", "draft-adapters: is for architectures that draft"),
+        ("--architectures fused --connect fused=h:1 --adapters a=b", "adapters: is for servers that are started here"),
         ("--draft eagle --draft_model m", "draft: eagle drafts beside its target alone"),
     ],
 )

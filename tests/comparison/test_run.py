@@ -20,7 +20,9 @@ from tandem.comparison.measuring.run import (
 from tandem.speculation.types import GenerationRequest, SamplingParams, SpeculationStats
 from tests.comparison.fakes import FakeGenerator, prompt
 
-SETTINGS = RequestSettings(16, 3, SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=42))
+SETTINGS = RequestSettings(
+    16, 3, SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=42), adapter="sql"
+)
 STAGES = [Stage("base", SETTINGS)]
 
 
@@ -52,6 +54,7 @@ def test_every_architecture_gets_the_same_request_with_every_sampling_flag() -> 
             sampling=SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=42),
             max_new_tokens=16,
             speculation_length=3,
+            adapter="sql",
         )
     }
 

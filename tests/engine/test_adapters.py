@@ -14,6 +14,7 @@ from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.adapters import MOST, AdapterInUse
 from tandem.engine.batcher import Batcher
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.runners.toy import BACKEND, VOCAB_SIZE, ToyConfig
@@ -99,6 +100,35 @@ def test_an_adapter_that_comes_back_finds_no_prefix_of_the_one_before() -> None:
                 await add(engine, "mine", source)
                 assert await said(engine, "mine", GREEDY, 6) == (truth(source, GREEDY, 6), 0)
                 await engine.adapters.remove("mine")
+
+    run(test())
+
+
+def test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_changes() -> None:
+    async def test() -> None:
+        async with engine_with("red", "blue") as engine:
+            draft = Engine(toy(), engine.batcher)
+            await add(draft, "red")
+            accepted = {}
+            for name in NAMES:
+                rounds, tokens, drafted = FusedRounds(FusedPair(engine, draft), adapter=name), list(PROMPT), 0
+                drafter, asked = ModelDrafter(draft, VOCAB_SIZE, adapter=name), list(PROMPT)
+                accepted[name] = 0
+                await drafter.open(PROMPT, GREEDY)
+                await rounds.open(PROMPT, GREEDY)
+                for _ in range(6):
+                    expected, alone = truth(name, GREEDY, 4, tokens), await drafter.propose(asked, 3)
+                    proposed, verdict = await rounds.round(tokens, 3)
+                    assert alone.token_ids == proposed.token_ids
+                    assert verdict.token_ids == expected[: len(verdict.token_ids)]
+                    tokens, asked = [*tokens, *verdict.token_ids], [*asked, *verdict.token_ids]
+                    accepted[name], drafted = accepted[name] + verdict.accepted, drafted + len(proposed.token_ids)
+                await rounds.close()
+                await drafter.close()
+                assert drafted == 18
+            assert accepted["red"] == accepted[""] == 18 and accepted["blue"] < 9
+            assert draft.adapters.running == [] and draft.adapters.counts["red"].requests == 2
+            await draft.adapters.remove("red")
 
     run(test())
 

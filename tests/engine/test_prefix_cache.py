@@ -12,8 +12,9 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import MIB, PrefixCache, PrefixSharing, page_counts, share_prefixes
-from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
+from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.toy import ToyConfig, ToyRunner

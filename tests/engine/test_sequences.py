@@ -12,7 +12,8 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.sequences import Engine, KVSequence, LocalVerifier, ModelDrafter
+from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.sequences import Engine, KVSequence, LocalVerifier
 from tandem.runners.protocol import PrefillRow
 from tandem.runners.toy import ToyConfig, ToyRunner
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup

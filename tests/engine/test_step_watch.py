@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tandem.engine.batcher import Batcher, DeviceLost, StepHung
-from tandem.engine.sequences import Engine, KVSequence, ModelDrafter, TargetSequence
+from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.sequences import Engine, KVSequence, TargetSequence
 from tandem.engine.step_watch import (
     FADES,
     FIRST_SECONDS,

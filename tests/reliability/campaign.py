@@ -70,8 +70,8 @@ async def _expire(service: TargetVerifierService, session_id: str) -> bool:
 
 
 async def _add_adapters(site: Site) -> None:
-    """Gives a target the adapters that requests name; a worker's model only drafts."""
-    for name in dict.fromkeys(ADAPTERS if site.service != DRAFT else ()):
+    """Gives a target the adapters that requests name, and a worker's model its own of one of these names."""
+    for name in dict.fromkeys(ADAPTERS if site.service != DRAFT else ADAPTERS[-2:-1]):
         if name and site.engine:
             await site.engine.adapters.add(AdapterChoice(name, name), BACKEND.adapter)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 import uuid
 from collections import Counter
@@ -13,10 +14,12 @@ from typing import Any
 
 import grpc
 
+from tandem.checkpoints.adapters import AdapterChoice
 from tandem.rpc import wire
 from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET, stub
+from tandem.runners.toy import BACKEND
 from tandem.v1 import target_verifier_pb2 as pb
-from tests.reliability.messages import LONGEST
+from tests.reliability.messages import ADAPTER, LONGEST
 from tests.support import (
     GREEDY,
     HANG,
@@ -102,12 +105,12 @@ class Servers:
     def canary(self) -> None:
         """Every service answers a request as if nothing had happened."""
         for service, channel in self.channels.items():
-            for sampling in (GREEDY, SAMPLED):
+            for sampling, adapter in itertools.product((GREEDY, SAMPLED), ("", ADAPTER)):
                 request = getattr(MESSAGES[service], f"{service}GenerateRequest")(
-                    generation=wire.generation_to_wire(ids(PROMPT, COUNT, sampling=sampling))
+                    generation=wire.generation_to_wire(ids(PROMPT, COUNT, sampling=sampling, adapter=adapter))
                 )
                 said = [t for r in stub(channel, service).Generate(request, timeout=SECONDS) for t in r.chunk.token_ids]
-                assert tuple(said) == oracle(PROMPT, sampling, COUNT), f"{service} says {said}"
+                assert tuple(said) == oracle(PROMPT, sampling, COUNT, adapter=adapter), f"{service} says {said}"
         self._canary_session()
 
     def nothing_is_held(self) -> None:
@@ -118,6 +121,8 @@ class Servers:
                 await let_all_expire(site)
                 slots = site.engine.slots
                 await until(lambda slots=slots: slots.free == slots.count)
+                adapters = site.engine.adapters
+                await until(lambda adapters=adapters: not (adapters.running or adapters.waiting))
 
         asyncio.run_coroutine_threadsafe(released(), self.loop).result(20)
 
@@ -150,6 +155,9 @@ def fuzzed_servers() -> Iterator[Servers]:
                 fused_site(toy(slots=8, max_length=LONGEST), toy(slots=8, max_length=LONGEST))
             )
             worker = await stack.enter_async_context(worker_site(target.address, slots=8, max_length=LONGEST))
+            for site in (target, fused, worker):
+                assert site.engine
+                await site.engine.adapters.add(AdapterChoice(ADAPTER, ADAPTER), BACKEND.adapter)
             sites.update({TARGET: target, FUSED: fused, DRAFT: worker})
             loops.append(asyncio.get_running_loop())
             ready.set()

@@ -12,6 +12,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from hypothesis import strategies as st
 
 VOCABULARY, LONGEST = 258, 64
+ADAPTER = "red"
+"""That of every server."""
 TOKEN_FIELDS = {"prefix", "tokens", "draft_tokens", "ids", "token_ids", "stop_token_ids", "last_token"}
 LENGTH_FIELDS = {"base_length", "known_length", "prompt_length", "max_new_tokens", "max_total_tokens"}
 
@@ -85,7 +87,8 @@ def _single(field: FieldDescriptor) -> st.SearchStrategy[Any]:
     if field.type == FieldDescriptor.TYPE_MESSAGE:
         return _fields(field.message_type)
     if field.type == FieldDescriptor.TYPE_STRING:
-        return _session if field.name == "session_id" else _string
+        named = {"session_id": _session, "adapter": _mostly(st.sampled_from(["", ADAPTER]), _string)}
+        return named.get(field.name, _string)
     if field.name in TOKEN_FIELDS:
         return _token
     if field.name == "prompt_length":

@@ -38,6 +38,8 @@ _COMMON = (
     *("--batch", "16", "--sequence_length", "96", "--step_seconds", str(STEP_SECONDS), "--drain_seconds", "1"),
     *("--prefix_cache_mb", "1"),  # soon full: what grows later is a leak
 )
+_ADAPTERS = ("--adapters", "red=red,blue=blue")
+_DRAFT = ("--draft_model", "miss=0.3", "--draft_adapters", "red=red")
 _LEASE = ("--lease_seconds", str(LEASE))
 Say = Callable[[str], None]
 
@@ -92,15 +94,15 @@ class Fleet:
 
     def __init__(self, folder: Path, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
-        role = ("--role", "target", *_COMMON, *_LEASE)
+        role = ("--role", "target", *_ADAPTERS, *_COMMON, *_LEASE)
         self.target, self.mortal = Killable(folder, "target", role), Killable(folder, "mortal", role)
-        self.fused = Killable(folder, "fused", ("--role", "fused_target", "--draft_model", "miss=0.3", *_COMMON))
+        self.fused = Killable(folder, "fused", ("--role", "fused_target", *_DRAFT, *_ADAPTERS, *_COMMON))
         self.worker = Killable(folder, "worker", ())
 
     async def start(self) -> None:
         await asyncio.gather(self.target.start(), self.mortal.start(), self.fused.start())
         verifiers = f"{self.mortal.address},{self.target.address}"
-        role = ("--role", "draft_worker", "--draft_model", "miss=0.3", *_COMMON, *_LEASE, "--target_host", verifiers)
+        role = ("--role", "draft_worker", *_DRAFT, *_COMMON, *_LEASE, "--target_host", verifiers)
         self.worker.arguments = (*role, "--pipeline", self._pipeline.value)
         await self.worker.start()
 

@@ -37,7 +37,7 @@ from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import Chunk, SamplingParams
 from tandem.v1 import target_verifier_pb2 as pb
 from tests.reliability.traffic import Ask
-from tests.support import HANG, draft_config, drafting, oracle
+from tests.support import HANG, draft_config, drafting
 
 CLIENTS, PROMPTS = 8, 40
 EXPECTED = ("RESOURCE_EXHAUSTED", "CANCELLED")
@@ -53,13 +53,14 @@ Servers = dict[str, tuple[str, str]]
 @functools.cache
 def _ask(number: int) -> Ask:
     sampling = SamplingParams() if number % 2 else SamplingParams(temperature=0.9, top_k=40, seed=number)
-    return Ask((65 + number, *range(number % 17)), sampling, 8 + number % 16, number % 6)
+    adapter = ("", "red", "", "blue", "")[number % 5]
+    return Ask((65 + number, *range(number % 17)), sampling, 8 + number % 16, number % 6, adapter=adapter)
 
 
 @functools.cache
 def _expected(number: int) -> tuple[int, ...]:
     ask = _ask(number)
-    return oracle(ask.prompt, ask.sampling, ask.count)
+    return ask.expected
 
 
 async def within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
@@ -181,7 +182,11 @@ class SoakClient:
         async with open_channel(self._any(TARGET)[1]) as channel:
             target = stub(channel, TARGET)
             opening = pb.OpenSessionRequest(
-                session_id=name, prefix=ask.prompt, prompt_length=1, sampling=wire.sampling_to_wire(ask.sampling)
+                session_id=name,
+                prefix=ask.prompt,
+                prompt_length=1,
+                sampling=wire.sampling_to_wire(ask.sampling),
+                adapter=ask.adapter,
             )
             yield target, opening
 

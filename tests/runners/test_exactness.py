@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
-from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
+from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.runners.batch_invariance import check_batch_invariance
 from tandem.runners.protocol import ProposeRow, VerifyRow
 from tandem.speculation.drafters import NgramDrafter

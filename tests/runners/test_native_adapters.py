@@ -14,7 +14,7 @@ import transformers
 from tandem.checkpoints.adapters import Adapter, AdapterChoice, LowRank, read_adapter
 from tandem.runners.native.runner import NativeRunner
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
-from tandem.runners.protocol import FusedRow, PrefillRow, ProposeRow, VerifyRow, fused, fused_step
+from tandem.runners.protocol import FusedResult, FusedRow, PrefillRow, ProposeRow, VerifyRow, fused, fused_step
 from tandem.speculation.types import SamplingParams
 from tests.adapters import applied, lora_tensors, made_adapter, write_adapter
 from tests.runners.test_native import CHUNK, GREEDY, SLOTS, module_of, native, sequence
@@ -191,12 +191,45 @@ def test_an_adapter_of_another_model_is_refused_by_the_module(path: str, sizes: 
         native(module_of()).put_adapter(1, Adapter("red", "r", {path: part}))
 
 
-def test_a_draft_and_the_target_of_a_head_take_no_adapters() -> None:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=0.8, seed=4)], ids=["greedy", "sampled"])
+def test_a_draft_with_its_own_adapter_agrees_and_changes_no_token(sampling: SamplingParams, tmp_path: Path) -> None:
+    """Drafts of the target's weights: right in every row where they have its adapter, else only without one."""
+    module, runner, adapters = loaded("llama, float32", tmp_path)
+    draft = native(module, verifies=False)
+    for number, adapter in enumerate(adapters, 1):
+        draft.put_adapter(number, adapter)
+    prompts = [sequence(CHUNK, seed) for seed in range(SLOTS)]
+
+    def rows(own: bool) -> list[FusedRow]:
+        """Prefilled rows, slot s with adapter s; the last drafts fewer tokens, so that it leaves the batch first."""
+        for slot in range(SLOTS):
+            runner.prefill([PrefillRow(slot, 0, tuple(prompts[slot][:-1]), slot)])
+            draft.prefill([PrefillRow(slot, 0, tuple(prompts[slot][:-2]), slot * own)])
+        return [
+            FusedRow(
+                ProposeRow(s, CHUNK - 1, tuple(prompts[s][-2:]), 3 - (s == 0), sampling, adapter=s * own), adapter=s
+            )
+            for s in range(SLOTS)
+        ]
+
+    def verdicts(results: Any) -> list[Any]:
+        return [(each.proposal.token_ids, each.verdict.token_ids) for each in results]
+
+    for own in (True, False):
+        together = fused(runner, draft)(rows(own))
+        assert verdicts(together) == verdicts(fused_step(runner, draft, rows(own)))
+        accepted = [each.verdict.accepted for each in together if isinstance(each, FusedResult)]
+        assert accepted == [2, 3, 3] if own else accepted[0] == 2 and sum(accepted) < 8
+    with pytest.raises(KeyError):
+        draft.propose([ProposeRow(0, CHUNK - 1, tuple(prompts[0][-2:]), 3, sampling, adapter=3)])
+
+
+def test_the_target_of_a_head_takes_no_adapters() -> None:
     target = native(module_of())
     assert target.no_adapters == ""
     target.hand_out([0, 1, 2])
     assert "EAGLE head" in target.no_adapters
-    assert native(module_of(), verifies=False).no_adapters
+    assert native(module_of(), verifies=False).no_adapters == ""
 
 
 @pytest.mark.thorough

@@ -12,11 +12,12 @@ import torch
 
 from tandem.checkpoints.adapters import Adapter, LowRank
 from tandem.runners.adapters import TakesAdapters, why_no_adapters
-from tandem.runners.protocol import PrefillRow, VerifyRow
+from tandem.runners.protocol import PrefillRow, Proposal, ProposeRow, VerifyRow
 from tandem.runners.torch.adapters import products
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.model import TorchModel
 from tandem.runners.torch.runner import TorchRunner
+from tandem.speculation.types import Verdict
 from tests.adapters import applied, lora_tensors, made_adapter
 from tests.runners.compiled import CACHE, GREEDY, LIMITS, PROMPT, eager, identity, module
 
@@ -24,8 +25,9 @@ NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj")
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 
-def runner_of(dtype: torch.dtype) -> TorchRunner:
-    runner = TorchRunner(TorchModel(copy.deepcopy(module("llama", dtype, False)), *CACHE), LIMITS, identity(dtype))
+def runner_of(dtype: torch.dtype, verifies: bool = True) -> TorchRunner:
+    model = TorchModel(copy.deepcopy(module("llama", dtype, False)), *CACHE)
+    runner = TorchRunner(model, LIMITS, identity(dtype), verifies)
     runner.warm_up()
     return runner
 
@@ -125,9 +127,32 @@ def test_what_does_not_fit_the_model_is_refused_and_a_dropped_adapter_is_gone(tm
     fill(runner, 0, PROMPT, 3)
 
 
-def test_graphs_and_drafts_take_none() -> None:
-    assert why_no_adapters(eager()) == ""
-    assert isinstance(eager(), TakesAdapters) and why_no_adapters(eager(draft=True)) == "a draft takes none"
+def test_drafts_propose_with_their_adapter_beside_rows_of_others(tmp_path: Path) -> None:
+    """A draft of the same weights and adapter says what the target with the adapter does."""
+    (target, adapters), draft = adapted(tmp_path, torch.float32), runner_of(torch.float32, verifies=False)
+    for number, adapter in enumerate(adapters, 1):
+        draft.put_adapter(number, adapter)
+    said = set()
+    for pair in ((1, 2), (0, 1)):
+        rows = [ProposeRow(s, len(PROMPT) - 1, PROMPT[-2:], 3, GREEDY, adapter=a) for s, a in enumerate(pair)]
+        for row in rows:
+            fill(target, row.slot, PROMPT[:-1], row.adapter)
+            fill(draft, row.slot, PROMPT[:-2], row.adapter)
+        together = [each.token_ids for each in draft.propose(rows) if isinstance(each, Proposal)]
+        assert len(together) == 2
+        for row, tokens in zip(rows, together, strict=True):
+            verdict = VerifyRow(row.slot, len(PROMPT) - 1, PROMPT[-1], tokens, GREEDY, adapter=row.adapter)
+            (judged,) = target.verify([verdict])
+            assert isinstance(judged, Verdict) and judged.accepted == 3
+            fill(draft, row.slot, PROMPT[:-2], row.adapter)
+            (alone,) = draft.propose([row])
+            assert isinstance(alone, Proposal) and alone.token_ids == tokens
+            said.add(tokens)
+    assert len(said) == 3
+
+
+def test_graphs_take_none() -> None:
+    assert isinstance(eager(), TakesAdapters) and why_no_adapters(eager()) == why_no_adapters(eager(draft=True)) == ""
     assert "--compile native or off" in GraphRunner.no_adapters
     assert why_no_adapters(object())
 

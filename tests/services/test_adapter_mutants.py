@@ -8,6 +8,8 @@ import pytest
 
 from tests.engine import test_adapters as engine
 from tests.reliability.mutants import planted
+from tests.runners.test_toy_adapters import test_an_adapter_that_was_dropped_cannot_be_named
+from tests.services import test_adapter_metrics as metrics
 from tests.services import test_adapters as wire
 from tests.services.test_session_mutants import Caught, caught
 from tests.support import GREEDY
@@ -51,6 +53,41 @@ MUTANTS = (
         "self._target.adapter",
         "0",
         partial(engine.test_fused_rounds_draft_without_the_adapter_and_verify_with_it, GREEDY),
+    ),
+    caught(
+        "a draft has no adapter of its own",
+        f"{ADAPTERS}.take_own",
+        'name if name in self._by_name else ""',
+        '""',
+        engine.test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_changes,
+    ),
+    caught(
+        "a draft is filled with its adapter and proposes without",
+        "tandem.engine.model_drafter:DraftSequence.row",
+        "adapter=self.adapter",
+        "adapter=0",
+        engine.test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_changes,
+    ),
+    caught(
+        "a draft wants the target's adapter",
+        f"{ADAPTERS}.take_own",
+        'name if name in self._by_name else ""',
+        "name",
+        engine.test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_changes,
+    ),
+    caught(
+        "an adapter that was removed may still be named by rows",
+        "tandem.runners.toy:ToyRunner.drop_adapter",
+        "del self._revisions[number]",
+        "pass",
+        test_an_adapter_that_was_dropped_cannot_be_named,
+    ),
+    caught(
+        "what waits counts as running",
+        f"{ADAPTERS}.taken",
+        "entry.waiting += 1",
+        "pass",
+        metrics.test_adapters_in_use_run_or_wait_and_one_that_goes_takes_its_samples_along,
     ),
     caught(
         "two may add one name at once",

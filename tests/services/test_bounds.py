@@ -51,6 +51,10 @@ def generating(prompt: list[int] = PROMPT, **changes: Any) -> Any:
     return target_verifier_pb2.TargetVerifierGenerateRequest(generation=message)
 
 
+def with_adapter(name: str) -> Any:
+    return changed(generating(), generation=generation_pb2.Generation(adapter=name))
+
+
 def text(length: int) -> Any:
     generation = generation_pb2.Generation(text="x" * length)
     return target_verifier_pb2.TargetVerifierGenerateRequest(generation=generation)
@@ -111,6 +115,7 @@ BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
         (TARGET, "Generate", generating(stop_strings=["x"] * 65), 64),
         (TARGET, "Generate", generating(stop_strings=["x" * 1025]), 1024),
     ],
+    "Generation.adapter": [(TARGET, "Generate", with_adapter("x" * 257), 256)],
     "LogitBias.token_ids": [(TARGET, "Generate", bias(1025, 1), 1024)],
     "LogitBias.biases": [(TARGET, "Generate", bias(1, 1025), 1024)],
     "Structure.text": [(TARGET, "Generate", regex(65537), 65536)],
@@ -118,7 +123,7 @@ BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
     "OpenSessionRequest.prefix": [(TARGET, "OpenSession", opening(prefix=[1] * (LENGTH + 1)), LENGTH)],
     **{
         f"OpenSessionRequest.{name}": [(TARGET, "OpenSession", changed(opening(), **{name: "x" * 257}), 256)]
-        for name in ("tokenizer_sha256", "weights_revision", "dtype")
+        for name in ("tokenizer_sha256", "weights_revision", "dtype", "adapter", "adapter_revision")
     },
     "VerifyRequest.session_id": [(TARGET, "Verify", verifying(session_id="x" * (256 * 1024)), 256 * 1024)],
     "VerifyRequest.draft_tokens": [(TARGET, "Verify", verifying(draft_tokens=[1] * (MOST + 1)), MOST)],

@@ -7,6 +7,7 @@ import re
 import time
 
 from tandem.cli.main import parser
+from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
@@ -29,6 +30,7 @@ def exported() -> dict[str, str]:
     metrics.watch_slots("target", slots)
     metrics.watch_prefixes({"target": PrefixCache(runner := toy(), runner.page_store(1), 1)})
     metrics.watch_sessions("verify", table)
+    metrics.watch_adapters(Adapters(toy(), batcher))
     metrics.watch_drafter(DrafterHealth("of a test"))
     metrics.started({"total": 1.0})
     run(batcher.close())

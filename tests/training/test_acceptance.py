@@ -14,7 +14,8 @@ from tandem.cli import main
 from tandem.comparison.measuring.workloads import given_prompts
 from tandem.engine.batcher import Batcher
 from tandem.engine.loading import DraftChoice, ModelConfig
-from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
+from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.drafters import NgramDrafter

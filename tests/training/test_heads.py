@@ -38,9 +38,9 @@ from tandem.speculation.types import SamplingParams
 from tandem.training.heads import evaluate as evaluation
 from tandem.training.heads.data import read_head_data
 from tandem.training.heads.evaluate import HeadEvaluation, evaluate
-from tandem.training.heads.features import FeatureFolder, FeaturesConfig, make_features
+from tandem.training.heads.features import FeatureFolder, FeaturesConfig, FeatureTarget, make_features
 from tandem.training.heads.loop import HeadTraining
-from tandem.training.heads.loss import head_states, make_head_batch
+from tandem.training.heads.loss import head_states, make_head_batch, step_losses
 from tandem.training.heads.settings import HeadTrainConfig
 from tandem.training.heads.train import main as train_main
 from tandem.training.heads.train import train
@@ -201,6 +201,41 @@ def test_kinds_held_out_are_not_trained_on_and_are_measured(target: Path, data: 
     assert "code" in train(config, quiet)["held_out_acceptance"]
     with pytest.raises(ValueError, match="held-out-kinds: the data has no jokes, only code, prose"):
         train(replace(config, held_out_kinds=("jokes",)), quiet)
+
+
+def test_features_computed_in_every_step_train_the_head_that_stored_ones_train(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    """The target computes the same features for the sequences of a step as for those of a shard, to rounding."""
+    config = training(target, data, tmp_path / "stored", epochs=1)
+    revision = weights_revision(find(str(target)))
+    taps = FeatureTarget({"pretrained_model_name_or_path": str(target)}, None, "cpu", "float32", 500)
+    stored, computed = read_head_data(config, revision, 258), read_head_data(config, revision, 258, taps)
+    assert stored.tokens == computed.tokens and len(stored.train) > 20
+    for (one, read), (same, made) in zip(
+        stored.with_features(stored.train), computed.with_features(computed.train), strict=True
+    ):
+        assert one.answer.tobytes() == same.answer.tobytes()
+        torch.testing.assert_close(made.bfloat16(), read, rtol=1e-2, atol=1e-2)
+    shutil.copytree(data, tmp_path / "tokens", ignore=shutil.ignore_patterns("features"))
+    found = train(replace(config, data=tmp_path / "tokens", output=tmp_path / "computed", features="computed"), quiet)
+    assert found["layers"] == [2, 1, 3] and found["held_out_acceptance"]["all"][0] > 0
+    with pytest.raises(ValueError, match="features: 'guessed' is not one of stored, computed"):
+        replace(config, features="guessed")
+
+
+def test_the_first_choice_may_weigh_more_than_the_distribution(
+    target: Path, data: Path, trained: tuple[Path, Any]
+) -> None:
+    head, _ = read_head(trained[0])
+    embedding = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).get_input_embeddings().weight.detach()
+    read = read_head_data(training(target, data, trained[0]), weights_revision(find(str(target))), 258)
+    batch = make_head_batch(read.with_features(read.held_out[:2]))
+    with torch.no_grad():
+        soft, half, hard = (float(step_losses(head, embedding, batch, 1, share)[0].loss) for share in (0.0, 0.5, 1.0))
+    assert soft != hard and half == pytest.approx((soft + hard) / 2, rel=1e-4)
+    with pytest.raises(ValueError, match=r"hard: 1\.5 is outside \[0, 1\]"):
+        training(target, data, trained[0], hard=1.5)
 
 
 def test_what_does_not_fit_is_refused_by_name(

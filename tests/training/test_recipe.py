@@ -27,7 +27,7 @@ from tandem.training import evaluate as evaluation
 from tandem.training.evaluate import EvaluateConfig, evaluate
 from tandem.training.generate import GenerateConfig, Progress, generate
 from tandem.training.loop import Training
-from tandem.training.prompts import MAKERS, training_prompt
+from tandem.training.prompts import MAKERS, OwnTexts, training_prompt
 from tandem.training.settings import TrainConfig
 from tandem.training.shards import ShardFolder, split
 from tandem.training.student import StudentConfig
@@ -240,7 +240,10 @@ def test_the_commands_name_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_no_built_in_prompt_is_trained_on() -> None:
     held_out = {" ".join(prompt.text.split()) for prompt in built_in_prompts()}
-    made = [training_prompt(1, i, ("Say something.",)) for i in range(20_000)]
-    assert {prompt.kind for prompt in made} == {*MAKERS, "own"}
+    made = [
+        training_prompt(1, i, OwnTexts(("Say something.",), ("Many years ago the river froze.",)))
+        for i in range(20_000)
+    ]
+    assert {prompt.kind for prompt in made} == {*MAKERS, "own", "raw"}
     assert not held_out & {" ".join(prompt.text.split()) for prompt in made}
     assert len({prompt.text for prompt in made}) > 12_000

@@ -76,6 +76,7 @@ def target_command(
     host: str = "127.0.0.1",
 ) -> list[str]:
     model = ["--model", config.model] if config.model else []
+    model += ["--adapters", config.adapters] if config.adapters else []
     return server_command(
         config, "target", *model, *extra, group=group, speculation_length=speculation_length, host=host
     )
@@ -87,6 +88,9 @@ def drafting_command(
     """Returns the command of a role that drafts. A draft worker also needs the target, for its tokenizer."""
     models = ["--target_model", config.model] if config.model else []
     models += ["--draft_model", config.draft_model] if config.draft_model else []
+    models += ["--adapters", config.adapters] if config.adapters and role == "fused_target" else []
+    if config.draft_adapters and "--propose_only" not in extra:  # whose callers name no adapter
+        models += ["--draft_adapters", config.draft_adapters]
     if role == "draft_worker" and config.draft_device:
         config = replace(config, backend="torch", device=config.draft_device, compiled_dir=None, neuron_config=None)
     return server_command(config, role, *models, "--draft", config.draft, *extra, group=group, host=host)

@@ -87,6 +87,9 @@ class ComparisonConfig:
     model: str | None = None
     draft_model: str | None = None
     draft: str = "auto"
+    adapters: str | None = None
+    draft_adapters: str | None = None
+    adapter: str = ""
     pipeline: str = "off"
     timeout_s: float = 300.0
     startup_timeout_s: float = 600.0
@@ -129,6 +132,7 @@ class ComparisonConfig:
             _check_names(flag, chosen, dict.fromkeys(known))
         self._check_conditions()
         self._check_loads()
+        self._check_adapters()
         if self.credentials != Credentials(insecure=self.credentials.insecure) and not self.connect:
             raise ValueError("connect: certificates and tokens are only for connected servers, and none is named")
         for address in self.connect.values():
@@ -147,6 +151,15 @@ class ComparisonConfig:
         for condition in self.conditions:
             if condition.link.settings is not None and self.connect:
                 raise ValueError("rtt-ms: only servers that are started here can be put behind an emulated link")
+
+    def _check_adapters(self) -> None:
+        """Servers refuse what they cannot be started with; an adapter that no request has would pass."""
+        if self.adapters and not self.adapter:
+            raise ValueError("adapters: name the one that requests have with --adapter")
+        if self.adapter and not self.adapters and set(self.architectures) - set(self.connect):
+            raise ValueError("adapter: give --adapters as well, for the servers that are started here")
+        if self.draft_adapters and not self.adapters:
+            raise ValueError("draft-adapters: give --adapters as well")
 
     def _check_loads(self) -> None:
         check_loads(self.concurrency, self.rate, self.max_num_completed_requests)

@@ -116,7 +116,12 @@ class Measuring:
     def _stage(self, condition: Condition) -> Stage:
         config = self.config
         settings = RequestSettings(
-            config.max_new_tokens, config.speculation_length, condition.sampling, config.timeout_s, condition.rule
+            config.max_new_tokens,
+            config.speculation_length,
+            condition.sampling,
+            config.timeout_s,
+            condition.rule,
+            config.adapter,
         )
         return Stage(condition.name, settings, partial(self.site.set, condition.link))
 

@@ -64,6 +64,7 @@ class RequestSettings:
     sampling: SamplingParams
     timeout_s: float | None = None
     rule: Rule = Rule.AGREEMENT
+    adapter: str = ""
 
     def request(self, prompt: Prompt, run: int = 0) -> GenerationRequest:
         """Builds a request. Each run of a sampled prompt has its own seed, the same for all architectures."""
@@ -75,6 +76,7 @@ class RequestSettings:
             max_new_tokens=self.max_new_tokens,
             speculation_length=self.speculation_length,
             rule=self.rule,
+            adapter=self.adapter,
         )
 
 

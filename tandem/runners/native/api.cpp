@@ -105,7 +105,7 @@ void tandem_verify(void* target, const Rows* rows, int32_t* said, int32_t* accep
 
 // Draft and verification in one call. drafts[r * stride ...] holds counts[r] given tokens where given[r], else is filled.
 // Draft tokens from `known` on are not the target's: a draft ends before the first. `said` and `logits`: as for verify, for
-// each row's last token and its draft. `adapters`: as in Rows, for the verification; the draft has none.
+// each row's last token and its draft. `adapters`: as in Rows, for the verification; the draft's are those of `tails`.
 void tandem_fused(void* draft, void* target, const Rows* tails, int32_t* counts, const int32_t* given, const int32_t* adapters, const int32_t* only, int known,
                   int stride, int32_t* drafts, int32_t* said, int32_t* accepted, float* logits, const Drawing* drawing,
                   double* draft_seconds) {

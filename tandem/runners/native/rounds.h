@@ -114,10 +114,11 @@ struct Drawing {
 // says otherwise; a row whose logits are unsound ends there, with what it has. The head's outputs stand for tokens
 // only[...] (null: for themselves). Returns via `counts` what was drafted.
 inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) {
-    std::vector<int32_t> active, slots, starts, begins{0}, tokens;
+    std::vector<int32_t> active, slots, starts, begins{0}, tokens, adapters;
     for (int r = 0; r < tails.count; r++)
         if (counts[r]) {
             active.push_back(r);
+            adapters.push_back(tails.adapters ? tails.adapters[r] : 0);
             slots.push_back(tails.slots[r]);
             starts.push_back(tails.starts[r]);
             tokens.insert(tokens.end(), tails.tokens + tails.begins[r], tails.tokens + tails.begins[r + 1]);
@@ -125,8 +126,8 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
         }
     std::vector<Best> best;
     for (int i = 0; !active.empty(); i++) {
-        draft.feed({int(active.size()), slots.data(), starts.data(), begins.data(), tokens.data()}, 1, drawing ? drawing->logits : nullptr, best, i > 0);
-        std::vector<int32_t> left, left_slots, left_starts, left_begins{0}, left_tokens;
+        draft.feed({int(active.size()), slots.data(), starts.data(), begins.data(), tokens.data(), tails.adapters ? adapters.data() : nullptr}, 1, drawing ? drawing->logits : nullptr, best, i > 0);
+        std::vector<int32_t> left, left_slots, left_starts, left_begins{0}, left_tokens, left_adapters;
         for (size_t a = 0; a < active.size(); a++) {
             const int r = active[a];
             int32_t token = !best[a].sound ? -1 : only ? only[best[a].token] : best[a].token;
@@ -138,12 +139,13 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
             drafts[r * stride + i] = token;
             if (i + 1 >= counts[r]) continue;
             left.push_back(r);
+            left_adapters.push_back(adapters[a]);
             left_slots.push_back(slots[a]);
             left_starts.push_back(starts[a] + begins[a + 1] - begins[a]);
             left_tokens.push_back(token);
             left_begins.push_back(int(left_tokens.size()));
         }
-        active.swap(left), slots.swap(left_slots), starts.swap(left_starts), begins.swap(left_begins), tokens.swap(left_tokens);
+        active.swap(left), slots.swap(left_slots), starts.swap(left_starts), begins.swap(left_begins), tokens.swap(left_tokens), adapters.swap(left_adapters);
     }
 }
 

@@ -80,7 +80,7 @@ class NativeRunner:
     @property
     def no_adapters(self) -> str:
         """Like TakesAdapters."""
-        return "a draft takes none" if not self._verifies else self._adapters.refusal
+        return self._adapters.refusal
 
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self._adapters.put(number, adapter)
@@ -122,7 +122,7 @@ class NativeRunner:
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         """Like Runner.propose; a row leaves the batch once it has its k tokens."""
         started = time.perf_counter()
-        tails, counts = _tails(rows), ints([row.k for row in rows])
+        tails, counts = _tails(rows, self._adapters.of(rows)), ints([row.k for row in rows])
         stride, drawing = max(1, *(row.k for row in rows)), DraftDraws.of(self.model, rows)
         drafts = zeros(len(rows) * stride)
         self.model.library.tandem_propose(
@@ -156,13 +156,14 @@ class NativeRunner:
         return self.model.hand_out(layers)
 
     def _fused(self, draft: NativeRunner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
-        tails, adapters = _tails([row.propose for row in rows]), self._adapters.of(rows)
+        asked, adapters = [row.propose for row in rows], self._adapters.of(rows)
+        tails = _tails(asked, draft._adapters.of(asked))
         stride = max(1, *(max(row.propose.k, len(row.copied)) for row in rows))
         counts = ints([len(row.copied) or row.propose.k for row in rows])
         drafts, said, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
         for r, row in enumerate(rows):
             drafts[r * stride : r * stride + len(row.copied)] = list(row.copied)
-        drawing = DraftDraws.of(draft.model, [row.propose for row in rows])
+        drawing = DraftDraws.of(draft.model, asked)
         logits = None if all(row.plain for row in rows) else self.model.room(len(said))
         seconds = c_double()
         self.model.library.tandem_fused(
@@ -197,8 +198,9 @@ class NativeRunner:
         return [sized(result, self.shapes, widths, seconds.value) for result in results]
 
 
-def _tails(rows: Sequence[ProposeRow]) -> RowBatch:
-    return RowBatch([r.slot for r in rows], [r.position + 1 - len(r.tail) for r in rows], [r.tail for r in rows])
+def _tails(rows: Sequence[ProposeRow], adapters: Sequence[int]) -> RowBatch:
+    starts = [r.position + 1 - len(r.tail) for r in rows]
+    return RowBatch([r.slot for r in rows], starts, [r.tail for r in rows], adapters)
 
 
 def _fed(rows: Sequence[VerifyRow], adapters: Sequence[int]) -> RowBatch:

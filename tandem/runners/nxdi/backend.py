@@ -12,6 +12,7 @@ from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, find
 from tandem.planning.cores import format_cores, parse_cores
 from tandem.runners.backends import LoadRequest, Unfused
+from tandem.runners.nxdi.adapters import read_adapters
 from tandem.runners.nxdi.availability import require_nxdi
 from tandem.runners.nxdi.checkpoint import local
 from tandem.runners.nxdi.load import compile_nxdi, compile_nxdi_pair, load_nxdi, load_nxdi_pair, start_on_device
@@ -35,10 +36,8 @@ class NxdiBackend:
         return local(find(model))
 
     def adapter(self, choice: AdapterChoice) -> Adapter:
-        """NxDI's LoRA takes adapter_ids, which this runner does not pass, and fused graphs never do."""
-        raise ValueError(
-            "adapters: requests cannot name one with backend nxdi; lora_config in --neuron_config serves one to all"
-        )
+        """One that the target was compiled with; NxDI reads it by itself."""
+        return read_adapters([choice])[0]
 
     def tokenizer(self, checkpoint: Checkpoint) -> None:
         return None
@@ -67,6 +66,7 @@ class NxdiBackend:
             if part == "draft" and _settings(request).eagle:
                 raise ValueError("compile_for: an EAGLE head drafts in its target's graph alone; compile fused")
             settings = replace(_settings(request), eagle=False, draft_neuron_config={})
+            settings = settings if part == "target" else replace(settings, adapters=())
             checkpoint = draft if part == "draft" and draft is not None else target
             yield compile_nxdi(checkpoint, *own, settings, part == "target")
             return

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.checkpoints.adapters import Adapter
+from tandem.runners.nxdi.adapters import lora_config
 from tandem.runners.nxdi.refusals import refuse_broken
 from tandem.runners.nxdi.settings import OURS, NxdiSettings
 
@@ -55,7 +57,8 @@ class Layout:
 class Build:
     """NeuronConfig's keyword arguments for one compiled folder, the draft's where it is fused, and the shapes.
 
-    `tokens_only`: logits never leave the device, so only greedy requests can be answered.
+    `tokens_only`: logits never leave the device, so only greedy requests can be answered. `adapters`: the revisions of
+    those that are compiled in, in order.
     """
 
     kind: Kind
@@ -65,12 +68,20 @@ class Build:
     max_length: int
     tokens_only: bool
     eagle: bool = False
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan_build(request: BuildRequest, settings: NxdiSettings) -> Build:
-    """Plans a build. Raises ValueError if flags contradict each other or NxDI is known to break."""
+def plan_build(request: BuildRequest, settings: NxdiSettings, adapters: Sequence[Adapter] = ()) -> Build:
+    """Plans a build. Raises ValueError if flags contradict each other or NxDI is known to break.
+
+    `adapters`: those of the settings, read.
+    """
+    if adapters and request.kind is Kind.FUSED:
+        raise ValueError("adapters: NxD Inference passes none to a fused graph (model_base.py); use --pair apart")
     fields = _fields(request, settings)
+    held = lora_config(fields.get("lora_config") or {}, settings.adapters, adapters, request.slots)
     refuse_broken(fields)
+    fields |= {"lora_config": held} if held else {}
     layout = _layout(request, fields)
     draft = None
     if request.kind is Kind.FUSED:
@@ -81,7 +92,8 @@ def plan_build(request: BuildRequest, settings: NxdiSettings) -> Build:
         )
     usable = layout.capacity - (layout.span if request.kind is Kind.FUSED else 0)
     tokens_only = fields.get("on_device_sampling_config") is not None and not fields.get("output_logits")
-    return Build(request.kind, fields, draft, layout, min(request.max_length, usable), tokens_only, settings.eagle)
+    length, revisions = min(request.max_length, usable), {each.name: each.revision for each in adapters}
+    return Build(request.kind, fields, draft, layout, length, tokens_only, settings.eagle, revisions)
 
 
 def _fields(request: BuildRequest, settings: NxdiSettings) -> dict[str, Any]:

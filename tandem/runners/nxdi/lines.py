@@ -7,6 +7,7 @@ This module alone keeps NxDI's rules (docs/trainium-nxdi.md):
 - a mask covers the positions before a row's window and nothing else;
 - a window always has `width` tokens: short rows are padded at the end, and at a line's end the window slides back over
   tokens that the line already holds, and writes the same keys and values again;
+- the adapter of a line is the one that its prompt was encoded with, and changes with the next prompt;
 - a prompt has at least two tokens, unless the prediction after its first token is needed.
 """
 
@@ -25,7 +26,7 @@ class ForwardCall:
     """One forward call: rows of tokens at positions.
 
     `prior`: cached positions that each row's mask shows; in a prefill, the prompt's own. `mask_length`: columns of the
-    mask. `lines`: each row's KV line.
+    mask. `lines`: each row's KV line. `adapters`: what NxDI calls the adapter of each row's line; 0 for none.
     """
 
     input_ids: tuple[tuple[int, ...], ...]
@@ -33,6 +34,7 @@ class ForwardCall:
     prior: tuple[int, ...]
     mask_length: int
     lines: tuple[int, ...]
+    adapters: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,16 @@ class Lines:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.held: list[list[int]] = [[] for _ in range(layout.lines)]
+        self.adapters = [0] * layout.lines
 
     def note(self, line: int, start: int, tokens: Ids) -> None:
         """Records that `tokens` were written at `start`, start+1, ..."""
         self.held[line][start:] = tokens
 
-    def check(self, line: int, start: int, count: int) -> None:
-        """Raises LineError unless `count` tokens may be fed at `start`."""
+    def check(self, line: int, start: int, count: int, adapter: int = 0) -> None:
+        """Raises LineError unless `count` tokens may be fed at `start`, with this adapter."""
+        if start and adapter != self.adapters[line]:
+            raise LineError(f"line {line} was encoded with adapter {self.adapters[line]}, and {adapter} is asked for")
         if start > len(self.held[line]):
             raise LineError(
                 f"position {start} of line {line}: only {len(self.held[line])} positions before it are written"
@@ -67,11 +72,12 @@ class Lines:
         if start + count > self.layout.capacity:
             raise LineError(f"position {start + count} of line {line} is above its {self.layout.capacity}")
 
-    def prompt(self, line: int, tokens: Ids, room: int) -> ForwardCall:
+    def prompt(self, line: int, tokens: Ids, room: int, adapter: int = 0) -> ForwardCall:
         """The call that encodes a whole prompt, in the bucket that holds `room` tokens.
 
         It writes the prompt's KV; its prediction is valid only for prompts of two or more tokens.
         """
+        self.adapters[line] = adapter
         ids = list(tokens) if len(tokens) > 1 else [tokens[0], tokens[0]]
         natural = next(chunk for chunk in self.layout.chunks if chunk >= len(ids))
         length = len(ids) if natural == max(room, natural) else room
@@ -82,16 +88,18 @@ class Lines:
             (len(ids),),
             length,
             (line,),
+            (adapter,),
         )
 
-    def first(self, line: int, token: int) -> ForwardCall:
+    def first(self, line: int, token: int, adapter: int = 0) -> ForwardCall:
         """The call that encodes a prompt of one token whose prediction is needed.
 
         NxDI takes the logits at the largest position and pads with position 1, so it would read those of a pad. We pad
         to the largest bucket with position 0 instead: torch.max then picks the first, which is the token's own.
         """
         length = self.layout.chunks[-1]
-        return ForwardCall(((token, *[0] * (length - 1)),), ((0,) * length,), (1,), length, (line,))
+        self.adapters[line] = adapter
+        return ForwardCall(((token, *[0] * (length - 1)),), ((0,) * length,), (1,), length, (line,), (adapter,))
 
     def step(
         self, rows: Mapping[int, tuple[int, Ids]], mask_length: int | None
@@ -120,7 +128,8 @@ class Lines:
         most = self.layout.capacity - self.layout.reserved
         length = most if mask_length is None else mask_length - self.layout.reserved
         positions = tuple(tuple(range(start, start + width)) for start in starts)
-        return ForwardCall(tuple(ids), positions, tuple(starts), length, tuple(range(self.layout.lines))), windows
+        lines, adapters = tuple(range(self.layout.lines)), tuple(self.adapters)
+        return ForwardCall(tuple(ids), positions, tuple(starts), length, lines, adapters), windows
 
     def reach(self, rows: Mapping[int, tuple[int, Ids]]) -> int:
         """Positions that a decode bucket must hold: the furthest start of a window plus what NxDI reserves."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
+from tandem.runners.nxdi.adapters import NxdiAdapters, read_adapters
 from tandem.runners.nxdi.artifacts import CompiledFolder, compiled
 from tandem.runners.nxdi.availability import require_nxdi, versions
 from tandem.runners.nxdi.build import Build, BuildRequest, Kind, plan_build
@@ -31,7 +32,8 @@ def load_nxdi(
     device = start(build, own, None, wanted)
     limits = _limits(build, shape, own)
     identity = _identity(checkpoint, own, device.dtype)
-    return NxdiRunner(device, build.layout, limits, identity, verifies, execution.exact, build.tokens_only)
+    exact, adapters = execution.exact, NxdiAdapters(build.adapters)
+    return NxdiRunner(device, build.layout, limits, identity, verifies, exact, build.tokens_only, adapters)
 
 
 def load_nxdi_pair(
@@ -79,7 +81,8 @@ def _planned(
     checkpoint: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings, verifies: bool
 ) -> tuple[Build, ModelFacts, CompiledFolder]:
     kind = Kind.WINDOW if verifies and shape.max_draft else Kind.PLAIN
-    build = plan_build(_request(kind, execution, shape), settings)
+    adapters = read_adapters(settings.adapters) if verifies else ()
+    build = plan_build(_request(kind, execution, shape), settings, adapters)
     own = facts(checkpoint, build.max_length)
     return build, own, _wanted(build, checkpoint, own, None, settings)
 
@@ -87,7 +90,7 @@ def _planned(
 def _planned_pair(
     target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings
 ) -> tuple[Build, ModelFacts, ModelFacts, CompiledFolder]:
-    build = plan_build(_request(Kind.FUSED, execution, shape), settings)
+    build = plan_build(_request(Kind.FUSED, execution, shape), settings, read_adapters(settings.adapters))
     own, other = facts(target, build.max_length), facts(draft, build.max_length)
     if own.vocab_size != other.vocab_size:
         raise CheckpointError(
@@ -136,6 +139,8 @@ def _wanted(
         "neuron_config": dict(build.neuron),
         "sdk": versions(),
     }
+    if build.adapters:
+        made_from |= {"adapters": dict(build.adapters)}
     if draft is not None:
         made_from |= {"draft": _source(*draft), "draft_neuron_config": dict(build.draft or {})}
     name = f"{checkpoint.name.replace('/', '--')}-{build.kind.value}"

@@ -123,6 +123,11 @@ RULES: tuple[Rule, ...] = (
         "it holds more than one adapter, and a request here names none: the first would answer all",
     ),
     (
+        "lora_config",
+        lambda c: _lora(c).get("enable_base_model_only"),
+        "its adapters would answer no request, for requests name those of --adapters",
+    ),
+    (
         "context_encoding_buckets",
         lambda c: _speculates(c) and c["speculation_length"] in _context_buckets(c),
         "a bucket of exactly speculation_length tokens is traced as a verification and gives wrong logits, without an "

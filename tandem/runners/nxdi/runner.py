@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tandem.checkpoints.adapters import Adapter
+from tandem.runners.nxdi.adapters import NxdiAdapters
 from tandem.runners.nxdi.build import Layout
 from tandem.runners.nxdi.lines import ForwardCall, LineError, Lines, Window
 from tandem.runners.protocol import (
@@ -61,11 +63,12 @@ class Device(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """Tokens to feed to `line` at `start`, start+1, ..."""
+    """Tokens to feed to `line` at `start`, start+1, ... `adapter`: what NxDI calls the line's."""
 
     line: int
     start: int
     tokens: tuple[int, ...]
+    adapter: int = 0
 
 
 class NxdiRunner:
@@ -83,7 +86,9 @@ class NxdiRunner:
         verifies: bool = True,
         exact: bool = True,
         tokens_only: bool = False,
+        adapters: NxdiAdapters | None = None,
     ) -> None:
+        self._adapters = adapters or NxdiAdapters()
         self.device, self.layout, self.limits, self._identity = device, layout, limits, identity
         self.lines, self.exact, self.tokens_only = Lines(layout), exact, tokens_only
         self._verifies = verifies
@@ -94,6 +99,17 @@ class NxdiRunner:
     @property
     def identity(self) -> RunnerIdentity:
         return replace(self._identity, greedy_only=self.tokens_only)
+
+    @property
+    def no_adapters(self) -> str:
+        """Like TakesAdapters."""
+        return self._adapters.refusal
+
+    def put_adapter(self, number: int, adapter: Adapter) -> None:
+        self._adapters.put(number, adapter)
+
+    def drop_adapter(self, number: int) -> None:
+        self._adapters.drop(number)
 
     def warm_up(self, startup: Startup | None = None) -> None:
         """Compares a target's shapes bit by bit if its logits are visible; NxDI warmed its graphs when it loaded."""
@@ -117,7 +133,8 @@ class NxdiRunner:
         return [self._prefill(row) for row in rows]
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
-        feeds = [Feed(row.slot, row.position, (row.last_token, *row.draft)) for row in rows]
+        place = self._adapters.place
+        feeds = [Feed(row.slot, row.position, (row.last_token, *row.draft), place(row.adapter)) for row in rows]
         return [
             outputs if isinstance(outputs, RowFailed) else self._verify_row(row, outputs)
             for row, outputs in zip(rows, self.feed(feeds), strict=True)
@@ -152,12 +169,12 @@ class NxdiRunner:
         failed: dict[int, RowFailed] = {}
         for r, each in enumerate(feeds):
             try:
-                self.lines.check(each.line, each.start, len(each.tokens))
+                self.lines.check(each.line, each.start, len(each.tokens), each.adapter)
             except LineError as error:
                 failed[r] = RowFailed(str(error))
                 continue
             if each.start == 0:
-                outputs[r].append(self._after_first(each.line, each.tokens[0]))
+                outputs[r].append(self._after_first(each.line, each.tokens[0], each.adapter))
                 done[r] = 1
         while active := [r for r, each in enumerate(feeds) if r not in failed and done[r] < len(each.tokens)]:
             rows = {}
@@ -187,14 +204,14 @@ class NxdiRunner:
         assert values is not None, "the device gave neither logits nor tokens"
         return np.asarray(values[line, window.column : window.column + window.count])
 
-    def encode(self, line: int, tokens: Sequence[int]) -> StepOutput:
-        """Encodes tokens from position 0 of a line."""
-        answer = self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens))))
+    def encode(self, line: int, tokens: Sequence[int], adapter: int = 0) -> StepOutput:
+        """Encodes tokens from position 0 of a line, which has this adapter from then on."""
+        answer = self.device.run(self.lines.prompt(line, tokens, self.shapes.chunk(len(tokens)), adapter))
         self.lines.note(line, 0, tokens)
         return answer
 
-    def _after_first(self, line: int, token: int) -> Array:
-        answer = self.device.run(self.lines.first(line, token))
+    def _after_first(self, line: int, token: int, adapter: int = 0) -> Array:
+        answer = self.device.run(self.lines.first(line, token, adapter))
         self.lines.note(line, 0, (token,))
         values = answer.tokens if self.tokens_only else answer.logits
         assert values is not None
@@ -206,15 +223,15 @@ class NxdiRunner:
         A continuation is fed in windows if one step suffices or the whole no longer fits a context bucket; otherwise
         the whole prompt is encoded again.
         """
-        end = row.start + len(row.tokens)
+        end, place = row.start + len(row.tokens), self._adapters.place(row.adapter)
         try:
-            self.lines.check(row.slot, row.start, len(row.tokens))
+            self.lines.check(row.slot, row.start, len(row.tokens), place)
         except LineError as error:
             return RowFailed(str(error))
         if row.start and (len(row.tokens) <= self.layout.width or end > self.layout.chunks[-1]):
-            (outputs,) = self.feed([Feed(row.slot, row.start, row.tokens)])
+            (outputs,) = self.feed([Feed(row.slot, row.start, row.tokens, place)])
             return outputs if isinstance(outputs, RowFailed) else None
-        self.encode(row.slot, [*self.lines.held[row.slot][: row.start], *row.tokens])
+        self.encode(row.slot, [*self.lines.held[row.slot][: row.start], *row.tokens], place)
         return None
 
     def _verify_row(self, row: VerifyRow, outputs: Array) -> Verdict | RowFailed:

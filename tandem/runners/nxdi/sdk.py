@@ -48,13 +48,16 @@ class Source:
 
 
 class Application:
-    """A loaded NeuronBaseForCausalLM. Its forward keeps state between calls and is not thread-safe."""
+    """A loaded NeuronBaseForCausalLM. Its forward keeps state between calls and is not thread-safe.
 
-    def __init__(self, module: Any, kind: Kind) -> None:
+    `adapts`: it holds adapters, which calls choose.
+    """
+
+    def __init__(self, module: Any, kind: Kind, adapts: bool = False) -> None:
         from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
         self._module, self._kind, self._params = module, kind, prepare_sampling_params
-        self._running = threading.Lock()
+        self._adapts, self._running = adapts, threading.Lock()
 
     @property
     def dtype(self) -> str:
@@ -68,6 +71,7 @@ class Application:
             raise RuntimeError("an NxDI model was called from two threads at once")
         try:
             rows = len(call.lines)
+            more = {"adapter_ids": torch.tensor(call.adapters, dtype=torch.int32)} if self._adapts else {}
             columns, prior = torch.arange(call.mask_length)[None], torch.tensor(call.prior)[:, None]
             with torch.no_grad():
                 output = self._module.forward(
@@ -77,6 +81,7 @@ class Application:
                     seq_ids=torch.tensor(call.lines, dtype=torch.int64),
                     # made anew: NxDI rewrites them in place; top_k 1 is greedy, 0 would be uniform
                     sampling_params=self._params(rows, top_k=[1] * rows, top_p=[1.0] * rows, temperature=[1.0] * rows),
+                    **more,
                 )
             return self._answer(call, output)
         finally:
@@ -106,7 +111,7 @@ def start(build: Build, target: Source, draft: Source | None, wanted: CompiledFo
         if ensure(wanted, lambda folder: _compile(application, build, folder)):
             log.info("compiled into %s", wanted.folder)
         application.load(str(wanted.folder))
-        return Application(application, build.kind)
+        return Application(application, build.kind, bool(build.adapters))
 
 
 def compile_only(build: Build, target: Source, draft: Source | None, wanted: CompiledFolder) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.adapters import AdapterChoice
 from tandem.runners.nxdi.fields import check_names
 
 PAIRS = ("both", "fused", "apart")
@@ -37,7 +38,7 @@ class NxdiSettings:
     `compiled_dir`: folder of compiled models; None is the user's cache. `artifacts`: a store of copies of them, which
     may be S3. `eagle`: the draft is an EAGLE1 head.
     `pair`: how a fused_target loads its models. "both": as one graph, which is greedy, and apart for requests that need
-    logits; "fused": as the graph alone; "apart": without it.
+    logits; "fused": as the graph alone; "apart": without it. `adapters`: those that a target is compiled with.
     """
 
     tp_degree: int = 1
@@ -47,6 +48,7 @@ class NxdiSettings:
     artifacts: str | None = None
     eagle: bool = False
     pair: str = "both"
+    adapters: tuple[AdapterChoice, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tp_degree < 1:
@@ -88,7 +90,7 @@ def draft_apart(settings: NxdiSettings) -> NxdiSettings:
         for name in QUANTIZING:
             fields.pop(name, None)
     degree = int(own.get("tp_degree", settings.tp_degree))
-    return replace(apart(settings), neuron_config=fields, tp_degree=degree)
+    return replace(apart(settings), neuron_config=fields, tp_degree=degree, adapters=())
 
 
 def read_neuron_config(given: str | None, name: str = "neuron_config") -> dict[str, Any]:

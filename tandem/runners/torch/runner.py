@@ -89,7 +89,7 @@ class TorchRunner:
             return "an EAGLE head reads its target's states, and was trained without them"
         if self.model.ranks > 1:
             return "processes share the model"
-        return "" if self._verifies else "a draft takes none"
+        return ""
 
     def put_adapter(self, number: int, adapter: Adapter) -> None:
         self.model.adapters.put(number, adapter)
@@ -135,19 +135,17 @@ class TorchRunner:
         started = time.perf_counter()
         if not any(row.k for row in rows):
             return [Proposal(())] * len(rows)
-        slots = [row.slot for row in rows]
+        slots, adapters = [row.slot for row in rows], [row.adapter for row in rows]
         width = self.shapes.width(max(2, *(len(row.tail) for row in rows)))
-        first = self._forward(
-            slots, [_padded(row.tail, width) for row in rows], [row.position + 1 - len(row.tail) for row in rows]
-        )
+        starts = [row.position + 1 - len(row.tail) for row in rows]
+        first = self._forward(slots, [_padded(row.tail, width) for row in rows], starts, adapters)
         columns = self.model.tensor([len(row.tail) - 1 for row in rows])
         logits = first[torch.arange(len(rows), device=first.device), columns]
         drafts: list[list[DraftedToken]] = [[] for _ in rows]
         for i in range(max(row.k for row in rows)):
             if i:
-                logits = self._forward(slots, [[d[-1][0]] for d in drafts], [row.position + i for row in rows])[
-                    : len(rows), 0
-                ]
+                last, at = [[d[-1][0]] for d in drafts], [row.position + i for row in rows]
+                logits = self._forward(slots, last, at, adapters)[: len(rows), 0]
             for draft, drafted in zip(drafts, draft_each(self.model, rows, logits, drafts), strict=True):
                 draft.append(drafted)
         seconds = time.perf_counter() - started

@@ -47,34 +47,47 @@ async def measure_costs(
     longest: int,
     context: int,
     repeats: int,
+    adapters: tuple[int, int] = (0, 0),
 ) -> PairCosts:
-    """Times steps of one sequence of `context` tokens in slot 0, on `batcher`'s device thread, under `sampling`."""
-    return await batcher.on_device(_measure, target, draft, sampling, longest, context, repeats)
+    """Times steps of one sequence of `context` tokens in slot 0, on `batcher`'s device thread, under `sampling`.
+
+    `adapters`: the numbers of the target's and of the draft's that rows have.
+    """
+    return await batcher.on_device(_measure, target, draft, sampling, longest, context, repeats, adapters)
 
 
 def _measure(
-    target: Runner, draft: Runner | None, sampling: SamplingParams, longest: int, context: int, repeats: int
+    target: Runner,
+    draft: Runner | None,
+    sampling: SamplingParams,
+    longest: int,
+    context: int,
+    repeats: int,
+    adapters: tuple[int, int],
 ) -> PairCosts:
+    verifies, drafted = adapters
     tokens = tuple(i % target.limits.vocab_size for i in range(context))
     steps: dict[int, Callable[[], object]] = {
-        k: _verify_step(target, VerifyRow(0, context - 1, tokens[-1], tokens[:k], sampling)) for k in range(longest + 1)
+        k: _verify_step(target, VerifyRow(0, context - 1, tokens[-1], tokens[:k], sampling, adapter=verifies))
+        for k in range(longest + 1)
     }
-    _prefill(target, tokens)
+    _prefill(target, tokens, verifies)
     drafts: dict[int, Callable[[], object]] = {}
     if draft:
-        _prefill(draft, tokens)
+        _prefill(draft, tokens, drafted)
         drafts = {
-            k: _propose_step(draft, ProposeRow(0, context - 1, tokens[-2:], k, sampling)) for k in range(1, longest + 1)
+            k: _propose_step(draft, ProposeRow(0, context - 1, tokens[-2:], k, sampling, adapter=drafted))
+            for k in range(1, longest + 1)
         }
     named = {**{("verify", k): step for k, step in steps.items()}, **{("propose", k): s for k, s in drafts.items()}}
     seconds = _in_turn(named, repeats)
     return PairCosts({k: seconds["verify", k] for k in steps}, {k: seconds["propose", k] for k in drafts})
 
 
-def _prefill(runner: Runner, tokens: tuple[int, ...]) -> None:
+def _prefill(runner: Runner, tokens: tuple[int, ...], adapter: int) -> None:
     chunk = runner.limits.chunk
     for start in range(0, len(tokens) - 1, chunk):
-        runner.prefill([PrefillRow(0, start, tokens[start : min(start + chunk, len(tokens) - 1)])])
+        runner.prefill([PrefillRow(0, start, tokens[start : min(start + chunk, len(tokens) - 1)], adapter)])
 
 
 def _verify_step(runner: Runner, row: VerifyRow) -> Callable[[], object]:

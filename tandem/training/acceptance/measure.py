@@ -14,8 +14,8 @@ from tandem.comparison.analysis.metrics import ratio, sum_counts, sum_positions
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
-from tandem.engine.loading import Loaded, ModelConfig, load, load_draft
-from tandem.engine.sequences import ModelDrafter
+from tandem.engine.loading import Loaded, ModelConfig, load, load_adapters, load_draft, load_draft_adapters
+from tandem.engine.model_drafter import ModelDrafter
 from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
@@ -29,7 +29,10 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class AcceptConfig:
-    """What to measure: models, prompts, output length, sampling parameters, and the longest speculation length."""
+    """What to measure: models, prompts, output length, sampling parameters, and the longest speculation length.
+
+    `adapter`: the name of the one that all of it has, the draft's own of that name included; empty: none.
+    """
 
     models: ModelConfig
     prompts: tuple[Prompt, ...]
@@ -37,6 +40,7 @@ class AcceptConfig:
     max_new_tokens: int = 64
     longest: int = 8
     repeats: int = 15
+    adapter: str = ""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 2:
@@ -120,11 +124,15 @@ async def measure(config: AcceptConfig, show: Show) -> PairMeasurement:
         show(f"timing steps, {config.repeats} of each")
         context = min(128, config.models.shape.max_length // 2)
         runner = draft.runner if draft else None
+        numbers = (
+            target.engine.adapters.take(config.adapter),
+            draft.engine.adapters.take_own(config.adapter) if draft else 0,
+        )
         costs = await measure_costs(
-            target.runner, runner, batcher, config.sampling, config.longest, context, config.repeats
+            target.runner, runner, batcher, config.sampling, config.longest, context, config.repeats, numbers
         )
         vocab_size = target.runner.limits.vocab_size
-        figures = await _replay_all(continuations, draft, vocab_size, config.longest, show)
+        figures = await _replay_all(config, continuations, draft, vocab_size, show)
     identity = target.runner.identity
     return PairMeasurement(
         target=identity.model_name,
@@ -147,7 +155,10 @@ async def _pair(config: AcceptConfig) -> AsyncIterator[tuple[Batcher, Loaded, Lo
     batcher = Batcher("accept")
     try:
         target = await load(config.models, batcher)
+        await load_adapters(config.models, target)
+        target.engine.adapters.check(config.adapter)
         draft = await load_draft(config.models, batcher)
+        await load_draft_adapters(config.models, draft, target)
         if draft:
             same_tokens(draft.tokenizer, target.tokenizer.sha256)
         yield batcher, target, draft
@@ -162,7 +173,11 @@ async def _continuations(config: AcceptConfig, target: Loaded, show: Show) -> li
     for number, prompt in enumerate(config.prompts, 1):
         show(f"the target continues {prompt.name} ({number} of {len(config.prompts)})")
         request = GenerationRequest(
-            text=prompt.text, chat=prompt.chat, sampling=config.sampling, max_new_tokens=config.max_new_tokens
+            text=prompt.text,
+            chat=prompt.chat,
+            sampling=config.sampling,
+            max_new_tokens=config.max_new_tokens,
+            adapter=config.adapter,
         )
         answer: list[int] = []
         async for part in generator.generate(request):
@@ -193,14 +208,15 @@ def _drafters(model: MemoizedDrafter | None) -> dict[str, Callable[[LookupPolicy
 
 
 async def _replay_all(
-    continuations: Sequence[Continuation], draft: Loaded | None, vocab_size: int, longest: int, show: Show
+    config: AcceptConfig, continuations: Sequence[Continuation], draft: Loaded | None, vocab_size: int, show: Show
 ) -> tuple[DrafterFigures, ...]:
+    longest = config.longest
     replayed: dict[str, list[_Replayed]] = {}
     # Each speculation length is measured as a separate deployment.
     policies: dict[tuple[str, int], LookupPolicy] = defaultdict(LookupPolicy)
     for number, one in enumerate(continuations, 1):
         show(f"replaying the drafters ({number} of {len(continuations)})")
-        inner = ModelDrafter(draft.engine, vocab_size) if draft else None
+        inner = ModelDrafter(draft.engine, vocab_size, adapter=config.adapter) if draft else None
         model = MemoizedDrafter(inner, one, longest) if inner else None
         try:
             for name, drafter in _drafters(model).items():

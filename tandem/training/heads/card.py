@@ -44,8 +44,8 @@ def _made_from(training: dict[str, Any]) -> str:
 
 * Data: {training["train_tokens"]:,} tokens in {training["train_sequences"]:,} continuations that the target generated,
   with its hidden states after {", ".join(map(str, training["layers"]))} layers. Kinds kept out of training: {kinds}.
-* Training: {training["steps"]:,} steps of about {config["batch"]:,} tokens, {training["seconds"] / 60:.0f} minutes,
-  with {config["steps"]} steps of training-time test; seed {config["seed"]}.
+* Training: {training["steps"]:,} steps of about {config["batch"]:,} tokens, {training["seconds"] / 60:.0f} minutes on
+  {training["device"]}, with {config["steps"]} steps of training-time test; seed {config["seed"]}.
 * Head: {training["columns"]:,} columns of the vocabulary.
 * Target weights: `{training["target"]}`.
 """
@@ -83,6 +83,6 @@ that had one, and tokens per round (the target's own included):
 def _limits(training: dict[str, Any]) -> str:
     return f"""## Limits
 
-The results hold for this target only. The training prompts are of few kinds, so acceptance is lower on text unlike
-them. This head saw {training["train_tokens"]:,} tokens; a good one needs 700,000 and more.
+The results hold for this target only. Acceptance is lower on text unlike the training prompts; what a kind costs that
+is kept out of training, `--held-out-kinds` tells. This head saw {training["train_tokens"]:,} tokens.
 """

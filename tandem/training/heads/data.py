@@ -1,20 +1,21 @@
-"""Reads tokens with their features, and sets sequences apart that training does not see."""
+"""Reads tokens and features (stored, or computed by the target), and keeps sequences apart that are not trained on."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tandem.training.heads.features import FeatureFolder
+from tandem.training.heads.features import FeatureFolder, FeatureTarget
 from tandem.training.heads.settings import HeadTrainConfig
 from tandem.training.settings import HELD_OUT
-from tandem.training.shards import TrainingSequence, split
+from tandem.training.shards import ShardFolder, TrainingSequence, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +31,22 @@ class Placed:
         return len(self.sequence.prompt) + len(self.sequence.answer)
 
 
+# Features [tokens, 3 * hidden] of each of the sequences.
+FeatureSource: TypeAlias = Callable[[Sequence[Placed]], list[Tensor]]
+
+
 @dataclass(frozen=True, slots=True)
 class HeadData:
     """The sequences to train on and those held out. counts [vocabulary]: how often each was the target's best token.
 
-    meta: the features' target, layers and hidden size.
+    meta: the features' layers and hidden size. source: gives the features of sequences.
     """
 
     train: list[Placed]
     held_out: list[Placed]
     counts: Tensor
     meta: dict[str, object]
-    folder: FeatureFolder
+    source: FeatureSource
 
     @property
     def tokens(self) -> int:
@@ -49,19 +54,37 @@ class HeadData:
 
     def with_features(self, placed: Sequence[Placed]) -> list[tuple[TrainingSequence, Tensor]]:
         """The sequences with their features [tokens, 3 * hidden]."""
-        read = lru_cache(maxsize=None)(self.folder.read)
-        return [(one.sequence, read(one.number)[one.start : one.start + one.length]) for one in placed]
+        return list(zip((one.sequence for one in placed), self.source(placed), strict=True))
 
 
-def read_head_data(config: HeadTrainConfig, revision: str, vocab_size: int) -> HeadData:
-    """Reads all shards. Holds out one prompt in HELD_OUT, and all of the held-out kinds. Raises ValueError."""
-    folder = FeatureFolder(config.data)
-    meta = folder.meta()
-    if meta["target"] != revision:
-        raise ValueError(f"{config.data}: holds features of the target {meta['target']}, not {revision}")
-    if missing := folder.missing():
-        raise ValueError(f"{config.data}: {len(missing)} shards have no features; run tandem.training.heads.features")
-    everything = [one for number in folder.shards.numbers() for one in _placed(folder, number)]
+def stored_features(folder: FeatureFolder) -> FeatureSource:
+    """Reads features from a folder."""
+
+    def source(placed: Sequence[Placed]) -> list[Tensor]:
+        read = lru_cache(maxsize=None)(folder.read)
+        return [read(one.number)[one.start : one.start + one.length] for one in placed]
+
+    return source
+
+
+def computed_features(target: FeatureTarget) -> FeatureSource:
+    """Has the target compute features whenever they are asked for."""
+
+    def source(placed: Sequence[Placed]) -> list[Tensor]:
+        return target.features([np.concatenate((one.sequence.prompt, one.sequence.answer)) for one in placed])
+
+    return source
+
+
+def read_head_data(
+    config: HeadTrainConfig, revision: str, vocab_size: int, target: FeatureTarget | None = None
+) -> HeadData:
+    """Reads config.data. target: computes the features; None: they are stored. Raises ValueError."""
+    shards = ShardFolder(config.data)
+    if (of := shards.meta()["target"]) != revision:
+        raise ValueError(f"{config.data}: holds data of the target {of}, not {revision}")
+    meta, source = _features(config, revision, target)
+    everything = [one for number in shards.numbers() for one in _placed(shards, number)]
     apart = _held_out(everything, config)
     train: list[Placed] = []
     tokens, counts = 0, np.zeros(vocab_size, np.int64)
@@ -75,12 +98,26 @@ def read_head_data(config: HeadTrainConfig, revision: str, vocab_size: int) -> H
     if not tokens:
         raise ValueError(f"{config.data}: no sequence to train on")
     held_out = [one for one in everything if one.sequence.prompt.tobytes() in apart]
-    return HeadData(train, held_out, torch.from_numpy(counts), meta, folder)
+    return HeadData(train, held_out, torch.from_numpy(counts), meta, source)
 
 
-def _placed(folder: FeatureFolder, number: int) -> list[Placed]:
+def _features(
+    config: HeadTrainConfig, revision: str, target: FeatureTarget | None
+) -> tuple[dict[str, object], FeatureSource]:
+    if target is not None:
+        return target.meta, computed_features(target)
+    folder = FeatureFolder(config.data)
+    meta = folder.meta()
+    if meta["target"] != revision:
+        raise ValueError(f"{config.data}: holds features of the target {meta['target']}, not {revision}")
+    if missing := folder.missing():
+        raise ValueError(f"{config.data}: {len(missing)} shards have no features; run tandem.training.heads.features")
+    return meta, stored_features(folder)
+
+
+def _placed(shards: ShardFolder, number: int) -> list[Placed]:
     start, found = 0, []
-    for sequence in split(folder.shards.read(number)):
+    for sequence in split(shards.read(number)):
         found.append(Placed(sequence, number, start))
         start += found[-1].length
     return [one for one in found if len(one.sequence.answer) and one.length > 2]

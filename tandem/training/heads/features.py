@@ -84,45 +84,53 @@ def make_features(config: FeaturesConfig, show: Callable[[str], None]) -> int:
     revision, of = weights_revision(checkpoint), folder.shards.meta()["target"]
     if of != revision:
         raise ValueError(f"{config.data}: holds data of the target {of}, not {revision}")
-    target = _Target(checkpoint.source, config)
-    folder.claims.claim(
-        {"target": revision, "layers": list(target.layers), "hidden": target.hidden, "dtype": target.dtype}
-    )
+    target = FeatureTarget(checkpoint.source, config.layers, config.device, config.dtype, config.batch)
+    folder.claims.claim({"target": revision, **target.meta})
     missing = folder.missing()
     for done, number in enumerate(missing, 1):
         started = time.monotonic()
         shard = folder.shards.read(number)
-        features = target.features([np.concatenate((s.prompt, s.answer)) for s in split(shard)])
-        folder.write(number, features)
+        features = torch.cat(target.features([np.concatenate((s.prompt, s.answer)) for s in split(shard)]))
+        folder.write(number, features.to("cpu", torch.bfloat16))
         seconds = time.monotonic() - started
         show(f"shard {number}: {len(features):,} tokens in {seconds:.1f} s, {len(missing) - done} left")
     return len(folder.shards.numbers())
 
 
-class _Target:
-    """The target as transformers has it, with taps."""
+class FeatureTarget:
+    """The target as transformers has it, with taps after three of its layers.
 
-    def __init__(self, source: dict[str, object], config: FeaturesConfig) -> None:
+    layers, device and dtype as in FeaturesConfig. batch: tokens of a step, about. Raises ValueError.
+    """
+
+    def __init__(
+        self, source: dict[str, object], layers: Sequence[int] | None, device: str, dtype: str, batch: int
+    ) -> None:
         from transformers import AutoModelForCausalLM
 
         from tandem.runners.eagle.features import Taps, decoder_layers
         from tandem.runners.loading import choose_device, choose_dtype, transformers_logging
 
         transformers_logging()
-        self._device = choose_device(config.device)
-        dtype = choose_dtype(config.dtype, self._device)
-        module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=dtype)
-        self._module = module.to(self._device).eval().requires_grad_(False)
+        self.device = choose_device(device)
+        self._type: torch.dtype = choose_dtype(dtype, self.device)
+        module: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=self._type)
+        self._module = module.to(self.device).eval().requires_grad_(False)
         count = len(decoder_layers(module))
-        self.layers = config.layers or default_layers(count)
+        self.layers = tuple(layers or default_layers(count))
         if len(self.layers) != 3 or not all(1 <= layer <= count for layer in self.layers):
             raise ValueError(f"layers: {list(self.layers)} are not three of the target's {count}, counted from 1")
-        self.dtype, self.hidden = str(dtype).removeprefix("torch."), int(module.config.hidden_size)
-        self._taps, self._batch = Taps(module, self.layers, torch.empty(0)), config.batch
+        self.dtype, self.hidden = str(self._type).removeprefix("torch."), int(module.config.hidden_size)
+        self._taps, self._batch = Taps(module, self.layers, torch.empty(0)), batch
+
+    @property
+    def meta(self) -> dict[str, object]:
+        """What a folder of its features says of them."""
+        return {"layers": list(self.layers), "hidden": self.hidden, "dtype": self.dtype}
 
     @torch.inference_mode()
-    def features(self, sequences: Sequence[NDArray[np.int32]]) -> Tensor:
-        """Features [tokens, 3 * hidden] of sequences of tokens, one after another."""
+    def features(self, sequences: Sequence[NDArray[np.int32]]) -> list[Tensor]:
+        """Features [tokens, 3 * hidden] of each sequence of tokens, on the target's device, in its number format."""
         made: list[Tensor] = [torch.empty(0)] * len(sequences)
         order = sorted(range(len(sequences)), key=lambda i: (len(sequences[i]), i))
         while order:
@@ -131,11 +139,11 @@ class _Target:
             padded = torch.zeros(len(group), longest, dtype=torch.int64)
             for row, i in enumerate(group):  # padding stands behind, where no token sees it
                 padded[row, : len(sequences[i])] = torch.from_numpy(sequences[i].astype(np.int64))
-            self._module.base_model(input_ids=padded.to(self._device), use_cache=False)
-            caught = self._taps.caught().to("cpu", torch.bfloat16)
+            self._module.base_model(input_ids=padded.to(self.device), use_cache=False)
+            caught = self._taps.caught()
             for row, i in enumerate(group):
                 made[i] = caught[row, : len(sequences[i])].clone()
-        return torch.cat(made)
+        return made
 
 
 def parse_layers(text: str | None) -> tuple[int, ...] | None:

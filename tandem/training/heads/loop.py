@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tandem.training.loop import rate_at
 
 
 class HeadTraining:
-    """Trains `head` for `total` steps. embedding: the target's, which stays as it is."""
+    """Trains `head` for `total` steps. embedding: the target's, which stays as it is; the head is on its device."""
 
     def __init__(
         self,
@@ -36,9 +37,10 @@ class HeadTraining:
             head.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
         )
         self.step, self.seconds, self.saved = 0, 0.0, time.monotonic()
+        self.device = embedding.device.type
         config.output.mkdir(parents=True, exist_ok=True)
         if config.state.exists():
-            self._take_up(torch.load(config.state, weights_only=True))
+            self._take_up(torch.load(config.state, weights_only=True, map_location=self.device))
 
     def _take_up(self, state: dict[str, Any]) -> None:
         if state["total"] != self.total:
@@ -76,8 +78,9 @@ class HeadTraining:
         began = time.monotonic()
         for part in self.optimizer.param_groups:
             part["lr"] = rate_at(self.step, self.total, self.config.warm_up) * self.config.rate
-        batch = make_head_batch(self.data.with_features([self.data.train[i] for i in group]))
-        losses = step_losses(self.head, self.embedding, batch, self.config.steps)
+        with working_in(self.device):
+            batch = make_head_batch(self.data.with_features([self.data.train[i] for i in group]), self.device)
+            losses = step_losses(self.head, self.embedding, batch, self.config.steps, self.config.hard)
         weighted = [self.config.decay**i * one.loss for i, one in enumerate(losses)]
         self.optimizer.zero_grad(set_to_none=True)
         torch.stack(weighted).sum().backward()
@@ -107,14 +110,21 @@ def acceptance(head: EagleHead, embedding: Tensor, data: HeadData, steps: int, b
     """
     hits: dict[str, Tensor] = {}
     for group in _groups(data.held_out, batch):
-        made = make_head_batch(data.with_features(group))
-        right = _right(step_losses(head, embedding, made, steps), len(made.of))
+        device = embedding.device.type
+        with working_in(device):
+            made = make_head_batch(data.with_features(group), device)
+            right, of = _right(step_losses(head, embedding, made, steps), len(made.of)), made.of.cpu()
         for kind in {one.sequence.kind for one in group}:
-            mine = torch.tensor([group[i].sequence.kind == kind for i in made.of.tolist()])
+            mine = torch.tensor([group[i].sequence.kind == kind for i in of.tolist()])
             for name in (kind, "all"):
-                hits[name] = hits.get(name, torch.zeros(2, steps)) + _counted(right[:, mine], made.of[mine])
+                hits[name] = hits.get(name, torch.zeros(2, steps)) + _counted(right[:, mine], of[mine])
     return {name: [round(float(h / max(1.0, float(n))), 4) for h, n in zip(*one, strict=True)]
             for name, one in sorted(hits.items())}  # fmt: skip
+
+
+def working_in(device: str) -> AbstractContextManager[object]:
+    """Products in bfloat16 on an accelerator; as the weights are on the CPU."""
+    return nullcontext() if device == "cpu" else torch.autocast(device, torch.bfloat16)
 
 
 def _groups(placed: Sequence[Placed], tokens: int) -> list[list[Placed]]:
@@ -126,7 +136,7 @@ def _right(losses: Sequence[StepLoss], count: int) -> Tensor:
     """Whether each step guesses each answered token, bool [steps, answered]."""
     right = torch.zeros(len(losses), count, dtype=torch.bool)
     for step, one in enumerate(losses):
-        right[step, one.rows] = one.hits
+        right[step, one.rows.cpu()] = one.hits.cpu()
     return right
 
 

@@ -32,11 +32,11 @@ class HeadBatch:
     probabilities: Tensor
 
 
-def make_head_batch(sequences: Sequence[tuple[TrainingSequence, Tensor]]) -> HeadBatch:
-    """Stacks sequences with their features [tokens, 3 * hidden]."""
+def make_head_batch(sequences: Sequence[tuple[TrainingSequence, Tensor]], device: str = "cpu") -> HeadBatch:
+    """Stacks sequences with their features [tokens, 3 * hidden], on `device`."""
     longest = max(len(features) for _, features in sequences)
     tokens = torch.zeros(len(sequences), longest, dtype=torch.int64)
-    stacked = torch.zeros(len(sequences), longest, sequences[0][1].shape[1])
+    stacked = torch.zeros(len(sequences), longest, sequences[0][1].shape[1], device=device)
     of: list[int] = []
     at: list[int] = []
     keep: list[int] = []
@@ -52,14 +52,17 @@ def make_head_batch(sequences: Sequence[tuple[TrainingSequence, Tensor]]) -> Hea
     ids = np.concatenate([one.ids for one, _ in sequences])[kept].astype(np.int64)
     logprobs = np.concatenate([one.logprobs for one, _ in sequences])[kept].astype(np.float32)
     probabilities = torch.softmax(torch.from_numpy(logprobs), -1)
-    return HeadBatch(tokens, stacked, torch.tensor(of), torch.tensor(at), torch.from_numpy(ids), probabilities)
+    rows_of, rows_at, best = torch.tensor(of), torch.tensor(at), torch.from_numpy(ids)
+    return HeadBatch(
+        tokens.to(device), stacked, rows_of.to(device), rows_at.to(device), best.to(device), probabilities.to(device)
+    )
 
 
 def head_states(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int) -> list[Tensor]:
     """The head's hidden states of each of the steps, [b, n - 1, hidden]; in step s those of rows from s on."""
     embeds = embedding[batch.tokens[:, 1:]].to(head.fc.weight.dtype)
     count = embeds.shape[1]
-    positions = torch.arange(count)[None].expand(len(embeds), -1)
+    positions = torch.arange(count, device=embeds.device)[None].expand(len(embeds), -1)
     hidden = head.fuse(batch.features[:, :-1].to(head.fc.weight.dtype))
     keys: list[Tensor] = []
     values: list[Tensor] = []
@@ -77,9 +80,10 @@ def head_states(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int
 
 def _attended(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], step: int) -> Tensor:
     """Attends to keys of step 0 up to row r - step, and to those of step i at row r - step + i; [b, heads, rows, d]."""
-    scale, rows = 1 / math.sqrt(q.shape[-1]), torch.arange(q.shape[2])
+    scale, rows = 1 / math.sqrt(q.shape[-1]), torch.arange(q.shape[2], device=q.device)
     seen = rows[None, :] <= rows[:, None] - step
-    scores = (q @ keys[0].transpose(-1, -2) * scale).masked_fill(~seen, torch.finfo(q.dtype).min)
+    scores = q @ keys[0].transpose(-1, -2) * scale
+    scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
     own = [(q * torch.roll(keys[i], step - i, 2)).sum(-1, keepdim=True) * scale for i in range(1, step + 1)]
     weights = torch.softmax(torch.cat([scores, *own], -1), -1)
     out = weights[..., : len(rows)] @ values[0]
@@ -100,16 +104,18 @@ class StepLoss:
     rows: Tensor
 
 
-def step_losses(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int) -> list[StepLoss]:
+def step_losses(head: EagleHead, embedding: Tensor, batch: HeadBatch, steps: int, hard: float = 0.0) -> list[StepLoss]:
     """Each step's loss against the target's distribution over the tokens that the head has.
 
-    A token whose best choice the head lacks counts as missed and is not learnt.
+    hard: the weight of the target's first choice against its distribution. A token whose first choice the head lacks
+    counts as missed and is not learnt.
     """
-    columns = torch.full((len(head.t2d),), -1)
-    columns[head.token_ids] = torch.arange(len(head.token_ids))
+    columns = torch.full((len(head.t2d),), -1, device=batch.ids.device)
+    columns[head.token_ids] = torch.arange(len(head.token_ids), device=columns.device)
     wanted = columns[batch.ids]
     weights = torch.where(wanted >= 0, batch.probabilities, 0)
-    weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
+    weights = (1 - hard) * weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)
+    weights[:, 0] += hard
     learnt = wanted[:, 0] >= 0
     losses = []
     for step, state in enumerate(head_states(head, embedding, batch, steps)):

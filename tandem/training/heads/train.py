@@ -24,6 +24,7 @@ from tandem.checkpoints.locate import find, weights_revision
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.module import EagleHead
 from tandem.training.heads.data import HeadData, read_head_data
+from tandem.training.heads.features import FeatureTarget, parse_layers
 from tandem.training.heads.loop import HeadTraining, acceptance
 from tandem.training.heads.settings import HeadTrainConfig
 
@@ -67,15 +68,19 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
     """Trains, writes config.output, and returns the content of its training.json. Raises ValueError."""
     from transformers import AutoModelForCausalLM
 
-    from tandem.runners.loading import transformers_logging
+    from tandem.runners.loading import choose_device, transformers_logging
 
     transformers_logging()
     checkpoint = unpacked(find(config.target))
     revision = weights_revision(checkpoint)
     target: Any = AutoModelForCausalLM.from_pretrained(**checkpoint.source, dtype=torch.float32)
-    data = read_head_data(config, revision, target.config.vocab_size)
-    head = new_head(target, config, data)
-    embedding: Tensor = target.get_input_embeddings().weight.detach()
+    device = choose_device(config.device)
+    taps = None
+    if config.features == "computed":
+        taps = FeatureTarget(checkpoint.source, config.feature_layers, device, "auto", max(config.batch, 2048))
+    data = read_head_data(config, revision, target.config.vocab_size, taps)
+    head = new_head(target, config, data).to(device)
+    embedding: Tensor = target.get_input_embeddings().weight.detach().to(device)
     del target
     steps = max(1, round(config.epochs * data.tokens / config.batch))
     show(f"{data.tokens:,} tokens in {len(data.train):,} sequences, {head.config.draft_vocab_size:,} columns, "
@@ -90,11 +95,12 @@ def train(config: HeadTrainConfig, show: Callable[[str], None]) -> dict[str, Any
         "columns": head.config.draft_vocab_size,
         "layers": data.meta["layers"],
         "steps": steps,
+        "device": device if device == "cpu" else torch.cuda.get_device_name(),
         "seconds": round(seconds, 1),
         "held_out_kinds": list(config.held_out_kinds),
         "held_out_acceptance": acceptance(head, embedding, data, config.steps, config.batch),
     }
-    write_head(config.output, head.to(getattr(torch, config.dtype)), config.layout, verifier=checkpoint.name)
+    write_head(config.output, head.to("cpu", getattr(torch, config.dtype)), config.layout, verifier=checkpoint.name)
     (config.output / "training.json").write_text(json.dumps(report, indent=2) + "\n")
     config.state.unlink(missing_ok=True)
     return report
@@ -119,9 +125,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--held-out-kinds", default="", help="kinds of prompts to keep out, such as code,prose")
     parser.add_argument("--layout", default=default["layout"], help="specforge (vLLM, SGLang) or speculators (vLLM)")
     parser.add_argument("--dtype", default=default["dtype"], help="of the file: bfloat16, float16 or float32")
+    parser.add_argument("--hard", type=float, default=default["hard"], help="weight of the target's first choice")
+    parser.add_argument("--device", default=default["device"])
+    parser.add_argument(
+        "--features", default=default["features"], help="stored (by tandem.training.heads.features) or computed"
+    )
+    parser.add_argument("--layers", help="with --features computed: the target's layers to read, such as 2,15,27")
+    parser.add_argument("--save-minutes", type=float, default=default["save_minutes"], help="between saved states")
     parser.add_argument("--seed", type=int, default=default["seed"])
     args = vars(parser.parse_args(argv))
     try:
+        args["feature_layers"] = parse_layers(args.pop("layers"))
         kinds = tuple(filter(None, args.pop("held_out_kinds").split(",")))
         config = HeadTrainConfig(target=args.pop("target_model"), held_out_kinds=kinds, **args)
         report = train(config, lambda line: print(line, file=sys.stderr, flush=True))

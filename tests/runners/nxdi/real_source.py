@@ -299,7 +299,8 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     from tandem.engine.batcher import Batcher
     from tandem.engine.generators import drafted_generator, fused_generator, plain_generator
     from tandem.engine.loading import DraftChoice, Loaded, UnfusedPair
-    from tandem.engine.sequences import Engine, ModelDrafter
+    from tandem.engine.model_drafter import ModelDrafter
+    from tandem.engine.sequences import Engine
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.nxdi.load import load_nxdi, load_nxdi_pair, start_on_device
     from tandem.runners.nxdi.settings import NxdiSettings

@@ -14,7 +14,8 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import drafted_generator, plain_generator
 from tandem.engine.loading import Loaded
-from tandem.engine.sequences import Engine, ModelDrafter
+from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.sequences import Engine
 from tandem.runners.protocol import Runner
 from tandem.runners.toy import VOCAB_SIZE, ToyTokenizer
 from tandem.speculation.depth import Pipeline

@@ -11,7 +11,8 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting
 from tandem.engine.generators import drafted_generator, plain_generator
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
-from tandem.engine.sequences import Engine, ModelDrafter
+from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.sequences import Engine
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import Runner
 from tandem.runners.toy import ToyTokenizer

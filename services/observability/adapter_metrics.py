@@ -1,0 +1,37 @@
+"""Metrics of a server's LoRA adapters, read at each scrape. Samples are those of the adapters that are there then."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+from functools import partial
+
+from tandem.engine.adapters import MOST, AdapterCounts, Adapters
+from tandem.services.observability.scraped_metrics import Samples, ScrapedMetrics
+
+_HELP = {
+    "requests": "Requests and sessions that had the adapter.",
+    "rounds": "Rounds of rows that had the adapter.",
+    "drafted": "Draft tokens verified with the adapter.",
+    "accepted": "Draft tokens accepted with the adapter.",
+    "committed": "Tokens committed with the adapter.",
+}
+_NAMES = {"drafted": "draft_tokens", "accepted": "accepted_tokens", "committed": "generation_tokens"}
+
+
+def watch_adapters(states: ScrapedMetrics, adapters: Adapters) -> None:
+    """Adds vLLM's metric of the adapters in use, whose value is the time of the scrape, and our counters by adapter."""
+
+    def in_use() -> Samples:
+        used = {"running_lora_adapters": adapters.running, "waiting_lora_adapters": adapters.waiting}
+        yield {"max_lora": str(MOST), **{name: ",".join(each) for name, each in used.items()}}, time.time()
+
+    labels = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
+    states.gauges("vllm:lora_requests_info", "Adapters that requests have now.", labels, in_use)
+    for each in fields(AdapterCounts):
+        name = f"tandem:adapter_{_NAMES.get(each.name, each.name)}"
+        states.counters(name, _HELP[each.name], ("adapter",), partial(_counted, adapters, each.name))
+
+
+def _counted(adapters: Adapters, what: str) -> Samples:
+    return [({"adapter": name}, getattr(counts, what)) for name, counts in adapters.counts.items()]

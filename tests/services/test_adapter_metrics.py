@@ -1,0 +1,101 @@
+"""What a server's metrics and log lines say of its adapters."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.rpc.channel import FUSED
+from tandem.rpc.generation_client import GenerationClient
+from tandem.services.observability.metrics import Metrics
+from tandem.speculation.types import GenerationEnd, GenerationRequest
+from tandem.v1 import target_verifier_pb2 as pb
+from tests.engine.test_adapters import PROMPT, add, engine_with, truth
+from tests.services.test_metrics import Scrape
+from tests.services.test_target_verifier import opening, verifying
+from tests.support import GREEDY, answer, ids, raw_stub, run, server_process
+
+
+def asking(adapter: str) -> GenerationRequest:
+    return ids(PROMPT, 12, ignore_end_of_sequence=True, adapter=adapter)
+
+
+def samples(metrics: Metrics, name: str) -> dict[str, float]:
+    """The samples of a metric, by the value of the label that tells them apart."""
+    found = (s for family in metrics.registry.collect() for s in family.samples if s.name == name)
+    return {s.labels.get("adapter") or s.labels.get("running_lora_adapters", ""): s.value for s in found}
+
+
+def test_counters_by_adapter_equal_the_completions_and_the_lines_name_it(tmp_path: Path) -> None:
+    async def ask(address: str) -> list[GenerationEnd]:
+        async with GenerationClient.connect(address, FUSED) as client:
+            asked = [asking(name) for name in ("", "red", "red", "blue")]
+            return [(await answer(client.generate, request)).completion for request in asked]
+
+    more = ("--draft_model", "miss=0.3", "--adapters", "red=red,blue=blue,idle=idle", "--metrics_port", "0")
+    with server_process(tmp_path, "--role", "fused_target", *more) as server:
+        done = run(ask(server.wait_ready()))
+        scrape = Scrape(server)
+    for name, mine in (("red", done[1:3]), ("blue", done[3:]), ("idle", [])):
+        assert scrape("tandem:adapter_requests_total", adapter=name) == len(mine)
+        assert scrape("tandem:adapter_rounds_total", adapter=name) == sum(each.stats.rounds for each in mine)
+        assert scrape("tandem:adapter_generation_tokens_total", adapter=name) == sum(e.output_tokens for e in mine)
+        assert scrape("tandem:adapter_draft_tokens_total", adapter=name) == sum(each.stats.drafted for each in mine)
+        assert scrape("tandem:adapter_accepted_tokens_total", adapter=name) == sum(each.stats.accepted for each in mine)
+    now = scrape("vllm:lora_requests_info", max_lora="64", running_lora_adapters="", waiting_lora_adapters="")
+    assert now > 1e9
+    lines = [line for line in server.log.read_text().splitlines() if "tandem.request" in line]
+    for line, said in zip(lines, ("OK, length, ", "adapter red", "adapter red", "adapter blue"), strict=True):
+        assert f"{said}, 57 prompt tokens".replace(", ,", ",") in line, line
+
+
+def test_rounds_of_sessions_are_counted_for_their_adapter(tmp_path: Path) -> None:
+    async def ask(address: str) -> None:
+        async with raw_stub(address) as stub:
+            for name in ("red", ""):
+                await stub.OpenSession(opening(name or "none", PROMPT, GREEDY, adapter=name))
+                expected = truth(name, GREEDY, 2)
+                reply = await stub.Verify(verifying(list(PROMPT), [expected[0], expected[1] + 1], name or "none"))
+                assert tuple(reply.token_ids) == expected
+            assert (await stub.Verify(verifying(list(PROMPT), [1], "red"))).replayed
+            for name in ("red", "none"):
+                await stub.CloseSession(pb.CloseSessionRequest(session_id=name))
+
+    arguments = ("--role", "target", "--adapters", "red=red", "--metrics_port", "0")
+    with server_process(tmp_path, *arguments) as server:
+        run(ask(server.wait_ready()))
+        scrape = Scrape(server)
+    counted = {"requests": 1, "rounds": 1, "draft_tokens": 2, "accepted_tokens": 1, "generation_tokens": 2}
+    for name, count in counted.items():
+        assert scrape(f"tandem:adapter_{name}_total") == scrape(f"tandem:adapter_{name}_total", adapter="red") == count
+    said = [line for line in server.log.read_text().splitlines() if " session: closed" in line]
+    assert "session: closed, adapter red, 1 prompt tokens" in said[0] and "adapter" not in said[1]
+
+
+def test_adapters_in_use_run_or_wait_and_one_that_goes_takes_its_samples_along() -> None:
+    async def until_waiting(engine: Engine) -> None:
+        while not engine.slots.waiting:
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        async with engine_with("red", "blue") as engine:
+            metrics = Metrics("target", "toy", 5, {})
+            metrics.watch_adapters(engine.adapters)
+            assert list(samples(metrics, "tandem:adapter_requests_total")) == ["red", "blue"]
+            verifiers = [LocalVerifier(engine, adapter="red") for _ in range(engine.slots.count)]
+            for verifier in verifiers:
+                await verifier.open(PROMPT[:2], GREEDY)
+            late = asyncio.ensure_future(LocalVerifier(engine, adapter="blue").open(PROMPT[:2], GREEDY))
+            await until_waiting(engine)
+            assert (engine.adapters.running, engine.adapters.waiting) == (["red"], ["blue"])
+            assert list(samples(metrics, "vllm:lora_requests_info")) == ["red"]
+            late.cancel()
+            await asyncio.gather(late, *(verifier.close() for verifier in verifiers), return_exceptions=True)
+            assert (engine.adapters.running, engine.adapters.waiting) == ([], [])
+            await engine.adapters.remove("red")
+            assert samples(metrics, "tandem:adapter_requests_total") == {"blue": 1.0}
+            await add(engine, "red")
+            assert samples(metrics, "tandem:adapter_requests_total") == {"blue": 1.0, "red": 0.0}
+
+    run(test())

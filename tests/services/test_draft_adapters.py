@@ -1,0 +1,119 @@
+"""Adapters of the draft model: requests with the target's of the same name are drafted with them; tokens stay."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tandem.checkpoints.adapters import AdapterChoice
+from tandem.cli.main import main
+from tandem.rpc.channel import FUSED
+from tandem.rpc.generation_client import GenerationClient
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.types import GenerationEnd, SamplingParams
+from tests.engine.test_adapters import truth
+from tests.services.test_adapters import COUNT, PROMPT, asking, both_samplings, with_adapters
+from tests.support import GREEDY, Site, answer, draft_config, run, server_process, target_site, worker_site
+
+OWN = (AdapterChoice("red", "red"),)
+"""Of the draft, which is the target's equal: with it drafts are right, without it they are wrong."""
+
+
+async def ended(site: Site, name: str, sampling: SamplingParams, k: int = 3) -> GenerationEnd:
+    """The end of a request that said what the target with its adapter says."""
+    client = site.client()
+    try:
+        told = await answer(client.generate, asking(name, sampling, speculation_length=k))
+    finally:
+        await client.close()
+    assert told.token_ids == truth(name, sampling, COUNT, PROMPT)
+    return told.completion
+
+
+@both_samplings
+@pytest.mark.parametrize("pipeline", [Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING], ids=lambda way: way.value)
+def test_a_draft_worker_drafts_with_its_own_adapter_of_the_name_or_without(
+    pipeline: Pipeline, sampling: SamplingParams
+) -> None:
+    async def test() -> None:
+        config = replace(draft_config("", 4, 160), draft_adapters=OWN)
+        async with target_site() as target:
+            await with_adapters(target.engine)
+            async with worker_site(target.address, config=config, pipeline=pipeline) as worker:
+                ends = {name: await ended(worker, name, sampling) for name in ("", "red", "blue")}
+                assert worker.engine and worker.engine.adapters.counts["red"].requests == 1
+                assert not worker.engine.adapters.running
+        if pipeline is Pipeline.NEVER_WAITING:
+            return  # a target that never waits may overtake any draft
+        right, wrong = (ends[""], ends["red"]), ends["blue"]
+        assert all(end.stats.accepted == end.stats.drafted > 0 for end in right)
+        assert wrong.stats.accepted < wrong.stats.drafted / 2
+
+    run(test())
+
+
+def test_a_fused_server_takes_the_drafts_adapters_from_its_command_line(tmp_path: Path) -> None:
+    async def ask(address: str) -> dict[str, GenerationEnd]:
+        async with GenerationClient.connect(address, FUSED) as client:
+            told = {name: await answer(client.generate, asking(name, GREEDY)) for name in ("", "red", "blue")}
+        assert all(each.token_ids == truth(name, GREEDY, COUNT, PROMPT) for name, each in told.items())
+        return {name: each.completion for name, each in told.items()}
+
+    adapters = ("--adapters", "red=red,blue=blue", "--draft_adapters", "red=red")
+    model = ("--draft", "model", "--draft_model", "salt=0", "--speculation_length", "3")
+    with server_process(tmp_path, "--role", "fused_target", *model, *adapters) as server:
+        ends = run(ask(server.wait_ready()))
+    assert all(ends[name].stats.accepted == ends[name].stats.drafted > 0 for name in ("", "red"))
+    assert ends["blue"].stats.accepted < ends["blue"].stats.drafted / 2
+
+
+@pytest.mark.parametrize(
+    ("role", "flags", "said"),
+    [
+        ("fused_target", "--draft_adapters red=red", "the target has no adapter red"),
+        ("fused_target", "--draft_adapters red=red,red=blue", "the name red is given twice"),
+        ("fused_target", "--draft_adapters red=", "red: no folder is named; write red=DIR"),
+        ("fused_target", "--adapters red=red --draft ngram --draft_adapters red=red", "prompt lookup drafts"),
+        ("draft_worker", "--propose_only --draft_adapters red=red", "--propose_only has no target"),
+        ("draft_worker", "--draft ngram --draft_adapters red=red", "prompt lookup drafts"),
+    ],
+)
+def test_what_can_have_no_effect_is_refused_in_one_line(
+    role: str, flags: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafts = ["--draft_model", "salt=0"] if "ngram" not in flags else []
+    assert main(["--role", role, "--backend", "toy", *drafts, "--port", "0", *flags.split()]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "draft_adapters" in line]
+    assert f"draft_adapters: {said}" in line
+
+
+def test_acceptance_is_measured_for_an_adapter_with_and_without_the_drafts_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shares = []
+    pair = ("--backend", "toy", "--draft", "model", "--draft_model", "salt=0", "--adapters", "red=red,blue=blue")
+    for name in ("red", "blue"):
+        figures = tmp_path / f"{name}.json"
+        asked = ("--adapter", name, "--draft_adapters", "red=red", "--prompt", "one", "--max_new_tokens", "12")
+        assert main(["--role", "accept", *pair, *asked, "--speculation_length", "2", "--output", str(figures)]) == 0
+        (model,) = [each for each in json.loads(figures.read_text())["drafters"] if each["name"] == "model"]
+        shares.append(model["agreement"]["all"]["agreed"] / model["agreement"]["all"]["tokens"])
+    assert shares[0] == 1 and shares[1] < 0.5
+    assert main(["--role", "accept", *pair, "--adapter", "green", "--prompt", "one"]) == 2
+    assert "adapter: 'green' is not one of: blue, red" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", ["verify_target", "verify_draft"])
+def test_one_model_alone_has_adapters_too(role: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = {}
+    for name in ("", "red"):
+        chosen = ("--adapter", name) if name else ()
+        asked = ("--prompt", "what adapters say", "--max_new_tokens", "9", "--ignore_eos", *chosen)
+        assert main(["--role", role, "--backend", "toy", "--model", "salt=0", "--adapters", "red=red", *asked]) == 0
+        said = truth(name, GREEDY, 9, tuple(b"what adapters say"))
+        told[name] = bytes(token for token in said if token < 256).decode("latin-1")
+        assert told[name].split()[0] in capsys.readouterr().out
+    assert told[""] != told["red"]
