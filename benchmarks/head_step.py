@@ -36,6 +36,7 @@ from tandem.speculation.types import SamplingParams
 
 GREEDY = SamplingParams()
 PREFIX, CHUNK = 192, 64  # tokens in the cache, and of a prefill step
+WARM = 3  # runs that do not count
 MODULE, DRAFT = "module code", "shipped draft"
 STATISTICS: dict[str, Callable[[list[float]], float]] = {"median": statistics.median, "fastest": min}
 FORMATS = ("auto", "float32", "bfloat16", "int8", "q4")
@@ -119,32 +120,38 @@ def measure(target: NativeRunner, drafts: Sequence[Contender], args: argparse.Na
     """Times all contenders in turn; the order rotates. Returns the target's own milliseconds, of each run."""
     verified = [VerifyRow(slot, PREFIX - 1, 13, _tokens(0, args.k), GREEDY) for slot in range(args.rows)]
     rounds = {one.name: fused(target, one.runner) for one in drafts}
-    own: dict[str, list[float]] = {"a token": [], "verification": []}
-    for run in range(-3, args.runs):
-        order = [*drafts[run % len(drafts) :], *drafts[: run % len(drafts)]]
-        for one in order:
-            taken, drafting = _timed(one, rounds[one.name], args)
-            for what, milliseconds in {**taken, "drafting": drafting}.items():
-                one.milliseconds.setdefault(what, []).append(milliseconds)
-        own["a token"].append(_milliseconds(lambda: target.verify([replace(row, draft=()) for row in verified])))
-        own["verification"].append(_milliseconds(lambda: target.verify(verified)))
-        if run < 0:
-            for each in (own, *(one.milliseconds for one in drafts)):
-                each.update({what: [] for what in each})
+    own: dict[str, list[float]] = {}
+    for run in range(-WARM, args.runs):
+        taken: list[tuple[dict[str, list[float]], dict[str, float]]] = []
+        for one in (*drafts[run % len(drafts) :], *drafts[: run % len(drafts)]):
+            taken.append((one.milliseconds, _timed(one, rounds[one.name], lambda: target.verify(verified), args)))
+        token = _milliseconds(lambda: target.verify([replace(row, draft=()) for row in verified]))
+        taken.append((own, {"a token": token, "verification": _milliseconds(lambda: target.verify(verified))}))
+        for kept, times in taken if run >= 0 else ():
+            for what, time_ in times.items():
+                kept.setdefault(what, []).append(time_)
     return own
 
 
 def _timed(
-    one: Contender, step: Callable[..., Sequence[object]], args: argparse.Namespace
-) -> tuple[dict[str, float], float]:
-    first = _milliseconds(lambda: one.runner.propose(rows(args.rows, 1)))
-    whole = _milliseconds(lambda: one.runner.propose(rows(args.rows, args.k)))
-    chunk = _milliseconds(lambda: one.runner.prefill([PrefillRow(0, CHUNK, _tokens(CHUNK, CHUNK))]))
+    one: Contender,
+    step: Callable[..., Sequence[object]],
+    verification: Callable[[], object],
+    args: argparse.Namespace,
+) -> dict[str, float]:
+    """Milliseconds of a contender's steps. They find in the CPU's caches what a round before leaves there."""
+    asked, begun = rows(args.rows, args.k), rows(args.rows, 1)
     done: list[object] = []
-    round_ = _milliseconds(lambda: done.extend(step([FusedRow(row) for row in rows(args.rows, args.k)])))
+    step([FusedRow(row) for row in asked])
+    round_ = _milliseconds(lambda: done.extend(step([FusedRow(row) for row in asked])))
+    first = _milliseconds(lambda: one.runner.propose(begun))
+    verification()
+    whole = _milliseconds(lambda: one.runner.propose(asked))
+    verification()
+    chunk = _milliseconds(lambda: one.runner.prefill([PrefillRow(0, CHUNK, _tokens(CHUNK, CHUNK))]))
     assert isinstance(done[0], FusedResult)
-    taken = {"first": first, "draft": whole, "prefill": chunk, "round": round_}
-    return taken, 1000 * done[0].draft_seconds
+    drafting = 1000 * done[0].draft_seconds
+    return {"first": first, "draft": whole, "prefill": chunk, "round": round_, "drafting": drafting}
 
 
 def _milliseconds(step: Callable[[], object]) -> float:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tandem.runners.adapters import why_no_adapters
 from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.load import load_head
@@ -185,6 +186,7 @@ def test_by_default_a_head_is_as_fast_as_its_targets_format_lets_it_be(folder: P
     head = load_head(checkpoint, blocks, Startup())
     assert isinstance(head, NativeHeadRunner) and head.model.threads is blocks.model.threads
     assert blocks.fused_with(head) is not None and head.identity.refeeds and not head.page_bytes
+    assert why_no_adapters(head) == "an EAGLE head takes none" and "states" in why_no_adapters(blocks)
 
 
 def test_a_head_that_vectors_do_not_divide_runs_as_module_code(folder: Path, tmp_path: Path) -> None:

@@ -71,6 +71,10 @@ class NativeHeadRunner(NativeRunner):
     def page_bytes(self) -> int:
         return 0
 
+    @property
+    def no_adapters(self) -> str:
+        return "an EAGLE head takes none"
+
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | Any]:
         raise NotImplementedError("an EAGLE head drafts and verifies nothing")
 

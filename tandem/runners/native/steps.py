@@ -67,7 +67,7 @@ class NativeSteps:
         self.outputs, self.most_tokens, self.layer_count = int(sizes.outputs), int(sizes.most_tokens), int(sizes.layers)
         self._scratch = np.empty((0, self.outputs), dtype=np.float32)
         self._wide = np.empty((0, vocab_size), dtype=np.float32)
-        self.embedding, self._tables = embedding, tables
+        self.embedding, self._kept = embedding, (embedding, *tables)
         self.handle = self.library.tandem_model(
             threads.handle,
             DTYPES[dtype],
