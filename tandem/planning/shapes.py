@@ -28,7 +28,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """The dimensions of a dense Llama-like decoder. `converted`: its checkpoint's own quantization, if any."""
+    """The dimensions of a dense Llama-like decoder. `converted`: its checkpoint's own quantization, if any.
+
+    `eagle1`: it is an EAGLE-1 head as NxD Inference loads it (`--role convert --convert eagle`).
+    """
 
     name: str
     model_type: str
@@ -43,6 +46,7 @@ class DecoderShape:
     tied: bool
     bias: bool
     converted: Converted | None = None
+    eagle1: bool = False
 
     def linears(self) -> tuple[Linear, ...]:
         q, kv, h, i = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden, self.intermediate
@@ -58,16 +62,23 @@ class DecoderShape:
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of all norms; Qwen3 also normalizes queries and keys."""
+        """Parameters of all norms; Qwen3 also normalizes queries and keys. An EAGLE-1 head has one norm."""
+        if self.eagle1:
+            return self.hidden
         each = 2 * self.hidden + (2 * self.head_dim if self.model_type == "qwen3" else 0)
         return self.layers * each + self.hidden
+
+    @property
+    def fc_parameters(self) -> int:
+        """Parameters of the matrix by which an EAGLE-1 head reads embedding and hidden state as one input."""
+        return 2 * self.hidden * self.hidden if self.eagle1 else 0
 
     @property
     def parameters(self) -> int:
         """Number of parameters as published: a tied output matrix counts once."""
         each = sum(linear.parameters for linear in self.linears())
         tables = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * each + self.norm_parameters + tables
+        return self.layers * each + self.fc_parameters + self.norm_parameters + tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,7 @@ def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
         tied=bool(config.get("tie_word_embeddings", False)),
         bias=bool(config.get("attention_bias", False)) or kind == "qwen2",
         converted=_converted(config.get("quantization_config")),
+        eagle1="fc_bias" in config,
     )
 
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tandem.checkpoints.head_config import HeadConfig
+from tandem.checkpoints.head_config import HeadConfig, read_head_config
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.runners.eagle.features import HandsOutFeatures
 from tandem.runners.protocol import Runner, RunnerIdentity
 from tandem.runners.startup import Startup
 from tandem.runners.torch.platforms import platform_of
 
+SHARED = (
+    "draft: an EAGLE head needs the target's hidden states, which a target shared by several processes does not hand"
+    " out; leave --tp_degree out, or use --draft model"
+)
+
 
 def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup) -> Runner:
     """Loads the head of `checkpoint` for a loaded target; on the device thread. Raises ValueError, one line."""
     if not isinstance(target, HandsOutFeatures):
-        raise ValueError(
-            "draft: an EAGLE head needs the target's hidden states, which a target shared by several processes does"
-            " not hand out; leave --tp_degree out, or use --draft model"
-        )
+        raise ValueError(SHARED)
     from tandem.runners.eagle.files import read_head
     from tandem.runners.eagle.runner import EagleRunner
+    from tandem.runners.torch.graph_runner import GraphRunner
 
     folder = Path(checkpoint.folder)
     with startup.stage("loading"):
@@ -47,7 +50,28 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup) -> Runne
         backend="torch",
         refeeds=True,
     )
-    return EagleRunner(head, features, embedding, target.limits, identity, platform)
+    made = (head, features, embedding, target.limits, identity, platform)
+    if isinstance(target, GraphRunner):
+        from tandem.runners.eagle.graph_runner import EagleGraphRunner
+
+        return EagleGraphRunner(*made, target)
+    return EagleRunner(*made)
+
+
+def expect_head(checkpoint: Checkpoint, target: Runner) -> None:
+    """Makes the graphs of a target that is not warm yet hand out what the head of `checkpoint` reads.
+
+    Other targets need not know ahead. Raises ValueError, one line.
+    """
+    from tandem.runners.torch.graph_runner import GraphRunner
+
+    if isinstance(target, GraphRunner):
+        if target.model.ranks > 1:
+            raise ValueError(SHARED)
+        folder = Path(checkpoint.folder)
+        config = read_head_config(folder)
+        _check_vocabulary(folder, config, target)
+        target.hand_out(config.taps(target.layer_count))
 
 
 def _check_vocabulary(folder: Path, config: HeadConfig, target: Runner) -> None:
