@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
 
-from tandem.checkpoints.head_config import TAPS, HeadConfig, is_head, read_head_config
-from tandem.planning.shapes import DecoderShape, Linear
+from tandem.planning.shapes import DecoderShape, Linear, count, read_config, shape_of
+
+TAPS = 3  # hidden states that a head reads of its target, of three layers
+ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
+"""Both public layouts, as tandem/checkpoints/head_config.py knows them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,35 +49,30 @@ class HeadShape(DecoderShape):
 
 def read_head_shape(folder: str, target: DecoderShape) -> HeadShape | None:
     """The shape of the head in `folder`, or None if it has none. Raises ValueError if it is not that of `target`."""
-    path = Path(folder)
-    path = path.parent if path.name == "config.json" else path
-    if not is_head(path):
+    path, config = read_config(folder, "draft_model")
+    named = any(name in ARCHITECTURES for name in config.get("architectures") or ())
+    if not named and config.get("speculators_model_type") != "eagle3":
         return None
-    config = read_head_config(path)
-    config.taps(target.layers)
-    for name, own, theirs in (
-        ("vocab_size", config.vocab_size, target.vocabulary),
-        ("target_hidden_size", config.target_hidden_size, target.hidden),
+    try:
+        return _checked(_shape(config, path.parent.name), target)
+    except ValueError as error:
+        raise ValueError(f"draft_model: {path}: {error}") from None
+
+
+def _shape(config: Mapping[str, Any], name: str) -> HeadShape:
+    layer = config.get("transformer_layer_config") or config
+    base = shape_of({"model_type": "llama", "max_position_embeddings": 2048, **layer}, name)
+    own = {one.name: getattr(base, one.name) for one in fields(DecoderShape)}
+    columns = count(config, "draft_vocab_size", base.vocabulary)
+    return HeadShape(**own, columns=columns, features=TAPS * count(config, "target_hidden_size", base.hidden))
+
+
+def _checked(head: HeadShape, target: DecoderShape) -> HeadShape:
+    for name, own, wanted in (
+        ("num_hidden_layers", head.layers, 1),
+        ("vocab_size", head.vocabulary, target.vocabulary),
+        ("target_hidden_size", head.features // TAPS, target.hidden),
     ):
-        if own != theirs:
-            raise ValueError(f"draft_model: {path}: {name} is {own}, the target's is {theirs}")
-    return _shape(config, path.name)
-
-
-def _shape(config: HeadConfig, name: str) -> HeadShape:
-    return HeadShape(
-        name=name,
-        model_type="llama",
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        layers=1,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        vocabulary=config.vocab_size,
-        longest=config.max_position_embeddings,
-        tied=False,
-        bias=config.attention_bias,
-        columns=config.draft_vocab_size,
-        features=TAPS * config.target_hidden_size,
-    )
+        if own != wanted:
+            raise ValueError(f"{name}: {own} is not {wanted}, as the target needs it")
+    return head

@@ -94,6 +94,15 @@ class Converted:
 
 def read_shape(folder: str, field: str) -> DecoderShape:
     """The shape of the model in `folder`; `field` names the flag in errors. Raises ValueError, one line."""
+    path, config = read_config(folder, field)
+    try:
+        return shape_of(config, path.parent.name)
+    except ValueError as error:
+        raise ValueError(f"{field}: {path}: {error}") from None
+
+
+def read_config(folder: str, field: str) -> tuple[Path, dict[str, Any]]:
+    """The config.json in `folder`, and where it is. Raises ValueError, one line."""
     path = Path(folder)
     path = path if path.name == "config.json" else path / "config.json"
     try:
@@ -104,10 +113,7 @@ def read_shape(folder: str, field: str) -> DecoderShape:
         raise ValueError(f"{field}: {path} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{field}: {path} is not a model's configuration")
-    try:
-        return shape_of(config, path.parent.name)
-    except ValueError as error:
-        raise ValueError(f"{field}: {path}: {error}") from None
+    return path, config
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
@@ -117,21 +123,21 @@ def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
         raise ValueError(
             f"model_type: {kind!r} is not one of {', '.join(DENSE)}, the dense decoders that a plan counts"
         )
-    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    kv_heads = _count(config, "num_key_value_heads", heads)
+    hidden, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
+    kv_heads = count(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}")
     return DecoderShape(
         name=name,
         model_type=kind,
         hidden=hidden,
-        intermediate=_count(config, "intermediate_size"),
-        layers=_count(config, "num_hidden_layers"),
+        intermediate=count(config, "intermediate_size"),
+        layers=count(config, "num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_count(config, "head_dim", hidden // heads),
-        vocabulary=_count(config, "vocab_size"),
-        longest=_count(config, "max_position_embeddings"),
+        head_dim=count(config, "head_dim", hidden // heads),
+        vocabulary=count(config, "vocab_size"),
+        longest=count(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         bias=bool(config.get("attention_bias", False)) or kind == "qwen2",
         converted=_converted(config.get("quantization_config")),
@@ -139,7 +145,8 @@ def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
     )
 
 
-def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A size; `default`: where it is absent or null. Raises ValueError."""
     value = config.get(key)
     if value is None:
         value = default

@@ -341,9 +341,9 @@ def test_a_head_that_does_not_fit_its_place_is_refused_by_name(tmp_path: Path) -
     assert not together.fits and "tp_degree 1 alone" in together.why
     with pytest.raises(ValueError, match="NxD Inference serves EAGLE-1 heads alone here"):
         with_head(tmp_path, backend="nxdi")
-    with pytest.raises(ValueError, match="target_hidden_size is 4096, the target's is 5120"):
+    with pytest.raises(ValueError, match="target_hidden_size: 4096 is not 5120"):
         make_plan(PlanConfig("trn2.3xlarge", model("Qwen3-32B"), head_folder(tmp_path, vocab_size=151936)))
-    with pytest.raises(ValueError, match="vocab_size is 128256, the target's is 151936"):
+    with pytest.raises(ValueError, match="vocab_size: 128256 is not 151936, as the target needs it"):
         make_plan(PlanConfig("trn2.3xlarge", model("Qwen3-32B"), head_folder(tmp_path)))
 
 
