@@ -248,7 +248,7 @@ def eagle_head(folder: Path, target: Path) -> None:
     published = folder.with_name("published")
     model = tiny(published, "llama", 4)
     weights = load_file(published / "model.safetensors")
-    left_out = ("model.norm.weight", "lm_head.weight")
+    left_out = ("model.norm.weight", "lm_head.weight", "model.layers.0.input_layernorm.weight")
     kept = {name: value for name, value in weights.items() if ".layers.1." not in name and name not in left_out}
     kept["fc.weight"] = torch.randn(64, 128) * 0.1
     save_file(kept, published / "model.safetensors", metadata={"format": "pt"})
