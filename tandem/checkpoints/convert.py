@@ -162,13 +162,13 @@ def _eagle(config: ConvertConfig, tensors: Tensors) -> Conversion:
     target, grafted = Tensors(config.target), _grafts(config.target, tensors)
     for name, source in grafted.items():
         rows, width = target.shape(source)
-        for field_name, own, theirs in (
+        for field_name, ours, theirs in (
             ("vocab_size", head.vocab_size, rows),
             ("hidden_size", head.hidden_size, width),
         ):
-            if own != theirs:
+            if ours != theirs:
                 raise CheckpointError(
-                    f"{config.source}: {field_name}: {own}, and the target's {name} has {theirs} {_SIDES[field_name]}"
+                    f"{config.source}: {field_name}: {ours}, and the target's {name} has {theirs} {_SIDES[field_name]}"
                 )
     fc = tensors[FC]
 
@@ -180,7 +180,11 @@ def _eagle(config: ConvertConfig, tensors: Tensors) -> Conversion:
     said = f"from {config.target}: {', '.join(f'{name} ({source})' for name, source in grafted.items())}"
     if any(plain(name) == INPUT_NORM for name in tensors.files):
         said += "\nit norms its inputs: serve it with enable_eagle_draft_input_norm true in --neuron_config"
-    own = {"num_hidden_layers": 1, "tie_word_embeddings": False, "fc_bias": "fc.bias" in tensors.files}
+    own: dict[str, object] = {
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "fc_bias": "fc.bias" in tensors.files,
+    }
     return Conversion(sizes, load, lambda: said, own)
 
 

@@ -51,6 +51,15 @@ class Eagle1Config:
         return {FC: (h, 2 * h), FC.replace("weight", "bias"): (h,), **whole, **tables}
 
 
+def is_eagle1(folder: Path) -> bool:
+    """Whether a folder's config.json is that of an EAGLE-1 head that was trained or grafted here."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and "fc_bias" in config
+
+
 def read_eagle1_config(folder: Path) -> Eagle1Config:
     """Reads config.json. Raises CheckpointError that names the field."""
     file = folder / "config.json"
@@ -118,14 +127,12 @@ def check_grafted(folder: Path, hidden_size: int | None, vocab_size: int, normed
     for table in (OUTPUT, EMBEDDING):
         if table not in names:
             raise CheckpointError(f"{folder}: no {table}; --role convert --convert eagle takes it from the target")
-    for name, own, wanted in (
-        ("hidden_size", config.hidden_size, hidden_size),
-        ("vocab_size", config.vocab_size, vocab_size),
-    ):
+    sizes = (("hidden_size", config.hidden_size, hidden_size), ("vocab_size", config.vocab_size, vocab_size))
+    for field, own, wanted in sizes:
         if wanted is not None and own != wanted:
-            raise CheckpointError(f"{folder}: {name}: {own}, and the target's is {wanted}")
+            raise CheckpointError(f"{folder}: {field}: {own}, and the target's is {flag}")
     if normed_inputs != (INPUT_NORM in names):
-        has, wanted = ("has no", "false") if normed_inputs else ("has", "true")
+        has, flag = ("has no", "false") if normed_inputs else ("has", "true")
         raise CheckpointError(
-            f"{folder}: the head {has} {INPUT_NORM}: set enable_eagle_draft_input_norm to {wanted} in --neuron_config"
+            f"{folder}: the head {has} {INPUT_NORM}: set enable_eagle_draft_input_norm to {flag} in --neuron_config"
         )
