@@ -130,7 +130,7 @@ def check_grafted(folder: Path, hidden_size: int | None, vocab_size: int, normed
     sizes = (("hidden_size", config.hidden_size, hidden_size), ("vocab_size", config.vocab_size, vocab_size))
     for field, own, wanted in sizes:
         if wanted is not None and own != wanted:
-            raise CheckpointError(f"{folder}: {field}: {own}, and the target's is {flag}")
+            raise CheckpointError(f"{folder}: {field}: {own}, and the target's is {wanted}")
     if normed_inputs != (INPUT_NORM in names):
         has, flag = ("has no", "false") if normed_inputs else ("has", "true")
         raise CheckpointError(

@@ -132,7 +132,7 @@ def load_runner(
         )
     if is_eagle1(Path(checkpoint.folder)):
         raise CheckpointError(
-            f"{checkpoint.folder}: an EAGLE-1 head, which NxD Inference alone serves: --backend nxdi --eagle"
+            f"{checkpoint.folder}: an EAGLE-1 head, which NxD Inference alone serves: fused_target --eagle"
         )
     with startup.stage("importing"):
         import torch

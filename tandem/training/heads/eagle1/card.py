@@ -16,10 +16,10 @@ tags: [speculative-decoding, eagle]
 # An EAGLE-1 head for {found["target"]}
 
 One decoder layer that predicts the next hidden state of {found["target"]}. It works with this target alone. It is laid
-out as published heads are, without an output matrix; for NxD Inference, give it the target's:
+out as published heads are, without an output matrix. NxD Inference wants the target's in it; Tandem then serves the
+result with that backend and `--eagle`:
 
     python main.py --role convert --convert eagle --draft_model FOLDER --target_model TARGET --output DRAFT
-    python main.py --role fused_target --backend nxdi --eagle --draft model --draft_model DRAFT --target_model TARGET
 
 The licence is that of the target and of the data that it generated.
 
