@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from tandem.checkpoints.convert import ConvertConfig, run_convert
 from tandem.checkpoints.eagle1 import check_grafted
-from tandem.checkpoints.locate import CheckpointError, find, weights_revision
+from tandem.checkpoints.locate import CheckpointError, find
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.loading import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
@@ -31,13 +30,11 @@ from tandem.training.heads.eagle1.loop import Eagle1Training
 from tandem.training.heads.eagle1.loss import eagle1_loss, make_eagle1_batch
 from tandem.training.heads.eagle1.module import Eagle1Head, head_config, read_eagle1
 from tandem.training.heads.eagle1.rounds import Rounds, drafted, rounds_along
-from tandem.training.heads.eagle1.settings import Eagle1TrainConfig
 from tandem.training.heads.eagle1.train import frozen, train
 from tandem.training.heads.eagle1.train import main as train_main
-from tandem.training.heads.features import FeaturesConfig, make_features
-from tandem.training.shards import ShardFolder, TrainingSequence, join
-from tests.runners.tiny import byte_tokenizer
-from tests.training.test_heads import continuations, quiet
+from tandem.training.shards import TrainingSequence
+from tests.training.eagle1_pair import make_data, make_target, training
+from tests.training.test_heads import quiet
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,34 +47,12 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of 258 tokens whose choices are clear, and follow mostly from the last token."""
-    folder = tmp_path_factory.mktemp("target")
-    byte_tokenizer().save_pretrained(folder)
-    torch.manual_seed(3)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-    module = LlamaForCausalLM(LlamaConfig(vocab_size=258, num_hidden_layers=2, eos_token_id=1, **sizes))
-    module.lm_head.weight.data *= 10
-    module.model.embed_tokens.weight.data *= 20
-    module.save_pretrained(folder)
-    return folder
+    return make_target(tmp_path_factory.mktemp("target"))
 
 
 @pytest.fixture(scope="module")
 def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    module = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    shards = ShardFolder(folder)
-    shards.claim({"target": weights_revision(find(str(target))), "seed": 1})
-    shards.write(0, join(continuations(module, np.random.default_rng(0))))
-    make_features(FeaturesConfig(folder, str(target), dtype="float32"), quiet)
-    return folder
-
-
-def training(target: Path, data: Path, output: Path, **changes: Any) -> Eagle1TrainConfig:
-    config = Eagle1TrainConfig(
-        data, output, str(target), epochs=40, batch=160, rate=4e-3, warm_up=5, noise=0.1, dtype="float32"
-    )
-    return replace(config, **changes)
+    return make_data(tmp_path_factory.mktemp("data"), target)
 
 
 @pytest.fixture(scope="module")

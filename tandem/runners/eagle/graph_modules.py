@@ -30,14 +30,22 @@ class SlotLengths:
 class HeadStep(nn.Module):
     """What the steps have in common. columns: 0, 1, ... int32, at least up to a slot's length."""
 
+    _columns: Tensor
+    _ids: Tensor
+    _shown: Tensor
+    _hidden: Tensor
+
     def __init__(self, head: EagleHead, lengths: SlotLengths, columns: Tensor) -> None:
         super().__init__()
-        self.head, self._lengths, self._columns = head, lengths, columns
+        self.head, self._lengths = head, lengths
         self._groups = head.config.num_attention_heads // head.config.num_key_value_heads
-        self._ids = head.token_ids.to(torch.int32)
         dtype = head.fc.weight.dtype
-        self._shown = torch.tensor(0.0, dtype=dtype, device=columns.device)
-        self._hidden = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=columns.device)
+        mask = torch.tensor([0.0, torch.finfo(dtype).min], dtype=dtype, device=columns.device)
+        # As buffers: freezing loses a constant that a graph names in several places.
+        self.register_buffer("_columns", columns, persistent=False)
+        self.register_buffer("_ids", head.token_ids.to(torch.int32), persistent=False)
+        self.register_buffer("_shown", mask[0].clone(), persistent=False)
+        self.register_buffer("_hidden", mask[1].clone(), persistent=False)
 
     def positions(self, starts: Tensor, width: int) -> Tensor:
         """Positions [n, width] from starts [n] on."""
