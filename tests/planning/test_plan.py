@@ -336,6 +336,28 @@ def test_a_heads_parameters_are_those_that_the_head_has(tmp_path: Path) -> None:
     assert plan.pair.draft.parameters == sum(p.numel() for p in made.parameters())
 
 
+def test_a_head_in_the_layout_of_speculators_has_the_same_plan(tmp_path: Path) -> None:
+    plan = with_head(tmp_path)
+    own = json.loads((tmp_path / "config.json").read_text())
+    named = ("architectures", "draft_vocab_size")
+    layer = {name: value for name, value in own.items() if name not in named}
+    config = {"speculators_model_type": "eagle3", "draft_vocab_size": 32000, "transformer_layer_config": layer}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = {"batch": 4, "length": 2048, "drafts": 5}
+    other = make_plan(PlanConfig("trn2.3xlarge", model("Llama-3.1-8B"), str(tmp_path), **asked))  # type: ignore[arg-type]
+    assert other.placements == plan.placements and other.pair.draft == plan.pair.draft
+
+
+def test_an_eagle1_head_for_nxd_inference_is_counted_with_its_fc(tmp_path: Path) -> None:
+    fields = {"architectures": ["LlamaForCausalLM"], "fc_bias": False}
+    head = head_folder(tmp_path, **fields)
+    plan = make_plan(PlanConfig("trn1.32xlarge", model("Llama-3.1-8B"), head, backend="nxdi", batch=1, length=1024))
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    assert plan.pair.draft is not None
+    assert plan.pair.draft.parameters == layer + 2 * 4096 * 4096 + 4096 + 2 * 128256 * 4096
+    assert placement(plan, "fused").fits
+
+
 def test_a_head_that_does_not_fit_its_place_is_refused_by_name(tmp_path: Path) -> None:
     (together,) = with_head(tmp_path, degree=4).placements
     assert not together.fits and "tp_degree 1 alone" in together.why

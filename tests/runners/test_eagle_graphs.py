@@ -276,7 +276,7 @@ def test_on_a_device_that_runs_graphs_alone_sampled_drafts_are_those_of_module_c
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_inductors_graphs_give_the_same_bits_with_a_head_and_draft(
     target: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
