@@ -9,6 +9,7 @@ PyTorch's files, or in files of another size.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tandem.checkpoints.eagle1 import FC, INPUT_NORM, check_eagle1, plain
 from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import WEIGHT_FILES, Tensors, shards_of, write_tensors
 
@@ -28,6 +30,7 @@ MOST_ERROR = 2.0**-4
 """The largest relative error of rounding to three bits of mantissa."""
 SMALLEST_NORMAL = 2.0**-6
 SCALE = "_scale"
+_SIDES = {"vocab_size": "rows", "hidden_size": "columns"}
 HEAD, EMBEDDINGS = "lm_head.weight", ("model.embed_tokens.weight", "embed_tokens.weight")
 
 
@@ -153,27 +156,45 @@ def _largest(tensor: Tensor) -> float:
 def _eagle(config: ConvertConfig, tensors: Tensors) -> Conversion:
     if config.target is None:
         raise ValueError("target_model: name the target whose output matrix the head gets")
-    if "fc.weight" not in tensors.files:
-        raise CheckpointError(f"{config.source}: no fc.weight: not an EAGLE-1 head")
+    head = check_eagle1(config.source, tensors)
     if HEAD in tensors.files:
         raise CheckpointError(f"{config.source}: has {HEAD} already")
-    target = Tensors(config.target)
-    fc = tensors["fc.weight"]
-    grafted = {HEAD: _first(target, (HEAD, *EMBEDDINGS))}  # tied models have the embeddings alone
-    if not any(name in tensors.files for name in EMBEDDINGS):
-        grafted["embed_tokens.weight"] = _first(target, EMBEDDINGS)
+    target, grafted = Tensors(config.target), _grafts(config.target, tensors)
     for name, source in grafted.items():
-        width = target[source].shape[1]
-        if width != fc.shape[0] or fc.shape[1] != 2 * width:
-            raise CheckpointError(f"{config.source}: fc.weight is {tuple(fc.shape)}, the target's {name} {width} wide")
+        rows, width = target.shape(source)
+        for field_name, ours, theirs in (
+            ("vocab_size", head.vocab_size, rows),
+            ("hidden_size", head.hidden_size, width),
+        ):
+            if ours != theirs:
+                raise CheckpointError(
+                    f"{config.source}: {field_name}: {ours}, and the target's {name} has {theirs} {_SIDES[field_name]}"
+                )
+    fc = tensors[FC]
 
     def load(name: str) -> Tensor:
         return target[grafted[name]].to(fc.dtype) if name in grafted else tensors[name]
 
     sizes = tensors.sizes()
-    sizes |= {name: target[source].numel() * fc.element_size() for name, source in grafted.items()}
+    sizes |= {name: math.prod(target.shape(source)) * fc.element_size() for name, source in grafted.items()}
     said = f"from {config.target}: {', '.join(f'{name} ({source})' for name, source in grafted.items())}"
-    return Conversion(sizes, load, lambda: said, {"fc_bias": "fc.bias" in tensors.files})
+    if any(plain(name) == INPUT_NORM for name in tensors.files):
+        said += "\nit norms its inputs: serve it with enable_eagle_draft_input_norm true in --neuron_config"
+    own: dict[str, object] = {
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "fc_bias": "fc.bias" in tensors.files,
+    }
+    return Conversion(sizes, load, lambda: said, own)
+
+
+def _grafts(folder: Path, tensors: Tensors) -> dict[str, str]:
+    """The target's tensors that the head lacks: its name of each, and the target's."""
+    target = Tensors(folder)
+    grafted = {HEAD: _first(target, (HEAD, *EMBEDDINGS))}  # tied models have the embeddings alone
+    if not any(name in tensors.files for name in EMBEDDINGS):
+        grafted["embed_tokens.weight"] = _first(target, EMBEDDINGS)
+    return grafted
 
 
 def _first(tensors: Tensors, names: tuple[str, ...]) -> str:

@@ -40,6 +40,13 @@ class Tensors:
         tensor = _unpickled(file)[name]
         return tensor.numel() * tensor.element_size()
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor."""
+        file = self.files[name]
+        if file.suffix == ".safetensors":
+            return tuple(int(size) for size in _header(file)[name]["shape"])
+        return tuple(_unpickled(file)[name].shape)
+
     def sizes(self) -> dict[str, int]:
         """Bytes of each tensor, by name."""
         return {name: self.bytes(name) for name in self.files}

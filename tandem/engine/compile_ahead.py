@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tandem.checkpoints.locate import find
+from tandem.checkpoints.locate import Checkpoint, find
 from tandem.engine.loading import ModelConfig
 from tandem.engine.rank_processes import end_with_rank_0, rank_processes
 from tandem.runners.backends import backend_named
@@ -38,12 +38,26 @@ class CompileConfig:
         if self.models.backend == "toy":
             raise ValueError("backend: toy has no graphs to compile")
 
+    @property
+    def head(self) -> Checkpoint | None:
+        """The EAGLE head that the draft model is, if it is one."""
+        draft = self.models.draft_model
+        checkpoint = find(draft) if draft and self.models.backend == "torch" else None
+        return checkpoint if checkpoint and backend_named("torch").is_head(checkpoint) else None
+
     def selected(self) -> tuple[str, ...]:
-        """Returns the parts to compile, in the order of PARTS. Raises ValueError if a draft model is missing."""
+        """Returns the parts to compile, in the order of PARTS. Raises ValueError if a draft model is missing.
+
+        A head's target has other graphs beside it ("fused") than alone ("target").
+        """
         if self.models.draft_model is None:
             if set(self.parts) - {"target"}:
                 raise ValueError("draft_model: name the draft model to compile")
             return ("target",)
+        if self.head is not None:
+            if "draft" in self.parts:
+                raise ValueError("compile_for: an EAGLE head drafts beside its target alone; compile fused")
+            return self.parts or ("fused",)
         return tuple(part for part in PARTS if part in self.parts or not self.parts)
 
 
@@ -66,7 +80,7 @@ def run_compile(config: CompileConfig) -> int:
         end_with_rank_0()
     with rank_processes(models.ranks, config.command) as others:
         link = RankLink.join(platform, models.ranks) if models.ranks.degree > 1 else None
-        for line in _made(models, platform, wanted):
+        for line in _made(models, platform, wanted, config.head):
             if not models.ranks.follows:
                 print(line, flush=True)
         if link is not None:
@@ -92,8 +106,14 @@ def _compile_by_backend(models: ModelConfig, wanted: tuple[str, ...]) -> int:
     return 0
 
 
-def _made(models: ModelConfig, platform: Platform, wanted: tuple[str, ...]) -> Iterator[str]:
+def _made(models: ModelConfig, platform: Platform, wanted: tuple[str, ...], head: Checkpoint | None) -> Iterator[str]:
     startup = Startup()
+    yield from _with_head(models, wanted, head, startup) if head else _of_models(models, wanted, startup)
+    platform.synchronize()
+    yield f"{platform.kept(models.execution.compiled)}: ready after {startup.total():.1f} s ({startup.line()})"
+
+
+def _of_models(models: ModelConfig, wanted: tuple[str, ...], startup: Startup) -> Iterator[str]:
     runners = {}
     for part, model in (("target", models.model), ("draft", models.draft_model)):
         if part in wanted or "fused" in wanted:
@@ -105,8 +125,25 @@ def _made(models: ModelConfig, platform: Platform, wanted: tuple[str, ...]) -> I
     if "fused" in wanted:
         graph, made = runners["target"].compile_fused(runners["draft"], startup)
         yield _line("fused", [f"fused-{batch}x{k}" for batch, k in graph.shapes], made)
-    platform.synchronize()
-    yield f"{platform.kept(models.execution.compiled)}: ready after {startup.total():.1f} s ({startup.line()})"
+
+
+def _with_head(models: ModelConfig, wanted: tuple[str, ...], head: Checkpoint, startup: Startup) -> Iterator[str]:
+    """The graphs of a target alone, and those of one that hands out hidden states with its head's."""
+    from tandem.runners.eagle.graph_runner import EagleGraphRunner
+
+    backend, request = backend_named("torch"), models.load_request()
+    if "target" in wanted:
+        yield from _of_models(models, ("target",), startup)
+    if "fused" not in wanted:
+        return
+    target = backend.load(backend.find(models.model), replace(request, head=head), startup)
+    assert isinstance(target, GraphRunner)
+    made = target.compile(startup)
+    yield _line(f"target {target.identity.model_name} beside its head", target.model.graph_names, made)
+    drafting = backend.load_head(head, target, request, startup)
+    assert isinstance(drafting, EagleGraphRunner)
+    made = drafting.compile(startup)
+    yield _line(f"head {drafting.identity.model_name}", drafting.graph_names, made)
 
 
 def _line(what: str, names: list[str], made: CompileStatistics) -> str:

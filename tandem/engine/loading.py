@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.checkpoints.adapters import AdapterChoice
 from tandem.checkpoints.gguf_cache import unpacked
@@ -113,14 +113,16 @@ class Loaded:
         return self.engine.runner
 
 
-async def load(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Loaded:
+async def load(
+    config: ModelConfig, batcher: Batcher, startup: Startup | None = None, head: Checkpoint | None = None
+) -> Loaded:
     """Loads and warms up the target on `batcher`'s device thread. Raises ValueError with a one-line message.
 
-    If ranks share it, each of them calls this, and the runner is a Leader.
+    If ranks share it, each of them calls this, and the runner is a Leader. `head`: the EAGLE head beside it.
     """
     shared = config.backend == "torch" and config.ranks.degree > 1
     link = await batcher.on_device(_join, config) if shared else None
-    return await _load(config, config.model, batcher, startup or Startup(), verifies=True, link=link)
+    return await _load(config, config.model, batcher, startup or Startup(), verifies=True, link=link, head=head)
 
 
 def _join(config: ModelConfig) -> RankLink:
@@ -222,12 +224,23 @@ async def load_pair(
         assert requests is not None, "what is not fused is loaded apart"
         apart = await _load_both_apart(config, requests, await load_target_tokenizer(config), batcher, startup)
         return apart.target, apart.draft
-    target = await load(config, batcher, startup)
+    target = await load(config, batcher, startup, await asyncio.to_thread(_head, config, backend))
     link = target.runner.link if isinstance(target.runner, Leader) else None
     draft = await load_draft(config, batcher, startup=startup, link=link, target=target)
     if draft is not None and isinstance(target.runner, Fuses):
         await batcher.on_device(target.runner.fuse, draft.runner, startup)
     return target, draft
+
+
+def _head(config: ModelConfig, backend: Backend) -> Checkpoint | None:
+    """The EAGLE head that the configuration names, if it names one: a target may have to know of it before it warms up.
+
+    A draft that cannot be found is reported where it is loaded.
+    """
+    with contextlib.suppress(CheckpointError):
+        checkpoint = backend.find(config.draft_model) if config.draft_model else None
+        return checkpoint if checkpoint and backend.is_head(checkpoint) else None
+    return None
 
 
 async def _load(
@@ -238,8 +251,9 @@ async def _load(
     verifies: bool,
     sole_model: bool = False,
     link: RankLink | None = None,
+    head: Checkpoint | None = None,
 ) -> Loaded:
-    backend, request = backend_named(config.backend), config.load_request(verifies, sole_model)
+    backend, request = backend_named(config.backend), replace(config.load_request(verifies, sole_model), head=head)
     backend.require()
     with startup.stage("finding weights"):
         checkpoint = await asyncio.to_thread(backend.find, model)

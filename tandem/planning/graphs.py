@@ -9,19 +9,21 @@ from tandem.planning.sharding import Route
 
 
 def graphs_of(role: str, load: Load, route: Route) -> int:
-    """Graphs of a `target`, a `draft` or a `fused` pair.
+    """Graphs of a `target`, a `draft`, a `fused` pair, or a target with its EAGLE `head`.
 
     NxD Inference: one per context bucket and one per decode bucket, whatever the role (a pair is one model there).
     Tandem's own steps where nothing but graphs may run (tandem/runners/torch/graph_model.py, fused_graph.py): a prefill
     each; a verification per row bucket; greedy and sampled proposals per row and draft bucket, and two steps of the
-    draft's logits per row bucket; a fused pair has all of them and its own per row and draft bucket.
+    draft's logits per row bucket; a fused pair has all of them and its own per row and draft bucket. An EAGLE head has
+    the graphs of a draft (tandem/runners/eagle/graph_runner.py), and none with its target.
     """
     if route is Route.NXDI:
         return len(load.context_buckets) + len(load.decode_buckets)
     rows = len({*(load.row_buckets or (1,)), load.batch})
     lengths = len({*load.draft_buckets, load.drafts})
     target, draft = 1 + rows, 1 + rows * (2 * lengths + 2)
-    return {"target": target, "draft": draft, "fused": target + draft + rows * lengths}[role]
+    both = target + draft
+    return {"target": target, "draft": draft, "fused": both + rows * lengths, "head": both}[role]
 
 
 def automatic(longest: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tandem.planning.head_shape import HeadShape
 from tandem.planning.shapes import DecoderShape
 from tandem.planning.sharding import Route, Weights, core_heads, kv_bytes_per_token, weight_bytes
 
@@ -17,6 +18,8 @@ GUARD = 128
 GRAPH_BYTES = 64 * 2**20
 USABLE = 23.5 / 25.77
 LOGIT_BYTES = 4
+TAIL = 8
+"""Committed tokens that a draft catches up on in a step (tandem/runners/protocol.py)."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 ASSUMPTIONS = (
@@ -66,13 +69,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Bytes used on one core, and its capacity."""
+    """Bytes used on one core, and its capacity. `features`: the target's hidden states, kept for an EAGLE head."""
 
     weights: int
     kv: int
     buffers: int
     graphs: int
     capacity: int
+    features: int = 0
 
     @property
     def usable(self) -> int:
@@ -80,7 +84,7 @@ class Core:
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.buffers + self.graphs
+        return self.weights + self.kv + self.features + self.buffers + self.graphs
 
     @property
     def fits(self) -> bool:
@@ -95,7 +99,16 @@ def core_of(parts: Sequence[Part], load: Load, route: Route, graphs: int, capaci
         buffers=max(buffer_bytes(p, load, route) for p in parts),  # the models of a process take turns
         graphs=graphs * GRAPH_BYTES,
         capacity=capacity,
+        features=sum(feature_bytes(p, load) for p in parts),
     )
+
+
+def feature_bytes(part: Part, load: Load) -> int:
+    """Bytes of hidden states that a target's steps keep for this part, which lie as its own cache does."""
+    if not isinstance(part.shape, HeadShape):
+        return 0
+    positions = (load.batch + 1) * (load.length + max(load.chunk, load.drafts + 1, TAIL))
+    return positions * part.shape.features * part.weights.bytes_each
 
 
 def kv_bytes(part: Part, load: Load, route: Route) -> int:
@@ -104,6 +117,8 @@ def kv_bytes(part: Part, load: Load, route: Route) -> int:
         positions = load.batch * (load.length + GUARD)
     else:
         positions = (load.batch + 1) * (load.length + max(load.chunk, load.drafts + 1))
+    if isinstance(part.shape, HeadShape):  # its drafts follow a whole tail
+        positions = (load.batch + 1) * (load.length + max(load.chunk, TAIL) + load.drafts + 1)
     return positions * kv_bytes_per_token(part.shape, part.degree, route, part.weights.bytes_each)
 
 

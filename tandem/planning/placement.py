@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tandem.planning.graphs import graphs_of
+from tandem.planning.head_shape import HeadShape
 from tandem.planning.instances import Instance
 from tandem.planning.memory import BATCHES, Core, Load, Part, core_of, largest_batch, longest_for
 from tandem.planning.shapes import DecoderShape
@@ -28,6 +29,11 @@ class Pair:
     @property
     def capacity(self) -> int:
         return self.instance.core_bytes(self.lnc)
+
+    @property
+    def head(self) -> bool:
+        """Whether the draft is an EAGLE-3 head, which runs in its target's process, and one process alone."""
+        return isinstance(self.draft, HeadShape)
 
     def allowed(self, shape: DecoderShape, cores: int) -> list[Degree]:
         found = degrees(shape, self.instance.chip, cores, self.route)
@@ -72,7 +78,7 @@ class Placement:
 def process_of(pair: Pair, role: str, degree: int) -> Process:
     """The process of a role on `degree` cores, whether it fits or not."""
     parts, remarks = parts_of(pair, role, degree)
-    graphs = graphs_of(role, pair.load, pair.route)
+    graphs = graphs_of("head" if pair.head and role == "fused" else role, pair.load, pair.route)
     where = (pair.route, graphs, pair.capacity)
     core = core_of(parts, pair.load, *where)
     loads = [(batch, longest_for(parts, pair.load, *where, batch)) for batch in BATCHES] if core.fits else []
@@ -108,6 +114,8 @@ def parts_of(pair: Pair, role: str, degree: int) -> tuple[list[Part], list[str]]
 def fused(pair: Pair, cores: int, degree: int | None = None) -> Placement:
     """The fused placement, at the widest allowed degree or at `degree`."""
     options = [d.degree for d in pair.allowed(pair.target, cores) if degree in (None, d.degree)]
+    if pair.head and not (options := [option for option in options if option == 1]):
+        return Placement("fused", cores, (), "processes that share a target serve no EAGLE head: tp_degree 1 alone")
     if not options:
         return Placement("fused", cores, (), f"no allowed degree for {pair.target.name} on {cores} cores")
     process = process_of(pair, "fused", options[-1])
@@ -147,11 +155,13 @@ def _full(architecture: str, cores: int, process: Process) -> Placement:
 def compared(pair: Pair, cores: int | None, degree: int | None) -> tuple[Placement, ...]:
     """Fused and distributed on `cores` cores; None: on the fewest that hold both, else on the fewest that hold fused.
 
-    Without a draft: the target alone, on the fewest cores.
+    Without a draft: the target alone, on the fewest cores. With an EAGLE head: fused alone.
     """
     every = pair.instance.cores(pair.lnc)
     if pair.draft is None:
         return (_alone(pair, cores or degree or every, degree, smallest=cores is None and degree is None),)
+    if pair.head:
+        return (fused(pair, cores or degree or 1, degree),)
     if cores is not None or degree is not None:
         chosen = cores or degree or every
         return fused(pair, chosen, degree), distributed(pair, chosen, degree)

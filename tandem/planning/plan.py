@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.planning.graphs import bucket_list
+from tandem.planning.head_shape import HeadShape, read_head_shape
 from tandem.planning.instances import Instance, instance_named
 from tandem.planning.memory import Load
 from tandem.planning.placement import (
@@ -94,8 +95,10 @@ def make_plan(config: PlanConfig, instance: Instance | None = None) -> Plan:
     instance = instance or instance_named(config.instance)
     lnc = instance.lnc(config.lnc)
     target = read_shape(config.target_model, "target_model")
-    draft = read_shape(config.draft_model, "draft_model") if config.draft_model else None
+    draft = _draft(config.draft_model, target) if config.draft_model else None
     route = route_for(config.backend, instance)
+    if isinstance(draft, HeadShape) and route is Route.NXDI:
+        raise ValueError("draft_model: an EAGLE-3 head, and NxD Inference serves EAGLE-1 heads alone here")
     _check_lengths(config, target, draft)
     each = BYTES[config.dtype]
     pair = Pair(
@@ -114,8 +117,13 @@ def make_plan(config: PlanConfig, instance: Instance | None = None) -> Plan:
     placements = compared(pair, config.cores, config.degree)
     budget = compile_budget(placements, config.compile_minutes)
     remarks = (*_remarks(config, pair), *pair_remark(pair, placements), *budget, *advice(pair, placements))
-    draft_degrees = degrees(draft, instance.chip, instance.cores(lnc), route) if draft else ()
+    apart = draft is not None and not pair.head
+    draft_degrees = degrees(draft, instance.chip, instance.cores(lnc), route) if draft and apart else ()
     return Plan(pair, rows, draft_degrees, placements, remarks)
+
+
+def _draft(folder: str, target: DecoderShape) -> DecoderShape:
+    return read_head_shape(folder, target) or read_shape(folder, "draft_model")
 
 
 def route_for(backend: str, instance: Instance) -> Route:
@@ -206,6 +214,8 @@ def _remarks(config: PlanConfig, pair: Pair) -> Iterator[str]:
     if pair.route is Route.NXDI and draft:
         k = pair.load.drafts
         yield f"Speculation length {k} is {k + 1} in NxD Inference's count, which includes the committed token."
+    if isinstance(draft, HeadShape):
+        yield "The head is counted without an embedding; one that has its own holds that too, and its target its own."
     if draft and draft.vocabulary != pair.target.vocabulary:
         yield f"Vocabularies differ ({pair.target.vocabulary} and {draft.vocabulary}): servers refuse such a pair."
     if chip.family == "trn3":

@@ -28,7 +28,10 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """The dimensions of a dense Llama-like decoder. `converted`: its checkpoint's own quantization, if any."""
+    """The dimensions of a dense Llama-like decoder. `converted`: its checkpoint's own quantization, if any.
+
+    `eagle1`: it is an EAGLE-1 head as NxD Inference loads it (`--role convert --convert eagle`).
+    """
 
     name: str
     model_type: str
@@ -43,6 +46,7 @@ class DecoderShape:
     tied: bool
     bias: bool
     converted: Converted | None = None
+    eagle1: bool = False
 
     def linears(self) -> tuple[Linear, ...]:
         q, kv, h, i = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.hidden, self.intermediate
@@ -58,16 +62,23 @@ class DecoderShape:
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of all norms; Qwen3 also normalizes queries and keys."""
+        """Parameters of all norms; Qwen3 also normalizes queries and keys. An EAGLE-1 head has one norm."""
+        if self.eagle1:
+            return self.hidden
         each = 2 * self.hidden + (2 * self.head_dim if self.model_type == "qwen3" else 0)
         return self.layers * each + self.hidden
+
+    @property
+    def fc_parameters(self) -> int:
+        """Parameters of the matrix by which an EAGLE-1 head reads embedding and hidden state as one input."""
+        return 2 * self.hidden * self.hidden if self.eagle1 else 0
 
     @property
     def parameters(self) -> int:
         """Number of parameters as published: a tied output matrix counts once."""
         each = sum(linear.parameters for linear in self.linears())
         tables = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        return self.layers * each + self.norm_parameters + tables
+        return self.layers * each + self.fc_parameters + self.norm_parameters + tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,15 @@ class Converted:
 
 def read_shape(folder: str, field: str) -> DecoderShape:
     """The shape of the model in `folder`; `field` names the flag in errors. Raises ValueError, one line."""
+    path, config = read_config(folder, field)
+    try:
+        return shape_of(config, path.parent.name)
+    except ValueError as error:
+        raise ValueError(f"{field}: {path}: {error}") from None
+
+
+def read_config(folder: str, field: str) -> tuple[Path, dict[str, Any]]:
+    """The config.json in `folder`, and where it is. Raises ValueError, one line."""
     path = Path(folder)
     path = path if path.name == "config.json" else path / "config.json"
     try:
@@ -93,10 +113,7 @@ def read_shape(folder: str, field: str) -> DecoderShape:
         raise ValueError(f"{field}: {path} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{field}: {path} is not a model's configuration")
-    try:
-        return shape_of(config, path.parent.name)
-    except ValueError as error:
-        raise ValueError(f"{field}: {path}: {error}") from None
+    return path, config
 
 
 def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
@@ -106,28 +123,30 @@ def shape_of(config: Mapping[str, Any], name: str) -> DecoderShape:
         raise ValueError(
             f"model_type: {kind!r} is not one of {', '.join(DENSE)}, the dense decoders that a plan counts"
         )
-    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    kv_heads = _count(config, "num_key_value_heads", heads)
+    hidden, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
+    kv_heads = count(config, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise ValueError(f"num_key_value_heads: {kv_heads} does not divide num_attention_heads {heads}")
     return DecoderShape(
         name=name,
         model_type=kind,
         hidden=hidden,
-        intermediate=_count(config, "intermediate_size"),
-        layers=_count(config, "num_hidden_layers"),
+        intermediate=count(config, "intermediate_size"),
+        layers=count(config, "num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=_count(config, "head_dim", hidden // heads),
-        vocabulary=_count(config, "vocab_size"),
-        longest=_count(config, "max_position_embeddings"),
+        head_dim=count(config, "head_dim", hidden // heads),
+        vocabulary=count(config, "vocab_size"),
+        longest=count(config, "max_position_embeddings"),
         tied=bool(config.get("tie_word_embeddings", False)),
         bias=bool(config.get("attention_bias", False)) or kind == "qwen2",
         converted=_converted(config.get("quantization_config")),
+        eagle1="fc_bias" in config,
     )
 
 
-def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A size; `default`: where it is absent or null. Raises ValueError."""
     value = config.get(key)
     if value is None:
         value = default

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from tandem.planning.head_shape import HeadShape
 from tandem.planning.instances import Chip
 from tandem.planning.shapes import Converted, DecoderShape, Linear
 
@@ -53,7 +54,9 @@ def core_heads(shape: DecoderShape, degree: int, route: Route) -> tuple[int, int
 
 
 def weight_bytes(shape: DecoderShape, degree: int, route: Route, weights: Weights) -> int:
-    """Bytes of weights on one core."""
+    """Bytes of weights on one core. A head is whole on each."""
+    if isinstance(shape, HeadShape):
+        return shape.parameters * weights.bytes_each
     q, kv = core_heads(shape, degree, route)
     units = {"q": q * shape.head_dim, "kv": kv * shape.head_dim, "columns": -(-shape.intermediate // degree)}
     total = 0
@@ -61,7 +64,10 @@ def weight_bytes(shape: DecoderShape, degree: int, route: Route, weights: Weight
         for layer in range(shape.layers):
             eight = weights.eight_bit is not None and weights.eight_bit.covers(f"model.layers.{layer}.{linear.name}")
             total += _linear_bytes(shape, linear, units[linear.split], weights.bytes_each, eight)
-    return total + (shape.norm_parameters + _table_weights(shape, degree, route)) * weights.bytes_each
+    return (
+        total
+        + (shape.fc_parameters + shape.norm_parameters + _table_weights(shape, degree, route)) * weights.bytes_each
+    )
 
 
 def _linear_bytes(shape: DecoderShape, linear: Linear, unit: int, bytes_each: int, eight: bool) -> int:

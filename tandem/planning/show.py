@@ -89,7 +89,9 @@ def _degree_row(degree: Degree, process: Process | None) -> tuple[str, ...]:
 
 
 def _figures(core: Core) -> tuple[str, ...]:
-    return tuple(gb(n) for n in (core.weights, core.kv, core.buffers, core.graphs, core.total, core.usable))
+    return tuple(
+        gb(n) for n in (core.weights, core.kv + core.features, core.buffers, core.graphs, core.total, core.usable)
+    )
 
 
 def _placement_lines(placement: Placement) -> Iterator[str]:
@@ -108,6 +110,8 @@ def _placement_lines(placement: Placement) -> Iterator[str]:
         longest = ", ".join(f"{rows} x {length}" for rows, length in process.loads)
         yield f"  {process.role}: most rows x tokens: {longest}"
         yield from (f"  {process.role}: {remark}" for remark in process.remarks)
+        if process.core.features:
+            yield f"  {process.role}: KV holds {gb(process.core.features)} GB of the target's hidden states"
 
 
 def _idle_words(placement: Placement) -> str:
@@ -189,6 +193,7 @@ def _process_json(process: Process) -> dict[str, Any]:
         "bytes_per_core": {
             "weights": core.weights,
             "kv": core.kv,
+            "features": core.features,
             "buffers": core.buffers,
             "graphs": core.graphs,
             "total": core.total,

@@ -41,7 +41,7 @@ class LoadRequest:
     """How a model is to be loaded.
 
     `verifies`: it is a target, else a draft. `sole_model`: no other model shares its device thread. `settings`: the
-    backend's own, if any were given.
+    backend's own, if any were given. `head`: the EAGLE head that will read a target's hidden states, if one is to.
     """
 
     execution: Execution
@@ -49,6 +49,7 @@ class LoadRequest:
     settings: BackendSettings | None = None
     verifies: bool = True
     sole_model: bool = False
+    head: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

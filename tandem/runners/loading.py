@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tandem.checkpoints.eagle1 import is_eagle1
 from tandem.checkpoints.gguf_cache import unpacked
 from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import (
@@ -128,6 +129,10 @@ def load_runner(
     if is_head(Path(checkpoint.folder)):
         raise CheckpointError(
             f"{checkpoint.folder}: an EAGLE-3 head, which runs beside its target alone: fused_target --draft_model"
+        )
+    if is_eagle1(Path(checkpoint.folder)):
+        raise CheckpointError(
+            f"{checkpoint.folder}: an EAGLE-1 head, which NxD Inference alone serves: fused_target --eagle"
         )
     with startup.stage("importing"):
         import torch

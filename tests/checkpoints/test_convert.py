@@ -11,8 +11,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from tandem.checkpoints.eagle1 import check_grafted
+from tandem.checkpoints.locate import CheckpointError
 from tandem.checkpoints.tensors import Tensors
 from tandem.cli import main
+from tests.checkpoints.heads import eagle1_folder, eagle1_tensors
 from tests.runners.tiny import model_folder
 
 FACTOR = 448 / 240
@@ -81,36 +84,77 @@ def test_what_is_not_ocp_fp8_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
         assert not (tmp_path / f"o{case}" / "config.json").exists(), "what is not finished is no model"
 
 
+@pytest.mark.parametrize("pickled", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-def test_an_eagle_head_gets_the_targets_output_matrix(tmp_path: Path, tied: bool) -> None:
+def test_an_eagle_head_gets_the_targets_output_matrix(tmp_path: Path, tied: bool, pickled: bool) -> None:
     matrix, table = torch.randn(10, 8), torch.randn(10, 8)
     target = {"model.embed_tokens.weight": table} | ({} if tied else {"lm_head.weight": matrix})
-    head = {"fc.weight": torch.randn(8, 16, dtype=torch.float16), "layers.0.mlp.up_proj.weight": torch.randn(4, 8)}
-    asked = ("--draft_model", str(folder(tmp_path / "head", head)), "--target_model")
+    head = eagle1_tensors()
+    asked = ("--draft_model", str(eagle1_folder(tmp_path / "head", head, pickled)), "--target_model")
     asked += (str(folder(tmp_path / "target", target)), "--output", str(tmp_path / "grafted"))
     assert convert("--convert", "eagle", *asked) == 0
     grafted = load_file(tmp_path / "grafted" / "model.safetensors")
     assert torch.equal(grafted["lm_head.weight"], (table if tied else matrix).to(torch.float16))
     assert torch.equal(grafted["embed_tokens.weight"], table.to(torch.float16))
     assert {name: grafted[name].tolist() for name in head} == {name: one.tolist() for name, one in head.items()}
-    assert json.loads((tmp_path / "grafted" / "config.json").read_text())["fc_bias"] is False
+    config = json.loads((tmp_path / "grafted" / "config.json").read_text())
+    assert config["fc_bias"] is False and config["num_hidden_layers"] == 1 and config["tie_word_embeddings"] is False
+    check_grafted(tmp_path / "grafted", 8, 10, normed_inputs=False)
 
 
-def test_a_head_of_another_width_or_one_that_is_whole_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_a_head_has_of_its_own_is_kept_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    norm, bias = {"layers.0.input_layernorm.weight": torch.ones(8)}, {"fc.bias": torch.ones(8)}
+    head = eagle1_tensors(vocabulary=10) | norm | bias
+    target = folder(
+        tmp_path / "target", {"lm_head.weight": torch.ones(10, 8), "embed_tokens.weight": torch.ones(10, 8)}
+    )
+    source, output = eagle1_folder(tmp_path / "head", head), tmp_path / "grafted"
+    words = ("--draft_model", str(source), "--target_model", str(target), "--output", str(output))
+    assert convert("--convert", "eagle", *words) == 0
+    assert "serve it with enable_eagle_draft_input_norm true" in capsys.readouterr().out
+    grafted = load_file(output / "model.safetensors")
+    assert torch.equal(grafted["embed_tokens.weight"], head["embed_tokens.weight"])
+    assert json.loads((output / "config.json").read_text())["fc_bias"] is True
+    check_grafted(output, 8, 10, normed_inputs=True)
+    with pytest.raises(CheckpointError, match=r"has layers\.0\.input_layernorm\.weight: set enable_eagle_draft_in"):
+        check_grafted(output, 8, 10, normed_inputs=False)
+
+
+WHOLE = eagle1_tensors()
+OTHER = {
+    "another width": (eagle1_tensors(6), {}, "fc.weight is [6, 12], not [8, 16] as config.json has it"),
+    "another target's": (
+        eagle1_tensors(6),
+        {"hidden_size": 6},
+        "hidden_size: 6, and the target's lm_head.weight has 8",
+    ),
+    "another vocabulary": (WHOLE, {"vocab_size": 12}, "vocab_size: 12, and the target's lm_head.weight has 10 rows"),
+    "whole already": (WHOLE | {"lm_head.weight": torch.ones(10, 8)}, {}, "has lm_head.weight already"),
+    "no head": ({"layers.0.w": torch.ones(1)}, {}, "no fc.weight: not an EAGLE-1 head"),
+    "two layers": (WHOLE, {"num_hidden_layers": 2}, "num_hidden_layers: 2 is not 1"),
+    "half a layer": (
+        {name: one for name, one in WHOLE.items() if "k_proj" not in name},
+        {},
+        "the head lacks layers.0.self_attn.k_proj.weight",
+    ),
+    "EAGLE-3": (WHOLE | {"d2t": torch.ones(4)}, {}, "the head has d2t, which EAGLE-1 heads do not have"),
+    "no sizes": (WHOLE, {"intermediate_size": None}, "intermediate_size: None is not a number above 0"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_a_head_that_does_not_fit_is_refused_by_name(
+    tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = folder(tmp_path / "target", {"lm_head.weight": torch.ones(4, 8), "embed_tokens.weight": torch.ones(4, 8)})
-    for case, (head, why) in enumerate(
-        (
-            ({"fc.weight": torch.ones(6, 12)}, "fc.weight is (6, 12), the target's lm_head.weight 8 wide"),
-            ({"fc.weight": torch.ones(8, 16), "lm_head.weight": torch.ones(4, 8)}, "has lm_head.weight already"),
-            ({"layers.0.w": torch.ones(1)}, "no fc.weight: not an EAGLE-1 head"),
-        )
-    ):
-        source = folder(tmp_path / f"h{case}", head)
-        words = ("--draft_model", str(source), "--target_model", str(target), "--output", str(tmp_path / f"o{case}"))
-        assert convert("--convert", "eagle", *words) == 2
-        assert why in capsys.readouterr().err
+    target = folder(
+        tmp_path / "target", {"lm_head.weight": torch.ones(10, 8), "embed_tokens.weight": torch.ones(10, 8)}
+    )
+    tensors, config, why = OTHER[case]
+    source, output = eagle1_folder(tmp_path / "head", tensors, **config), tmp_path / "out"
+    words = ("--draft_model", str(source), "--target_model", str(target), "--output", str(output))
+    assert convert("--convert", "eagle", *words) == 2
+    assert why in capsys.readouterr().err
+    assert not (output / "config.json").exists()
 
 
 def test_pytorchs_files_become_safetensors_of_the_size_asked_for(tmp_path: Path) -> None:

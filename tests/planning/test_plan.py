@@ -12,7 +12,7 @@ from tandem.cli.configuration import plan_config
 from tandem.planning.instances import INSTANCES, instance_named
 from tandem.planning.memory import GRAPH_BYTES, core_of
 from tandem.planning.placement import Placement, parts_of, process_of
-from tandem.planning.plan import Plan, make_plan
+from tandem.planning.plan import Plan, PlanConfig, make_plan
 from tests.planning.support import model, planned
 
 SEED_405B = dict(
@@ -287,3 +287,90 @@ def test_a_fused_pair_on_nxd_inference_says_whether_its_models_fit_apart_as_well
         "trn2.48xlarge", "Qwen3-32B", "Qwen3-1.7B", backend="nxdi", batch=4, length=1024, drafts=6, degree=32
     )
     assert any("which fits (--pair both" in remark for remark in wide.remarks)
+
+
+# --- EAGLE heads ---
+
+
+def head_folder(folder: Path, **fields: object) -> str:
+    """The config.json of SpecForge's layout, for Llama-3.1-8B: a head as published ones are."""
+    own = json.loads(Path(model("Llama-3.1-8B"), "config.json").read_text())
+    config = own | {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_scaling": None} | fields))
+    return str(folder)
+
+
+def with_head(folder: Path, **settings: object) -> Plan:
+    head = head_folder(folder)
+    asked = {"batch": 4, "length": 2048, "drafts": 5, **settings}
+    return make_plan(PlanConfig("trn2.3xlarge", model("Llama-3.1-8B"), head, **asked))  # type: ignore[arg-type]
+
+
+def test_a_head_is_planned_beside_its_target_with_its_cache_and_the_hidden_states_it_reads(tmp_path: Path) -> None:
+    plan = with_head(tmp_path)
+    (together,) = plan.placements
+    (process,) = together.processes
+    assert (together.architecture, process.role, process.degrees) == ("fused", "fused", (1, 1))
+    head, hidden, wide = 4096 * 14336 * 3, 4096, 2 * 4096
+    head += 3 * hidden * hidden + wide * hidden + 2 * wide * 1024 + hidden * hidden + 32000 * hidden + 4 * hidden
+    assert plan.pair.draft is not None and plan.pair.draft.parameters == head
+    alone = process_of(plan.pair, "target", 1)
+    assert process.core.weights - alone.core.weights == 2 * head
+    assert process.core.kv - alone.core.kv == 5 * (2048 + 64 + 6) * 2 * 8 * 128 * 2
+    assert process.core.features == 5 * (2048 + 64) * 3 * hidden * 2
+    assert process.graphs == 3 + 9, "the target's, and a draft's; none of both"
+    assert process.core.total == sum(
+        getattr(process.core, part) for part in ("weights", "kv", "features", "buffers", "graphs")
+    )
+
+
+def test_a_heads_parameters_are_those_that_the_head_has(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from tandem.checkpoints.head_config import read_head_config
+    from tandem.runners.eagle.module import EagleHead
+
+    plan = with_head(tmp_path)
+    with torch.device("meta"):
+        made = EagleHead(read_head_config(tmp_path))
+    assert plan.pair.draft is not None
+    assert plan.pair.draft.parameters == sum(p.numel() for p in made.parameters())
+
+
+def test_a_head_in_the_layout_of_speculators_has_the_same_plan(tmp_path: Path) -> None:
+    plan = with_head(tmp_path)
+    own = json.loads((tmp_path / "config.json").read_text())
+    named = ("architectures", "draft_vocab_size")
+    layer = {name: value for name, value in own.items() if name not in named}
+    config = {"speculators_model_type": "eagle3", "draft_vocab_size": 32000, "transformer_layer_config": layer}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = {"batch": 4, "length": 2048, "drafts": 5}
+    other = make_plan(PlanConfig("trn2.3xlarge", model("Llama-3.1-8B"), str(tmp_path), **asked))  # type: ignore[arg-type]
+    assert other.placements == plan.placements and other.pair.draft == plan.pair.draft
+
+
+def test_an_eagle1_head_for_nxd_inference_is_counted_with_its_fc(tmp_path: Path) -> None:
+    fields = {"architectures": ["LlamaForCausalLM"], "fc_bias": False}
+    head = head_folder(tmp_path, **fields)
+    plan = make_plan(PlanConfig("trn1.32xlarge", model("Llama-3.1-8B"), head, backend="nxdi", batch=1, length=1024))
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    assert plan.pair.draft is not None
+    assert plan.pair.draft.parameters == layer + 2 * 4096 * 4096 + 4096 + 2 * 128256 * 4096
+    assert placement(plan, "fused").fits
+
+
+def test_a_head_that_does_not_fit_its_place_is_refused_by_name(tmp_path: Path) -> None:
+    (together,) = with_head(tmp_path, degree=4).placements
+    assert not together.fits and "tp_degree 1 alone" in together.why
+    with pytest.raises(ValueError, match="NxD Inference serves EAGLE-1 heads alone here"):
+        with_head(tmp_path, backend="nxdi")
+    with pytest.raises(ValueError, match="target_hidden_size: 4096 is not 5120"):
+        make_plan(PlanConfig("trn2.3xlarge", model("Qwen3-32B"), head_folder(tmp_path, vocab_size=151936)))
+    with pytest.raises(ValueError, match="vocab_size: 128256 is not 151936, as the target needs it"):
+        make_plan(PlanConfig("trn2.3xlarge", model("Qwen3-32B"), head_folder(tmp_path)))
+
+
+def test_the_command_tells_what_a_heads_hidden_states_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pair = ["--target_model", model("Llama-3.1-8B"), "--draft_model", head_folder(tmp_path)]
+    assert run(*pair, "--instance", "trn2.3xlarge", "--sequence_length", "2048") == 0
+    out = capsys.readouterr().out
+    assert "fused: KV holds 0.26 GB of the target's hidden states" in out and "distributed" not in out

@@ -32,7 +32,6 @@ from tandem.runners.pages import PAGE
 from tandem.runners.protocol import Limits, PrefillRow, ProposeRow, RunnerIdentity, VerifyRow
 from tandem.runners.startup import Startup
 from tandem.runners.torch.backend import BACKEND
-from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.speculation.types import Chunk, GenerationRequest, Rule, SamplingParams, SpeculationStats
 from tests.runners.tiny import model_folder
 
@@ -423,8 +422,6 @@ def test_whoever_cannot_serve_a_head_says_who_can(target: Path, folder: Path) ->
         DraftChoice("eagle").resolve()
     with pytest.raises(ValueError, match="eagle needs an EAGLE-3 head"):
         with_pair(models(target, "off", "float32", DraftChoice("eagle", str(target))), lambda *_: None)
-    with pytest.raises(ValueError, match="use --compile native or off"):
-        GraphRunner.hand_out(None, (1, 1, 2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="leave --tp_degree out"):
         load_head(BACKEND.find(str(folder)), object(), Startup())  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="runs beside its target alone"):

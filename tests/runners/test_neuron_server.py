@@ -22,8 +22,10 @@ from tandem.engine.loading import ModelConfig, load
 from tandem.rpc.channel import DRAFT, FUSED, TARGET
 from tandem.rpc.errors import TandemError
 from tandem.rpc.generation_client import GenerationClient
+from tandem.runners.eagle.files import write_head
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import GenerationRequest, Rule
+from tests.runners.test_eagle import a_head
 from tests.runners.tiny import model_folder
 from tests.support import GREEDY, SAMPLED, ServerProcess, answer, run
 
@@ -118,6 +120,16 @@ def test_a_fused_server_runs_on_what_a_device_takes(
 ) -> None:
     words = ("--role", "fused_target", "--target_model", models[0], "--draft", "model", "--draft_model", models[1])
     with strict(tmp_path / "fused", *words) as server:
+        run(served(server.wait_ready(STARTS), FUSED, expected))
+        clean(report(server))
+
+
+def test_a_fused_server_with_an_eagle_head_runs_on_what_a_device_takes(
+    models: tuple[str, str], expected: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    write_head(tmp_path / "head", a_head())
+    words = ("--role", "fused_target", "--target_model", models[0], "--draft", "eagle")
+    with strict(tmp_path / "fused", *words, "--draft_model", str(tmp_path / "head")) as server:
         run(served(server.wait_ready(STARTS), FUSED, expected))
         clean(report(server))
 

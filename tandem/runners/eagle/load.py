@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandem.checkpoints.head_config import HeadConfig
+from tandem.checkpoints.head_config import HeadConfig, read_head_config
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.runners.eagle.features import HandsOutFeatures
 from tandem.runners.protocol import Runner, RunnerIdentity
@@ -15,6 +15,11 @@ from tandem.runners.torch.platforms import platform_of
 
 if TYPE_CHECKING:
     from tandem.runners.loading import Execution
+
+SHARED = (
+    "draft: an EAGLE head needs the target's hidden states, which a target shared by several processes does not hand"
+    " out; leave --tp_degree out, or use --draft model"
+)
 
 log = logging.getLogger("tandem.engine")
 
@@ -25,16 +30,14 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
     Beside native steps it runs native too, in the format that `execution` asks for (None: the default one).
     """
     if not isinstance(target, HandsOutFeatures):
-        raise ValueError(
-            "draft: an EAGLE head needs the target's hidden states, which a target shared by several processes does"
-            " not hand out; leave --tp_degree out, or use --draft model"
-        )
+        raise ValueError(SHARED)
     from tandem.runners.eagle.files import read_head
     from tandem.runners.eagle.runner import EagleRunner
     from tandem.runners.loading import Execution
     from tandem.runners.native import NativeUnavailable
     from tandem.runners.native.load_head import load_native_head
     from tandem.runners.native.runner import NativeRunner
+    from tandem.runners.torch.graph_runner import GraphRunner
 
     folder = Path(checkpoint.folder)
     with startup.stage("loading"):
@@ -67,7 +70,28 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
         except NativeUnavailable as error:
             log.info("%s runs as module code: %s", checkpoint.name, error)
     head = head.to(device=features.values.device, dtype=features.values.dtype)
-    return EagleRunner(head, features, embedding, target.limits, identity, platform)
+    made = (head, features, embedding, target.limits, identity, platform)
+    if isinstance(target, GraphRunner):
+        from tandem.runners.eagle.graph_runner import EagleGraphRunner
+
+        return EagleGraphRunner(*made, target)
+    return EagleRunner(*made)
+
+
+def expect_head(checkpoint: Checkpoint, target: Runner) -> None:
+    """Makes the graphs of a target that is not warm yet hand out what the head of `checkpoint` reads.
+
+    Other targets need not know ahead. Raises ValueError, one line.
+    """
+    from tandem.runners.torch.graph_runner import GraphRunner
+
+    if isinstance(target, GraphRunner):
+        if target.model.ranks > 1:
+            raise ValueError(SHARED)
+        folder = Path(checkpoint.folder)
+        config = read_head_config(folder)
+        _check_vocabulary(folder, config, target)
+        target.hand_out(config.taps(target.layer_count))
 
 
 def _check_vocabulary(folder: Path, config: HeadConfig, target: Runner) -> None:

@@ -120,9 +120,14 @@ class EagleHead(nn.Module):
         x = torch.cat((layer.input_layernorm(embeds), normed), dim=-1)
         parts = (attention.q_proj(x), attention.k_proj(x), attention.v_proj(x))
         q, k, v = (part.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2) for part in parts)
-        cosines, sines = self._rotary[0].to(x.device)(x, positions)
+        cosines, sines = self._rotary_on(x.device)(x, positions)
         q, k = apply_rotary_pos_emb(q, k, cosines, sines)
         return normed if self.config.norm_before_residual else hidden, q, k, v
+
+    def _rotary_on(self, device: torch.device) -> Any:
+        """The rotary tables. They move where they must; in a graph a move would write them at every step."""
+        rotary = self._rotary[0]
+        return rotary if rotary.inv_freq.device == device else rotary.to(device)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """The head's hidden state [rows, width, hidden] from attended values [rows, heads, width, head_dim]."""

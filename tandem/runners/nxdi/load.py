@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tandem.checkpoints.eagle1 import check_grafted
+from tandem.checkpoints.head_config import is_head
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.runners.nxdi.adapters import NxdiAdapters, read_adapters
 from tandem.runners.nxdi.artifacts import CompiledFolder, compiled
@@ -91,12 +95,29 @@ def _planned_pair(
     target: Checkpoint, draft: Checkpoint, execution: Execution, shape: Shape, settings: NxdiSettings
 ) -> tuple[Build, ModelFacts, ModelFacts, CompiledFolder]:
     build = plan_build(_request(Kind.FUSED, execution, shape), settings, read_adapters(settings.adapters))
+    _check_head(target, draft, build)
     own, other = facts(target, build.max_length), facts(draft, build.max_length)
     if own.vocab_size != other.vocab_size:
         raise CheckpointError(
             f"{other.folder}: {other.vocab_size} token ids, the target has {own.vocab_size}; a fused graph has one"
         )
     return build, own, other, _wanted(build, target, own, (draft, other), settings)
+
+
+def _check_head(target: Checkpoint, draft: Checkpoint, build: Build) -> None:
+    """Raises CheckpointError unless the draft is an EAGLE-1 head that fits where one is asked for, and else none."""
+    folder = Path(draft.folder)
+    if is_head(folder):
+        raise CheckpointError(
+            f"{folder}: an EAGLE-3 head, and NxD Inference serves EAGLE-1 heads alone here: --draft model --eagle"
+        )
+    if build.eagle:
+        if (kind := facts(draft, build.max_length).model_type) != "llama":
+            raise CheckpointError(f"{folder}: model_type: {kind!r}: NxD Inference's EAGLE-1 heads are llama")
+        config = json.loads((Path(target.folder) / "config.json").read_text(encoding="utf-8"))
+        inner = config.get("text_config") or config
+        normed = bool((build.draft or {}).get("enable_eagle_draft_input_norm"))
+        check_grafted(folder, inner.get("hidden_size"), int(inner["vocab_size"]), normed)
 
 
 def start_on_device(build: Build, target: ModelFacts, draft: ModelFacts | None, wanted: CompiledFolder) -> Application:

@@ -28,7 +28,10 @@ from tandem.runners.torch.graphs import CompileStatistics, Graph, GraphRefused
 
 log = logging.getLogger("tandem.engine")
 KEPT = 6  # folders kept on disk: a fused server needs three; each graph contains the weights once
-_SOURCES = ("graph_modules.py", "sampled_modules.py", "model.py", "slot_cache.py", "kernels.py")
+_SOURCES = (
+    *("graph_modules.py", "sampled_modules.py", "model.py", "graph_model.py", "slot_cache.py", "kernels.py"),
+    *("../eagle/graph_modules.py", "../eagle/graph_taps.py", "../eagle/module.py"),
+)
 
 
 class PackageCompiler:

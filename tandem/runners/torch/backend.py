@@ -36,7 +36,13 @@ class TorchBackend:
         return True
 
     def load(self, checkpoint: Checkpoint, request: LoadRequest, startup: Startup) -> Runner:
-        return load_runner(checkpoint, request.execution, request.shape, request.verifies, request.sole_model, startup)
+        own = (request.execution, request.shape, request.verifies, request.sole_model)
+        runner = load_runner(checkpoint, *own, startup)
+        if request.head is not None:
+            from tandem.runners.eagle.load import expect_head
+
+            expect_head(request.head, runner)
+        return runner
 
     def load_pair(
         self, target: Checkpoint, draft: Checkpoint, request: LoadRequest, startup: Startup

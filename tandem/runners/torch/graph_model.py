@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem.runners.eagle.features import TargetFeatures
+from tandem.runners.eagle.graph_taps import tap
 from tandem.runners.protocol import TAIL, ProposeRow
 from tandem.runners.torch.buckets import Buckets
 from tandem.runners.torch.graph_modules import PrefillModule, ProposeModule, VerifyModule, padded, propose_row
@@ -29,11 +31,33 @@ class GraphModel(TorchModel):
         super().__init__(*arguments, **{**options, "packed": False})
         self._graphs: dict[tuple[str, int, int], Graph] = {}
         self._buffers = self.slots.buffers
+        self._layers: tuple[int, ...] = ()
 
     @property
     def buffers(self) -> list[Tensor]:
-        """The slot cache's tensors, which graphs take as arguments."""
+        """The slot cache's tensors, and the features where steps hand them out: what graphs take as arguments."""
         return self._buffers
+
+    @property
+    def hands_out(self) -> bool:
+        return bool(self._layers)
+
+    def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
+        """Graphs made from now on write the hidden states after so many `layers` as well."""
+        features = self.new_features(layers)
+        tap(self.module, layers)
+        self._layers = tuple(layers)
+        self._buffers = [*self.slots.buffers, features.values.flatten(0, 1)[None]]
+        return features
+
+    def traced(
+        self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int, head: bool = True
+    ) -> Tensor:
+        positions, cache = self._placed(buffers, slots, tokens, starts, length)
+        out = self._run(tokens, positions, length, cache, head)
+        if self._layers:
+            cache.keep(buffers[-1], self._layers)
+        return out
 
     @property
     def graph_names(self) -> list[str]:

@@ -34,7 +34,7 @@ from tandem.runners.protocol import (
     sized,
 )
 from tandem.runners.startup import Startup
-from tandem.runners.torch.buckets import RequestedBuckets, buckets_for
+from tandem.runners.torch.buckets import Buckets, RequestedBuckets, buckets_for
 from tandem.runners.torch.fused_graph import FusedGraph
 from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import padded, propose_row, verify_row
@@ -77,9 +77,30 @@ class GraphRunner(TorchRunner):
         super().__init__(model, limits, identity, verifies, exact)
         self._compiler_for, self._buckets = compiler_for, buckets_for(model.platform, limits, requested_buckets)
         self._fused: dict[int, FusedGraph] = {}
+        self._layers: tuple[int, ...] = ()
+        self._features: TargetFeatures | None = None
+
+    @property
+    def buckets(self) -> Buckets:
+        """The shapes that graphs are made for."""
+        return self._buckets
+
+    def compiler_for(self, purpose: str) -> GraphCompiler:
+        """The compiler of graphs for a purpose beside this model's own."""
+        return self._compiler_for(purpose)
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
-        raise ValueError("draft: an EAGLE head needs hidden states, which graphs keep; use --compile native or off")
+        """Like HandsOutFeatures.hand_out; call it before `warm_up`, and afterwards with the same layers.
+
+        A graph's results are fixed when it is made. Raises ValueError if they are fixed already.
+        """
+        if self._features is None:
+            if self.model.graph_names:
+                raise ValueError("draft: the target's graphs were made without an EAGLE head; load both together")
+            self._layers, self._features = tuple(layers), self.model.hand_out(layers)
+        if tuple(layers) != self._layers:
+            raise ValueError(f"draft: the target's graphs hand out layers {list(self._layers)}, not {list(layers)}")
+        return self._features
 
     def warm_up(self, startup: Startup | None = None) -> None:
         startup = startup or Startup()
@@ -91,12 +112,19 @@ class GraphRunner(TorchRunner):
 
     def compile(self, startup: Startup) -> CompileStatistics:
         """Compiles every graph of this model, without running them, and seals the compiler."""
-        compiler = self._compiler_for("target" if self._verifies else "draft")
+        compiler = self._compiler_for(self._purpose)
         with startup.stage("compiling"):
             self.model.prepare(compiler, self._buckets, self._verifies)
             compiler.seal()
         startup.note(f"graphs of {self.identity.model_name}: {compiler.statistics.line()}")
         return compiler.statistics
+
+    @property
+    def _purpose(self) -> str:
+        """What its graphs are for, by which compiled ones are told apart."""
+        if not self._verifies:
+            return "draft"
+        return f"target handing out layers {list(self._layers)}" if self._layers else "target"
 
     def _certified(self) -> StepShapes:
         if self._verifies:

@@ -107,19 +107,28 @@ class TorchModel:
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """From now on, `forward` also keeps the hidden states after so many `layers` (tandem/runners/eagle)."""
+        features = self.new_features(layers)
+        self._taps = Taps(self.module, layers, features.values)
+        return features
+
+    def new_features(self, layers: Sequence[int]) -> TargetFeatures:
+        """Features of so many layers, which no step has written yet."""
         embedding = self.module.get_input_embeddings().weight
         shape = (self.slots.spare + 1, self.slots.length, len(layers) * embedding.shape[1])
-        values = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        self._taps = Taps(self.module, layers, values)
-        return TargetFeatures(values, embedding)
+        return TargetFeatures(torch.zeros(shape, dtype=self.dtype, device=self.device), embedding)
 
     def traced(
         self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int, head: bool = True
     ) -> Tensor:
         """Like `forward`, for graphs: slots [rows] are a tensor, and the cache's `buffers` are arguments."""
-        positions = self._positions(starts, tokens.shape[1])
-        cache = GatheredSlots(buffers, slots, positions, self.slots.length, length)
+        positions, cache = self._placed(buffers, slots, tokens, starts, length)
         return self._run(tokens, positions, length, cache, head)
+
+    def _placed(
+        self, buffers: Sequence[Tensor], slots: Tensor, tokens: Tensor, starts: Tensor, length: int
+    ) -> tuple[Tensor, GatheredSlots]:
+        positions = self._positions(starts, tokens.shape[1])
+        return positions, GatheredSlots(buffers, slots, positions, self.slots.length, length)
 
     def _run(self, tokens: Tensor, positions: Tensor, length: int, cache: object, head: bool) -> Tensor:
         run = self.module if head else self.module.base_model

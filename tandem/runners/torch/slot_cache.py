@@ -149,7 +149,8 @@ class GatheredSlots:
     """The slots as a graph sees them: a transformers cache that lives for one step.
 
     `buffers` are `SlotCache.buffers`, slots [rows] and positions [rows, width] int32 tensors; attention reads the first
-    `length` of the `slot_length` positions of each slot.
+    `length` of the `slot_length` positions of each slot. `caught`: the hidden states before the decoder layers of these
+    numbers, where a step hands them out.
     """
 
     def __init__(
@@ -158,6 +159,12 @@ class GatheredSlots:
         self._buffers, self._slots = buffers, slots
         self._write = (slots[:, None] * slot_length + positions).reshape(-1).long()  # what index_copy_ takes
         self._slot_length, self._length = slot_length, length
+        self.caught: dict[int, Tensor] = {}
+
+    def keep(self, values: Tensor, layers: Sequence[int]) -> None:
+        """Writes the hidden states of `layers`, side by side, to values [1, slots * slot_length, layers * hidden]."""
+        found = torch.cat([self.caught[layer] for layer in layers], dim=-1)
+        values.index_copy_(1, self._write, found.reshape(1, -1, found.shape[-1]))
 
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *args: object, **kwargs: object

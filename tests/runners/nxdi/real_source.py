@@ -248,7 +248,7 @@ def eagle_head(folder: Path, target: Path) -> None:
     published = folder.with_name("published")
     model = tiny(published, "llama", 4)
     weights = load_file(published / "model.safetensors")
-    left_out = ("model.norm.weight", "lm_head.weight")
+    left_out = ("model.norm.weight", "lm_head.weight", "model.layers.0.input_layernorm.weight")
     kept = {name: value for name, value in weights.items() if ".layers.1." not in name and name not in left_out}
     kept["fc.weight"] = torch.randn(64, 128) * 0.1
     save_file(kept, published / "model.safetensors", metadata={"format": "pt"})
@@ -295,6 +295,8 @@ def field_names() -> dict[str, list[str]]:
 
 
 async def scenarios(folder: Path) -> dict[str, Any]:
+    from transformers import LlamaForCausalLM
+
     from tandem.checkpoints.locate import find
     from tandem.engine.batcher import Batcher
     from tandem.engine.generators import drafted_generator, fused_generator, plain_generator
@@ -397,6 +399,9 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     seq_ids_mask = {"apply_seq_ids_mask": True}
     await compare("with a mask of sequence ids", lambda: pair("target", "draft", **seq_ids_mask), target)
     await compare("eagle", lambda: pair("target", "head", eagle=True), target)
+    if (folder / "trained").is_dir():
+        learnt = LlamaForCausalLM.from_pretrained(folder / "trained" / "target").float().eval()
+        await compare("eagle, trained here", lambda: pair("trained/target", "trained/draft", eagle=True), learnt)
     buckets = {"token_generation_buckets": [32, 64, 96], "context_encoding_buckets": [16, 96]}
     await compare("buckets", lambda: plain_generator(one("other", True, **buckets)), other, total=LENGTH)
     greedily = {"on_device_sampling_config": {"do_sample": False}}

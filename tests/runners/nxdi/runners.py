@@ -51,7 +51,10 @@ class Bench:
     def pair(
         self, miss: float = 0.3, shape: Shape = SHAPE, fast: bool = False, model_type: str = "llama", **given: Any
     ) -> tuple[FusedRunner, FusedDraft]:
-        target, draft = find(str(self.model())), find(str(self.model(miss=miss, model_type=model_type)))
+        folder = self.model(miss=miss, model_type=model_type)
+        if given.get("eagle"):
+            simulated.as_eagle_head(folder)
+        target, draft = find(str(self.model())), find(str(folder))
         execution = Execution(exact=not fast)
         pair = load_nxdi_pair(target, draft, execution, shape, self.settings(given), start_on_device)
         pair[0].warm_up()

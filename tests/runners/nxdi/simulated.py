@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tandem.runners.toy import VOCAB_SIZE, ToyConfig, adapted, toy_logits
+from tests.checkpoints.heads import eagle1_folder, eagle1_tensors
 
 PAD = -1  # acceptance_padding_token
 LOADED: list[Application] = []
@@ -354,3 +355,11 @@ def model_folder(
     (folder / "config.json").write_text(json.dumps(facts | config))
     (folder / "model.safetensors").write_text(name)
     return folder
+
+
+def as_eagle_head(folder: Path) -> Path:
+    """Makes a checkpoint's folder that of a whole EAGLE-1 head, as far as nxdi reads one without NxDI."""
+    config = json.loads((folder / "config.json").read_text())
+    tensors = eagle1_tensors(vocabulary=config["vocab_size"])
+    tensors["lm_head.weight"] = tensors["embed_tokens.weight"].clone()
+    return eagle1_folder(folder, tensors, **config)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.engine import loading
@@ -34,6 +38,37 @@ def config(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> ModelConfig:  # noq
     monkeypatch.setattr(loading, "load_tokenizer", lambda checkpoint: ToyTokenizer())
     draft = DraftChoice("auto", str(bench.model(miss=0.3)))
     return ModelConfig(shape=SHAPE, model=str(bench.model()), draft=draft, backend="nxdi", settings=bench.settings({}))
+
+
+def as_eagle(config: ModelConfig) -> ModelConfig:
+    """The configuration with its draft as an EAGLE-1 head."""
+    assert config.draft.model is not None
+    simulated.as_eagle_head(Path(config.draft.model))
+    return replace(config, settings=replace(config.settings, eagle=True))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "fields", "why"),
+    [
+        ({"lm_head.weight": None}, {}, "no lm_head.weight; --role convert --convert eagle takes it from the target"),
+        ({"embed_tokens.weight": None}, {}, "no embed_tokens.weight; --role convert"),
+        ({"fc.weight": None}, {}, "no fc.weight: not an EAGLE-1 head"),
+        ({"layers.0.input_layernorm.weight": torch.ones(8)}, {}, "set enable_eagle_draft_input_norm to true"),
+        ({}, {"model_type": "qwen3"}, "model_type: 'qwen3': NxD Inference's EAGLE-1 heads are llama"),
+        ({}, {"architectures": ["LlamaForCausalLMEagle3"]}, "an EAGLE-3 head, and NxD Inference serves EAGLE-1 heads"),
+    ],
+)
+def test_a_head_that_nxdi_would_fail_on_is_refused_before_anything_compiles(
+    config: ModelConfig, tensors: dict[str, torch.Tensor | None], fields: dict[str, Any], why: str
+) -> None:
+    wanted = as_eagle(config)
+    folder = Path(wanted.draft.model or "")
+    own = load_file(folder / "model.safetensors") | tensors
+    save_file({name: one for name, one in own.items() if one is not None}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | fields))
+    with pytest.raises(CheckpointError, match=re.escape(why)):
+        run(load_pair(wanted, Batcher("test")))
+    assert not simulated.COMPILED
 
 
 def test_a_target_and_a_draft_worker_load_each_their_own(config: ModelConfig) -> None:
@@ -152,7 +187,7 @@ def test_as_a_graph_alone_the_models_are_not_loaded_apart(config: ModelConfig) -
             wanted = replace(config, settings=replace(config.settings, pair="fused"))
             target, _ = await load_pair(wanted, batcher)
             assert await load_unfused(wanted, target, batcher) is None
-            eagle = replace(config, settings=replace(config.settings, eagle=True))
+            eagle = as_eagle(config)
             apart = await load_unfused(eagle, (await load_pair(eagle, batcher))[0], batcher)
             assert apart and apart.draft is None, "an EAGLE head drafts from hidden states alone: lookup drafts apart"
         finally:
@@ -185,7 +220,7 @@ def test_without_a_draft_model_a_fused_target_is_a_target_with_lookup(config: Mo
 def test_an_eagle_heads_own_tokenizer_is_not_asked_for(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(loading, "load_tokenizer", lambda checkpoint: asked.append(checkpoint.folder) or ToyTokenizer())
-    wanted = replace(config, settings=replace(config.settings, eagle=True))
+    wanted = as_eagle(config)
 
     async def scenario() -> list[Runner]:
         batcher = Batcher("test")

@@ -1,0 +1,172 @@
+"""Defines the steps of an EAGLE-3 head as modules without state, to be compiled into graphs.
+
+They follow the rules of tandem/runners/torch/graph_modules.py. `buffers` are the head's keys and values, the features
+that the target's graphs write [1, slots * length, 3 * target hidden], and the embedding [vocabulary, hidden]; only keys
+and values are written. Rows are packed as for a draft model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tandem.runners.eagle.module import EagleHead
+from tandem.runners.torch.graph_modules import Buffers, likeliest
+from tandem.runners.torch.kernels import attention_rows, slot_attention
+from tandem.runners.torch.sampled_modules import drawn
+from tandem.runners.torch.slot_cache import GatheredSlots
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLengths:
+    """Positions of a slot in the head's cache, and in the target's features."""
+
+    own: int
+    features: int
+
+
+class HeadStep(nn.Module):
+    """What the steps have in common. columns: 0, 1, ... int32, at least up to a slot's length."""
+
+    _columns: Tensor
+    _ids: Tensor
+    _shown: Tensor
+    _hidden: Tensor
+
+    def __init__(self, head: EagleHead, lengths: SlotLengths, columns: Tensor) -> None:
+        super().__init__()
+        self.head, self._lengths = head, lengths
+        self._groups = head.config.num_attention_heads // head.config.num_key_value_heads
+        dtype = head.fc.weight.dtype
+        mask = torch.tensor([0.0, torch.finfo(dtype).min], dtype=dtype, device=columns.device)
+        # As buffers: freezing loses a constant that a graph names in several places.
+        self.register_buffer("_columns", columns, persistent=False)
+        self.register_buffer("_ids", head.token_ids.to(torch.int32), persistent=False)
+        self.register_buffer("_shown", mask[0].clone(), persistent=False)
+        self.register_buffer("_hidden", mask[1].clone(), persistent=False)
+
+    def positions(self, starts: Tensor, width: int) -> Tensor:
+        """Positions [n, width] from starts [n] on."""
+        return starts[:, None] + self._columns[:width][None]
+
+    def fused(self, features: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+        """The target's features of the token before each of positions [n, width], fused: [n, width, hidden].
+
+        Zeros before the first token, and where a feature is not finite.
+        """
+        before = (positions - 1).clamp(min=0)
+        at = (slots[:, None] * self._lengths.features + before).reshape(-1)
+        found = features[0].index_select(0, at).view(*positions.shape, -1)
+        known = found.isfinite() & (positions > 0)[..., None]
+        return self.head.fuse(torch.where(known, found, 0))
+
+    def keys(
+        self, buffers: Buffers, slots: Tensor, tokens: Tensor, hidden: Tensor, positions: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Writes keys and values of tokens [n, width]; returns residual and queries, and keys and values of slots."""
+        embeds = nn.functional.embedding(tokens, buffers[3]).to(hidden.dtype)
+        residual, q, k, v = self.head.project(embeds, hidden, (positions - 1).clamp(min=0))
+        cache = GatheredSlots(buffers, slots, positions, self._lengths.own, self._lengths.own)
+        return residual, q, *cache.update(k, v, 0)
+
+    def next(self, buffers: Buffers, slots: Tensor, tokens: Tensor, hidden: Tensor, starts: Tensor) -> Tensor:
+        """Feeds one token of each row, tokens and starts [n], with hidden [n, 1, hidden]; returns its state, alike."""
+        positions = starts[:, None]
+        residual, q, keys, values = self.keys(buffers, slots, tokens[:, None], hidden, positions)
+        return self._finished(residual, q, keys, values, starts)
+
+    def after_tail(self, buffers: Buffers, rows: Tensor) -> Tensor:
+        """Feeds the tails of rows [n, 3 + TAIL] with the target's features; returns the last states [n, 1, hidden]."""
+        slots, last, count, tail = rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3:]
+        positions = self.positions(last + 1 - count, tail.shape[1])
+        inputs = self.fused(buffers[2], slots, positions)
+        residual, q, keys, values = self.keys(buffers, slots, tail, inputs, positions)
+        at = (count - 1)[:, None, None]
+        residual = residual.gather(1, at.expand(-1, 1, residual.shape[2]))
+        q = q.gather(2, at[..., None].expand(-1, q.shape[1], 1, q.shape[3]))
+        return self._finished(residual, q, keys, values, last)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, columns] of states [n, 1, hidden]."""
+        return self.head.logits(hidden[:, 0])
+
+    def _finished(self, residual: Tensor, q: Tensor, keys: Tensor, values: Tensor, at: Tensor) -> Tensor:
+        attended, _ = slot_attention(self.head, q, keys, values, self._mask(at), scaling=None)
+        return self.head.finish(residual, attended.transpose(1, 2))
+
+    def _mask(self, at: Tensor) -> Tensor:
+        """Additive mask [n, 1, attention_rows, length] of queries at positions `at` [n].
+
+        The first token has no feature before it, so no other token sees it.
+        """
+        columns, own = self._columns[: self._lengths.own][None], at[:, None]
+        seen = (columns <= own) & ((columns > 0) | (own == 0))
+        mask = torch.where(seen, self._shown, self._hidden)[:, None, None]
+        return mask.expand(-1, 1, attention_rows(1, self._groups), -1)
+
+
+class HeadPrefill(HeadStep):
+    """Writes the cache. rows [n, 2 + chunk], int32: slot, first position, tokens. Returns [n]: the next position."""
+
+    def forward(self, buffers: Buffers, rows: Tensor) -> Tensor:
+        slots, starts, tokens = rows[:, 0], rows[:, 1], rows[:, 2:]
+        positions = self.positions(starts, tokens.shape[1])
+        self.keys(buffers, slots, tokens, self.fused(buffers[2], slots, positions), positions)
+        return starts + tokens.shape[1]
+
+
+class HeadPropose(HeadStep):
+    """Drafts k tokens greedily. rows [n, 3 + TAIL] as ProposeModule's. Returns [n, k], int32."""
+
+    def __init__(self, head: EagleHead, lengths: SlotLengths, columns: Tensor, k: int) -> None:
+        super().__init__(head, lengths, columns)
+        self.k = k
+
+    def forward(self, buffers: Buffers, rows: Tensor) -> Tensor:
+        slots, last = rows[:, 0], rows[:, 1]
+        hidden = self.after_tail(buffers, rows)
+        drafts = [self._chosen(hidden, 0)]
+        for i in range(1, self.k):
+            hidden = self.next(buffers, slots, drafts[-1], hidden, last + i)
+            drafts.append(self._chosen(hidden, i))
+        return torch.stack(drafts, dim=1)
+
+    def _chosen(self, hidden: Tensor, i: int) -> Tensor:
+        """Draft token i, int32 [n], from states [n, 1, hidden]."""
+        return self._ids.index_select(0, likeliest(self.logits(hidden)))
+
+
+class HeadSample(HeadPropose):
+    """Drafts k tokens with given noise [n, k, columns] and warping [n, WARPING], like SampledProposeModule."""
+
+    def forward(self, buffers: Buffers, noise: Tensor, warping: Tensor, rows: Tensor) -> Tensor:  # type: ignore[override]
+        self._noise, self._warping = noise, warping
+        return super().forward(buffers, rows)
+
+    def _chosen(self, hidden: Tensor, i: int) -> Tensor:
+        column = drawn(self.logits(hidden), self._noise[:, i], self._warping, self._columns)
+        return self._ids.index_select(0, column)
+
+
+class HeadFirst(HeadStep):
+    """The first step of a draft whose tokens the host draws. rows as HeadPropose's.
+
+    Returns logits [n, columns] and the head's states [n, hidden], which `HeadNext` takes.
+    """
+
+    def forward(self, buffers: Buffers, rows: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.after_tail(buffers, rows)
+        return self.logits(hidden), hidden[:, 0]
+
+
+class HeadNext(HeadStep):
+    """A further step. states [n, hidden] of the step before; rows [n, 4], int32: slot, position, 1, the token drawn.
+
+    Returns what HeadFirst returns.
+    """
+
+    def forward(self, buffers: Buffers, states: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.next(buffers, rows[:, 0], rows[:, 3], states[:, None], rows[:, 1])
+        return self.logits(hidden), hidden[:, 0]
