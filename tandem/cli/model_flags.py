@@ -8,6 +8,7 @@ from tandem.cli.flag_row import (
     DRAFTING,
     LOADING,
     NXDI,
+    PREFILL,
     REAL,
     SERVERS,
     SHARED,
@@ -37,7 +38,7 @@ MODELS = Group(
         flag("draft", to=DRAFTING, default="auto", help=DRAFT_HELP),
         flag(
             "adapters",
-            to=("target", "fused_target"),
+            to=("target", "fused_target", PREFILL),
             backends=("torch", "toy"),
             metavar="NAME=DIR,...",
             help="LoRA adapters of the target, in PEFT's folders, which requests choose by name, OpenAI clients"

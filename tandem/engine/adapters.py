@@ -73,6 +73,10 @@ class Adapters:
         self._by_name[name].users += 1
         return self._by_name[name].number
 
+    def named(self, number: int) -> tuple[str, str]:
+        """The name and the revision of an adapter that is in use, by the number of `take`; both empty for 0."""
+        return next(((name, it.revision) for name, it in self._by_name.items() if it.number == number), ("", ""))
+
     def give_back(self, number: int) -> None:
         """Ends a use that `take` began."""
         for entry in self._by_name.values():
