@@ -77,7 +77,7 @@ class PrefillElsewhere:
         if least < PAGE:
             raise ValueError(f"prefill_min_tokens: {least} is below {PAGE}, a page")
         self._engine, self._source, self._copies, self._least = engine, source, copies, least
-        self.transfers = Transfers(source.pages)
+        self.transfers = Transfers(lambda wanted: self._source.pages(wanted))
         self.counts, self.fallbacks = PrefillCounts(), Counter[str](dict.fromkeys(REASONS, 0))
 
     async def fill(self, sequence: KVSequence, tokens: Sequence[int]) -> Brought:
