@@ -39,7 +39,7 @@ class PageSource(Protocol):
     """Where pages come from."""
 
     def pages(self, wanted: Wanted) -> AsyncGenerator[PageRun, None]:
-        """Yields the wanted pages from `wanted.first` on, in order, checked. Raises PrefillFailed."""
+        """Yields the wanted pages from `wanted.first` on, in order, checked. Raises PrefillFailed if any is missing."""
 
     async def close(self) -> None:
         """Frees what it holds. Transfers must have ended."""

@@ -253,17 +253,67 @@ def test_prompts_that_come_at_once_share_a_transfer_and_the_first_may_be_cancell
     run(test())
 
 
+@both_samplings
+def test_who_holds_more_than_the_first_takes_only_the_rest_of_its_transfer(sampling: SamplingParams) -> None:
+    """The first asked for all pages; the second knows some of them from the first, and waits for the same transfer."""
+
+    async def test() -> None:
+        async with prefill_site(toy(chunk=48, kind=Counting)) as worker, asking_engine(worker.address) as engine:
+            release = asyncio.Event()
+
+            async def held(replies: Any, context: Any) -> Any:
+                yield await anext(replies)
+                await release.wait()
+                async for reply in replies:
+                    yield reply
+
+            await said(engine, PROMPT[: PAGE + 1], count=1)
+            await engine.batcher.on_device(int)  # from now on, one page is known
+            worker.faults.answer = held
+            assert engine.prefixes
+            known, tree = engine.prefixes._tree, type(engine.prefixes._tree)(9)
+            engine.prefixes._tree = tree
+            first = asyncio.create_task(said(engine, PROMPT, sampling))
+            await until(lambda: worker.faults.asked == 1)
+            engine.prefixes._tree = known
+            second = asyncio.create_task(said(engine, PROMPT, sampling))
+            await until(lambda: counted(engine).shared == 1)
+            engine.prefixes.clear()
+            release.set()
+            assert (await first)[0] == truth(PROMPT, sampling)
+            assert await second == (truth(PROMPT, sampling), PAGE)
+            assert worker.faults.asked == 1 and not fallbacks(engine)
+            assert counted(engine).pages == 2 * WHOLE // PAGE - 1
+
+    run(test())
+
+
+@both_samplings
+def test_a_prompt_whose_pages_are_known_there_comes_in_runs_of_many(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with prefill_site(toy(chunk=64, kind=Counting)) as worker, asking_engine(worker.address) as engine:
+            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
+            assert counted(engine).pages == WHOLE // PAGE and not fallbacks(engine)
+
+    run(test())
+
+
 def test_a_transfer_that_nobody_waits_for_any_more_is_cancelled_there_too() -> None:
     async def test() -> None:
-        async with (
-            prefill_site(toy(ToyConfig(step_seconds=0.01), kind=Counting)) as worker,
-            asking_engine(worker.address) as engine,
-        ):
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+
+            async def held(replies: Any, context: Any) -> Any:
+                for _ in range(3):
+                    yield await anext(replies)
+                await asyncio.Event().wait()
+
+            worker.faults.answer = held
             task = asyncio.create_task(said(engine, PROMPT))
-            await until(lambda: counted(engine).pages > 0)
+            await until(lambda: counted(engine).pages == 2)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
+            worker.faults.answer = None
             assert engine.elsewhere and not len(engine.elsewhere.transfers)
             assert engine.slots.free == engine.slots.count
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
@@ -292,6 +342,36 @@ def test_a_prefix_stays_in_the_scope_of_its_caller_there_and_here(tmp_path: Any)
                 assert opened.reused_length == (WHOLE if number == 2 else 0)
             assert len(set(worker.faults.scopes)) == worker.faults.asked == 2 and "" not in worker.faults.scopes
             assert worker.runner.processed == 2 * WHOLE, "bob's was not found among alice's"
+            await elsewhere.close()
+
+    run(test())
+
+
+def test_callers_of_other_identities_do_not_share_a_transfer(tmp_path: Any) -> None:
+    callers = ByToken(tmp_path)
+
+    async def test() -> None:
+        async with (
+            prefill_site() as worker,
+            target_site(toy(kind=Counting), security=callers.security) as site,
+            raw_stub(site.address, credentials=callers.credentials("alice")) as alice,
+            raw_stub(site.address, credentials=callers.credentials("bob")) as bob,
+        ):
+            assert site.engine
+            elsewhere, release = await asks(site.engine, worker.address), asyncio.Event()
+
+            async def held(replies: Any, context: Any) -> Any:
+                async for reply in replies:
+                    yield reply
+                    await release.wait()
+
+            worker.faults.answer = held
+            stubs = enumerate((alice, bob, alice))
+            opened = [asyncio.ensure_future(stub.OpenSession(opening(str(n), PROMPT))) for n, stub in stubs]
+            await until(lambda: elsewhere.counts.requests == 3 and worker.faults.asked == 2)
+            release.set()
+            await asyncio.gather(*opened)
+            assert elsewhere.counts.shared == 1 and worker.faults.asked == len(set(worker.faults.scopes)) == 2
             await elsewhere.close()
 
     run(test())

@@ -129,6 +129,7 @@ def test_whatever_goes_wrong_there_the_rest_is_processed_here(
             assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
             assert fallbacks(engine) == {reason: 1}
             assert counted(engine).pages == pages
+            assert engine.elsewhere and engine.elsewhere._source.endpoints[0]._failures == 1  # type: ignore[attr-defined]
             assert engine.runner.processed == len(PROMPT) - 1 - pages * PAGE
             assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), WHOLE)
             assert engine.slots.free == engine.slots.count
