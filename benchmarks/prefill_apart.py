@@ -22,6 +22,7 @@ import itertools
 import random
 import statistics
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -37,11 +38,16 @@ from tandem.comparison.measuring.servers import Fleet, Server
 from tandem.launch import LAUNCH
 from tandem.rpc.channel import TARGET, open_channel
 from tandem.rpc.generation_client import GenerationClient
+from tandem.speculation.types import Chunk, GenerationRequest
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
 
 IN_PLACE, TWO_CORES, APART, SIMULATED = "in place", "in place, 2 cores", "apart", "apart, simulated link"
 CHUNK = 64
+APART_SECONDS = 0.25
+"""Between two new prompts."""
+COMPARED = 24
+"""Tokens of the running request that all sides must agree on."""
 
 
 @dataclass(frozen=True)
@@ -79,28 +85,51 @@ class Outcome:
     page_tokens: int = 16
 
 
+@dataclass
+class Running:
+    """The request that decodes: its tokens, and when they came."""
+
+    tokens: list[int] = field(default_factory=list)
+    came: list[float] = field(default_factory=list)
+
+    async def decode(self, server: Ours, prompt: Sequence[int], count: int) -> None:
+        """Runs until cancelled. Raises RuntimeError if it ends before."""
+        request = GenerationRequest(
+            token_ids=tuple(prompt), max_new_tokens=count, speculation_length=0, ignore_end_of_sequence=True
+        )
+        async with contextlib.aclosing(server.client.generate(request)) as events:
+            async for event in events:
+                if isinstance(event, Chunk) and event.token_ids:
+                    self.tokens += event.token_ids
+                    self.came.append(time.perf_counter())
+        raise RuntimeError(f"{server.name}: the running request ended before the new prompts; raise --new-tokens")
+
+
 async def beside(
-    server: Ours, running: Sequence[int], newcomers: Sequence[Sequence[int]], count: int
+    server: Ours, prompt: Sequence[int], newcomers: Sequence[Sequence[int]], count: int
 ) -> tuple[Side, list[tuple[int, ...]]]:
-    """Decodes `running`, while the newcomers come one after the other; returns what was measured, and all tokens."""
-    loop, waits, tokens = asyncio.get_running_loop(), list[tuple[float, float]](), list[tuple[int, ...]]()
-    began = loop.time()
-    decoding = asyncio.ensure_future(server.answer(running, count))
-    side = Side()
-    for newcomer in newcomers:
-        await asyncio.sleep(0.3)
-        sent = loop.time() - began
-        answered = await server.answer(newcomer, 1)
-        waits.append((sent, loop.time() - began))
-        side.first_beside.append(answered.first_seconds)
-        tokens.append(answered.token_ids)
-    ended = loop.time() - began
-    ran = await decoding
-    assert ended < ran.came[-1], "the request ended before the last prompt was answered: more --new-tokens are needed"
-    for before, after in itertools.pairwise(ran.came):
+    """Decodes `prompt`, while the newcomers come one after the other; returns what was measured, and the tokens."""
+    waits, tokens, side, running = list[tuple[float, float]](), list[tuple[int, ...]](), Side(), Running()
+    decoding = asyncio.ensure_future(running.decode(server, prompt, count))
+    try:
+        for newcomer in newcomers:
+            await asyncio.sleep(APART_SECONDS)
+            sent = time.perf_counter()
+            answered = await server.answer(newcomer, 1)
+            waits.append((sent, time.perf_counter()))
+            side.first_beside.append(answered.first_seconds)
+            tokens.append(answered.token_ids)
+        while len(running.tokens) < COMPARED and not decoding.done():
+            await asyncio.sleep(0.01)
+        if decoding.done():
+            decoding.result()
+    finally:
+        decoding.cancel()
+        await asyncio.gather(decoding, return_exceptions=True)
+    for before, after in itertools.pairwise(running.came):
         meets = any(before < end and after > start for start, end in waits)
         (side.gaps_beside if meets else side.gaps_alone).append(after - before)
-    return side, [*tokens, ran.token_ids]
+    return side, [*tokens, tuple(running.tokens[:COMPARED])]
 
 
 async def alone(server: Ours, prompt: Sequence[int]) -> Answered:
@@ -208,7 +237,9 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     parser = Parser(prog="prefill_apart", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.flag("--runs", type=positive, default=6, metavar="N", help="of all sides (default: 6)")
     parser.flag("--prompt-tokens", type=positive, default=400, metavar="N", help="of a new prompt (default: 400)")
-    parser.flag("--new-tokens", type=positive, default=160, metavar="N", help="of the running request (default: 160)")
+    parser.flag(
+        "--new-tokens", type=positive, default=1000, metavar="N", help="most of the running request (default: 1000)"
+    )
     parser.flag("--weights", default="auto", help="(default: auto)")
     parser.flag("--rtt-ms", type=float, default=1.0, help="of the simulated link (default: 1)")
     parser.flag("--link-mbps", type=float, help="bandwidth of the simulated link (default: no limit)")

@@ -301,7 +301,7 @@ def advice_config(args: argparse.Namespace) -> AdviceConfig:
 
     if args.report is None:
         raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
-    return AdviceConfig(Path(args.report), args.rtt_ms, args.clients)
+    return AdviceConfig(Path(args.report), args.rtt_ms, args.clients, args.link_mbps)
 
 
 def plan_config(args: argparse.Namespace) -> PlanConfig:

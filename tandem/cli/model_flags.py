@@ -235,12 +235,18 @@ FIGURES = Group(
             to=("accept", "convert"),
             help="accept: file to write the figures to, as JSON; convert: empty folder to write to",
         ),
-        flag("report", to=("advise",), help="advise: the comparison.json with the measurements to use"),
+        flag("report", to=("advise",), help="advise: the comparison.json, or prefill_apart.json, to use"),
         flag(
             "rtt_ms",
             to=("advise",),
             type=float,
             help="advise: round trip between client and target (default: as measured)",
+        ),
+        flag(
+            "link_mbps",
+            to=("advise",),
+            type=float,
+            help="advise, on prefill apart: bandwidth between target and PrefillWorker in Mbit/s (default: no limit)",
         ),
         flag(
             "clients", to=("advise",), type=int, default=1, help="advise: concurrent clients of one target (default 1)"
