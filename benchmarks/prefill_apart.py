@@ -238,7 +238,7 @@ def parse(argv: Sequence[str] | None = None) -> Settings:
     parser.flag("--runs", type=positive, default=6, metavar="N", help="of all sides (default: 6)")
     parser.flag("--prompt-tokens", type=positive, default=400, metavar="N", help="of a new prompt (default: 400)")
     parser.flag(
-        "--new-tokens", type=positive, default=1000, metavar="N", help="most of the running request (default: 1000)"
+        "--new-tokens", type=positive, default=1000, metavar="N", help="most of the one that runs (default: 1000)"
     )
     parser.flag("--weights", default="auto", help="(default: auto)")
     parser.flag("--rtt-ms", type=float, default=1.0, help="of the simulated link (default: 1)")
