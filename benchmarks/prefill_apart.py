@@ -203,8 +203,8 @@ def costs(outcome: Outcome, settings: Settings) -> dict[str, float]:
 async def contenders(settings: Settings, outcome: Outcome, fleet: Fleet) -> AsyncIterator[tuple[dict[str, Ours], int]]:
     """The servers of all sides, and the size of the vocabulary."""
     length = str(settings.prompt_tokens + settings.new_tokens + 32)
-    common = ("--device", "cpu", "--port", "0", "--batch", "2", "--sequence_length", length, "--prefix_sharing", "off")
-    common = (*common, "--weights", settings.weights, "--prefill_chunk", str(CHUNK))
+    shape = ("--device", "cpu", "--port", "0", "--batch", "2", "--sequence_length", length, "--prefix_sharing", "off")
+    common = (*shape, "--weights", settings.weights, "--prefill_chunk", str(CHUNK))
     one, other = ("--threads", "1", "--cores", "0"), ("--threads", "1", "--cores", "1")
 
     async def target(name: str, *flags: str) -> Server:

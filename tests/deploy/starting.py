@@ -29,7 +29,6 @@ DEVICE = (
     "model",
     "target_model",
     "draft_model",
-    "weights",
     "device",
     "backend",
     "dtype",
@@ -37,7 +36,7 @@ DEVICE = (
     "artifacts",
     "tp_degree",
 )
-DEVICE += ("cores", "neuron_config", "draft_neuron_config", "pair")
+DEVICE += ("weights", "cores", "neuron_config", "draft_neuron_config", "pair")
 SERVICES = {
     "target": "TargetVerifier",
     "draft_worker": "DraftWorker",
@@ -110,7 +109,7 @@ def here(arguments: Sequence[str], secrets: Path, ports: dict[str, int], **repla
 
 
 def on_toy(container: Container, secrets: Path, ports: dict[str, int], target: int | None = None) -> list[str]:
-    """A server's arguments, with the toy runner in place of models and a device. `target`: the port of whom it calls."""
+    """A server's arguments, with the toy runner in place of models and a device. `target`: port of whom it calls."""
     kept = [word for word in container.arguments if word.removeprefix("--").partition("=")[0] not in DEVICE]
     words = here(kept, secrets, ports, target_host=f"127.0.0.1:{target}", prefill=f"127.0.0.1:{target}")
     drafting = container.flags["role"] not in ("target", "prefill") and "draft" not in container.flags

@@ -80,7 +80,8 @@ class Pods:
 
     def start(self, container: Container) -> dict[str, int]:
         name, ports = container.flags["role"], free_ports(container)
-        target = self.ports["target"]["port"] if name == "draft_worker" else None
+        called = self.ports.get("target" if name == "draft_worker" else "prefill" if name == "target" else "")
+        target = called["port"] if called else None
         if name == "gateway":
             (engine,) = (ports["engine_port"] for ports in self.ports.values() if "engine_port" in ports)
             arguments = here(container.arguments, self.secrets, ports, workers=f"127.0.0.1:{engine}")
