@@ -159,7 +159,8 @@ async def measure(settings: Settings, outcome: Outcome, servers: dict[str, Ours]
 
 def report(outcome: Outcome, settings: Settings) -> list[str]:
     lines, base = [], outcome.sides.get(IN_PLACE)
-    for name, side in outcome.sides.items():
+    for name in (name for name in (IN_PLACE, TWO_CORES, APART, SIMULATED) if name in outcome.sides):
+        side = outcome.sides[name]
         first = 1000 * statistics.median(side.first_beside)
         lone = 1000 * statistics.median(side.first_alone)
         during, without = ([1000 * gap for gap in gaps] for gaps in (side.gaps_beside, side.gaps_alone))
