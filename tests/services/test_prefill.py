@@ -22,6 +22,7 @@ from tandem.speculation.types import GenerationRequest, SamplingParams
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
 from tests.engine.test_prefix_cache import said, truth
+from tests.rpc.test_tracing import Traced
 from tests.services.prefill_sites import Counting, asking_engine, asks, prefill_site
 from tests.services.test_adapters import NAMES, with_adapters
 from tests.services.test_identity import ByToken
@@ -289,6 +290,35 @@ def test_who_holds_more_than_the_first_takes_only_the_rest_of_its_transfer(sampl
 
 
 @both_samplings
+def test_who_holds_less_than_the_first_asks_itself(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+            release = asyncio.Event()
+
+            async def held(replies: Any, context: Any) -> Any:
+                async for reply in replies:
+                    yield reply
+                    await release.wait()
+
+            await said(engine, PROMPT[: PAGE + 1], count=1)
+            await engine.batcher.on_device(int)  # from now on, one page is known
+            worker.faults.answer = held
+            first = asyncio.create_task(said(engine, PROMPT, sampling))
+            await until(lambda: worker.faults.asked == 1)
+            assert engine.prefixes
+            engine.prefixes.clear()
+            second = asyncio.create_task(said(engine, PROMPT, sampling))
+            await until(lambda: worker.faults.asked == 2)
+            release.set()
+            assert await first == (truth(PROMPT, sampling), PAGE)
+            assert await second == (truth(PROMPT, sampling), 0)
+            assert counted(engine).shared == 0 and counted(engine).pages == 2 * WHOLE // PAGE - 1
+            assert engine.elsewhere and not len(engine.elsewhere.transfers)
+
+    run(test())
+
+
+@both_samplings
 def test_a_prompt_whose_pages_are_known_there_comes_in_runs_of_many(sampling: SamplingParams) -> None:
     async def test() -> None:
         async with prefill_site(toy(chunk=64, kind=Counting)) as worker, asking_engine(worker.address) as engine:
@@ -319,6 +349,32 @@ def test_a_transfer_that_nobody_waits_for_any_more_is_cancelled_there_too() -> N
             assert (await said(engine, PROMPT))[0] == truth(PROMPT)
 
     run(test())
+
+
+def test_a_prompt_that_is_computed_elsewhere_is_part_of_its_requests_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced()
+
+    async def test() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            with traced.listening("worker", monkeypatch):
+                worker = await stack.enter_async_context(prefill_site())
+            with traced.listening("target", monkeypatch):
+                site = await stack.enter_async_context(target_site(toy(kind=Counting)))
+            assert site.engine
+            elsewhere = await asks(site.engine, worker.address)
+            client = await stack.enter_async_context(site.client())
+            root = traced.begin()
+            await answer(client.generate, GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=4))
+            root.end()
+            await elsewhere.close()
+
+    run(test())
+    (serving,) = traced.named("Prefill", "worker")
+    to_target = ["client:request", "client:generate", "target:Generate"]
+    assert traced.path(serving) == [*to_target, "target:Prefill", "worker:Prefill"]
+    asking = traced.parent(serving)
+    assert asking.kind.name == "CLIENT" and asking.attributes["tokens"] == WHOLE  # type: ignore[index]
+    assert serving.attributes["tandem.request_id"] == "r1"  # type: ignore[index]
 
 
 # --- who may ask, and for what ---

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.reliability.mutants import planted
-from tests.services import test_prefill, test_prefill_faults
+from tests.services import test_prefill, test_prefill_faults, test_prefill_schedules
 from tests.services.test_session_mutants import Caught, caught
 from tests.support import GREEDY
 
@@ -55,6 +55,20 @@ MUTANTS = (
         test_prefill.test_a_transfer_that_nobody_waits_for_any_more_is_cancelled_there_too,
     ),
     caught("every prompt has a transfer of its own", f"{TRANSFERS}.runs", "found is not None and", "False and", SHARED),
+    caught(
+        "a transfer that begins too late is waited for",
+        f"{TRANSFERS}.runs",
+        "found.first <= wanted.first",
+        "True",
+        partial(test_prefill.test_who_holds_less_than_the_first_asks_itself, GREEDY),
+    ),
+    caught(
+        "schedules see pages in another place",
+        f"{COPIES}.into",
+        "self._store.load(row.slot, row.run.first, places)",
+        "self._store.load(row.slot, max(0, row.run.first - 1), places)",
+        test_prefill_schedules.schedules,
+    ),
     caught("a slot is freed twice", f"{PAGES}._sequence", "sequence.release()", "engine.slots.release(0)", COMPUTED),
     caught(
         "pages are put where the prompt begins",
