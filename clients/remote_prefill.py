@@ -14,13 +14,14 @@ import grpc
 
 from tandem.clients.page_wire import Corrupt, layout_from_wire, layout_to_wire, run_from_wire
 from tandem.engine.page_copies import PageLayout, PageRun
-from tandem.engine.prefill_elsewhere import MIN_TOKENS, PrefillFailed
-from tandem.engine.transfers import Wanted
+from tandem.engine.prefill_elsewhere import MIN_TOKENS
+from tandem.engine.transfers import PrefillFailed, Wanted
 from tandem.rpc.channel import open_channel
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import parse_addresses
 from tandem.rpc.errors import TandemError, from_rpc
 from tandem.rpc.request_context import Attributes, Request, current, current_span, new_id, outgoing
+from tandem.runners.pages import PAGE
 from tandem.v1 import prefill_worker_pb2 as pb
 from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
 
@@ -61,8 +62,8 @@ class PrefillConfig:
 
     def __post_init__(self) -> None:
         parse_addresses(self.addresses, "prefill")
-        if self.min_tokens < 1:
-            raise ValueError(f"prefill_min_tokens: {self.min_tokens} is below 1")
+        if self.min_tokens < PAGE:
+            raise ValueError(f"prefill_min_tokens: {self.min_tokens} is below {PAGE}, a page")
         if not self.seconds > 0:
             raise ValueError(f"prefill_timeout_s: {self.seconds} is not above 0")
 

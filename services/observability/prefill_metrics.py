@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tandem.engine.prefill_elsewhere import REASONS, PrefillElsewhere
+from tandem.engine.prefill_elsewhere import PrefillElsewhere
 from tandem.engine.prefill_pages import PrefillPages
+from tandem.engine.transfers import REASONS
 
 if TYPE_CHECKING:
     from tandem.services.observability.scraped_metrics import ScrapedMetrics

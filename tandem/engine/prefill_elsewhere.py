@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tandem.engine.page_copies import PageCopies, PageRow, PageRun
 from tandem.engine.prefix_cache import Filled
-from tandem.engine.transfers import Transfers, Wanted
+from tandem.engine.transfers import REASONS, PrefillFailed, Transfers, Wanted
 from tandem.runners.pages import PAGE
 from tandem.runners.protocol import PrefillRow
 
@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from tandem.engine.sequences import Engine, KVSequence
 
 MIN_TOKENS = 256
-REASONS = ("busy", "corrupt", "cut", "failed", "late", "mismatch", "refused", "unavailable")
-
-
-class PrefillFailed(Exception):
-    """The pages do not come, or no more of them. `reason` is one of REASONS."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class PageSource(Protocol):
@@ -74,8 +65,6 @@ class PrefillElsewhere:
     """
 
     def __init__(self, engine: Engine, source: PageSource, copies: PageCopies, least: int = MIN_TOKENS) -> None:
-        if least < PAGE:
-            raise ValueError(f"prefill_min_tokens: {least} is below {PAGE}, a page")
         self._engine, self._source, self._copies, self._least = engine, source, copies, least
         self.transfers = Transfers(lambda wanted: self._source.pages(wanted))
         self.counts, self.fallbacks = PrefillCounts(), Counter[str](dict.fromkeys(REASONS, 0))

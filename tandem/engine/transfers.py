@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, Callable, Hashable
 from dataclasses import dataclass
 
 from tandem.engine.page_copies import PageRun
+
+log = logging.getLogger("tandem.engine")
+
+REASONS = ("busy", "corrupt", "cut", "failed", "late", "mismatch", "refused", "unavailable")
+
+
+class PrefillFailed(Exception):
+    """The pages do not come, or no more of them. `reason` is one of REASONS."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +52,7 @@ class _Transfer:
     def __init__(self, first: int, pages: AsyncGenerator[PageRun, None]) -> None:
         self.first, self.users = first, 0
         self._runs: list[PageRun] = []
-        self._error: Exception | None = None
+        self._error: PrefillFailed | None = None
         self._news, self._ended = asyncio.Event(), False
         self.task = asyncio.create_task(self._receive(pages), name="transfer of pages")
 
@@ -49,8 +62,11 @@ class _Transfer:
                 async for run in pages:
                     self._runs.append(run)
                     self._tell()
-        except Exception as error:
+        except PrefillFailed as error:
             self._error = error
+        except Exception as error:  # a defect; its message may quote the prompt
+            log.error("a transfer of pages failed: %s", type(error).__name__)
+            self._error = PrefillFailed("failed", type(error).__name__)
         finally:
             self._ended = True
             self._tell()
@@ -61,7 +77,7 @@ class _Transfer:
         self._news = asyncio.Event()
 
     async def runs(self) -> AsyncGenerator[PageRun, None]:
-        """Yields all runs, those that arrived before included. Raises what ended the transfer."""
+        """Yields all runs, those that arrived before included. Raises PrefillFailed if the transfer did."""
         given = 0
         while True:
             while given < len(self._runs):
@@ -91,7 +107,7 @@ class Transfers:
         return found is not None and found.first <= wanted.first
 
     async def pages(self, wanted: Wanted) -> AsyncGenerator[PageRun, None]:
-        """Yields the wanted pages, and maybe some before them. Raises what ended the transfer."""
+        """Yields the wanted pages, and maybe some before them. Raises PrefillFailed if not all come."""
         transfer = self._joined(wanted)
         transfer.users += 1
         try:

@@ -523,7 +523,7 @@ def test_a_worker_that_drains_refuses_new_prompts_and_finishes_those_it_has() ->
     [
         (("here", 32, 1.0), "prefill: 'here' is not HOST:PORT"),
         (("a:1,a:1", 32, 1.0), "prefill: 'a:1,a:1' names a server twice"),
-        (("a:1", 0, 1.0), "prefill_min_tokens: 0 is below 1"),
+        (("a:1", 15, 1.0), "prefill_min_tokens: 15 is below 16, a page"),
         (("a:1", 32, 0.0), r"prefill_timeout_s: 0.0 is not above 0"),
     ],
 )

@@ -138,6 +138,22 @@ def test_whatever_goes_wrong_there_the_rest_is_processed_here(
     run(test())
 
 
+def test_a_defect_of_the_client_is_a_fallback_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+
+            async def pages(wanted: Any) -> Any:
+                raise RuntimeError("a mistake of ours")
+                yield
+
+            assert engine.elsewhere
+            monkeypatch.setattr(engine.elsewhere._source, "pages", pages)
+            assert await said(engine, PROMPT) == (truth(PROMPT), 0)
+            assert fallbacks(engine) == {"failed": 1} and engine.slots.free == engine.slots.count
+
+    run(test())
+
+
 def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> None:
     async def test() -> None:
         async with prefill_site() as gone:
