@@ -111,7 +111,7 @@ async def schedule(seed: int) -> int:
         assert engine.elsewhere and not len(engine.elsewhere.transfers)
         for worker in (one, other):
             await until(lambda worker=worker: worker.engine.slots.free == worker.engine.slots.count)  # type: ignore[misc]
-            assert worker.lifecycle.running == 0
+            await until(lambda worker=worker: worker.lifecycle.running == 0)  # type: ignore[misc]
         await engine.batcher.on_device(int)
         tree = engine.prefixes._tree
         assert len(tree) == tree.pages.used <= PAGES
