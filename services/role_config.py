@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tandem.clients.remote_prefill import PrefillConfig
 from tandem.engine.generator import RequestDefaults
 from tandem.engine.loading import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
@@ -13,6 +14,7 @@ from tandem.rpc.credentials import Credentials
 from tandem.rpc.remote_drafter import PROPOSE_SECONDS
 from tandem.services.adapter_admin import AdapterAdminConfig
 from tandem.services.observability.setup import ObservabilityConfig
+from tandem.services.prefill_worker import QUEUE
 from tandem.services.server import ServeConfig
 from tandem.speculation.depth import Pipeline
 
@@ -27,7 +29,8 @@ class RoleConfig:
     are retried while no target answers. `queue`: requests that may wait. `step_seconds`: time limit of a device step;
     None: derived from measured steps, 0: no limit. `defaults`: for fields that Generate requests leave out. `command`:
     this process's command line, used to start other ranks. `prefixes`: who shares those of prompts and answers.
-    `adapter_admin`: from where adapters may be added while the server runs; None: they may not.
+    `adapter_admin`: from where adapters may be added while the server runs; None: they may not. `prefill`: where a
+    target has prompts computed; None: here. `prefill_queue`: prompts that may wait at a PrefillWorker.
     """
 
     serve: ServeConfig
@@ -48,11 +51,15 @@ class RoleConfig:
     command: tuple[str, ...] = ()
     prefixes: PrefixSharing = field(default_factory=PrefixSharing)
     adapter_admin: AdapterAdminConfig | None = None
+    prefill: PrefillConfig | None = None
+    prefill_queue: int = QUEUE
 
     def __post_init__(self) -> None:
-        for address in (self.target_address, self.draft_address):
+        for address in (self.target_address, self.draft_address, self.prefill.addresses if self.prefill else None):
             if address is not None:
                 self.credentials.check(address)
+        if self.prefill_queue < 0:
+            raise ValueError(f"prefill_queue: {self.prefill_queue} is below 0")
         if not 0 <= self.queue <= MAX_WAITING:
             raise ValueError(f"queue: {self.queue} is outside 0 to {MAX_WAITING}")
         if self.step_seconds != 0:

@@ -23,7 +23,7 @@ from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.sequences import Engine
 from tandem.engine.slots import SlotPool
 from tandem.engine.step_watch import StepBound, StepWatch
-from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, TARGET
+from tandem.rpc.channel import DRAFT, FUSED, MESSAGES, PREFILL, TARGET
 from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.request_context import prefix_scope
 from tandem.runners.backends import backend_named
@@ -35,6 +35,7 @@ from tandem.services.generation import GenerateMethod
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.load import Load
 from tandem.services.observability.setup import Observability
+from tandem.services.prefill_role import prefill, prefill_elsewhere
 from tandem.services.role_config import RoleConfig
 from tandem.services.server import HostedService
 from tandem.services.sessions.costs import Note
@@ -144,6 +145,7 @@ async def _target(parts: ServerParts) -> HostedService:
     generator = parts.finished(generator)
     _log_target(loaded, generator.info)
     await parts.share_prefixes(target=loaded.engine)
+    closing[:0] = await prefill_elsewhere(parts, loaded.engine)
     generate = parts.generate(parts.observability.traced(generator))
     service = TargetVerifierService(
         loaded.engine,
@@ -184,6 +186,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     generator = parts.finished(generator)
     _log_target(target, generator.info)
     await parts.share_prefixes(target=target.engine, draft=draft.engine if draft else None)
+    closing: list[Close] = [*await prefill_elsewhere(parts, target.engine), partial(close, target, parts.batcher)]
     generate = parts.generate(parts.observability.traced(generator))
     slots = {"target": target.engine.slots}
     if unfused:
@@ -194,7 +197,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     service = FusedSpeculativeServerService(generator.info, generate, target.engine.adapters)
     return parts.hosted(
         partial(add_FusedSpeculativeServerServicer_to_server, service),
-        [partial(close, target, parts.batcher)],
+        closing,
         target.engine,
         **parts.engines(generate, target.engine),
         lost=target.engine.lost,
@@ -265,6 +268,7 @@ ROLES = {
         ServerRole("target", TARGET, "target", "target", _target, ranks=True),
         ServerRole("fused_target", FUSED, "fused", "fused", _fused, ranks=True, drafts=True),
         ServerRole("draft_worker", DRAFT, "draft", "distributed", _draft_worker),
+        ServerRole("prefill", PREFILL, "prefill", "prefill", prefill),
     )
 }
 

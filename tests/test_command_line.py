@@ -37,6 +37,7 @@ VALUES = {
     "engine_host": "127.0.0.2",
     "workers": "127.0.0.1:9",
     "draft_host": "127.0.0.1:9",
+    "prefill": "127.0.0.1:9",
     "pipeline": "on",
     "branches": "on",
     "tls_cert": "server.pem",
@@ -68,6 +69,8 @@ WITH = {
     "metrics_host": ["--metrics_port", "7"],
     "engine_host": ["--engine_port", "0"],
     "draft_seconds": ["--draft_host", "127.0.0.1:9"],
+    "prefill_min_tokens": ["--prefill", "127.0.0.1:9"],
+    "prefill_timeout_s": ["--prefill", "127.0.0.1:9"],
     "modules_to_not_convert": ["--quantization", "int8"],
     "tls_cert": ["--tls_key", "server.key"],
     "tls_key": ["--tls_cert", "server.pem"],
@@ -132,6 +135,8 @@ def words(role: str, backend: str, name: str | None = None) -> list[str]:
     told += WITH.get(name, [])
     if role == "target" and name in CALLS:
         told += ["--draft_host", "127.0.0.1:9"]
+    if role == "fused_target" and name in CALLS and backend != "nxdi":
+        told += ["--prefill", "127.0.0.1:9"]
     if "action" in flag.options and flag.options["action"] == "store_true":
         return ["--role", role, *told, f"--{name}"]
     value = VALUES.get(name, {int: "7", float: "0.5"}.get(flag.options.get("type", str), "other"))
@@ -218,7 +223,11 @@ def test_help_with_a_role_shows_that_roles_flags_alone(role: str, capsys: pytest
         ("--role target --backend nxdi --batch-buckets 1", "batch_buckets: --role target with --backend nxdi"),
         ("--role draft_worker --tp-degree 2", "--backend nxdi does, and with torch these roles: target, fused_target"),
         ("--role draft_worker --propose_only --top_p 0.5", "top_p: --propose_only has no target"),
-        ("--role target --token_file f", "token_file: without --draft_host no server is called"),
+        ("--role target --token_file f", "token_file: without --draft_host or --prefill no server is called"),
+        ("--role fused_target --token_file f", "token_file: without --prefill no server is called"),
+        ("--role target --prefill_min_tokens 64", "prefill_min_tokens: without --prefill no server is called"),
+        ("--role target --prefill here", "prefill: 'here' is not HOST:PORT"),
+        ("--role prefill --prefill_queue -1", "prefill_queue: -1 is below 0"),
         ("--role target --model a --target_model b", "target_model: the same as --model here"),
         ("--role target --exact --fast", "exact: cannot be combined with --fast"),
         ("--role client --prompt x --target_host h:1 --port 2", "port: --target_host already has the port"),

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     ROOT / "README.md",
     *(ROOT / "docs" / f"{name}.md" for name in ("running", "openai", "comparison", "how-it-works", "drafts")),
+    ROOT / "docs" / "prefill.md",
 ]
 every_page = pytest.mark.parametrize(
     "page",

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
+from tandem.engine.page_copies import PageRow
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.rpc.wire_runs import drafted_in
@@ -30,7 +31,7 @@ from tandem.speculation.fallible import DrafterHealth
 
 _STEP = (0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064, 0.128, 0.25, 0.5, 1.0, 2.5, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-_KINDS = {PrefillRow: "prefill", ProposeRow: "propose", VerifyRow: "verify", FusedRow: "fused"}
+_KINDS = {PrefillRow: "prefill", ProposeRow: "propose", VerifyRow: "verify", FusedRow: "fused", PageRow: "pages"}
 
 
 class Metrics(CallObserver):
@@ -39,8 +40,8 @@ class Metrics(CallObserver):
     def __init__(self, role: str, model: str, most_drafted: int, info: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
         self._names = dict(zip(MODEL_LABELS, (model, "0"), strict=True))
-        self._states = ScrapedMetrics()
-        self.registry.register(self._states)
+        self.states = ScrapedMetrics()
+        self.registry.register(self.states)
         build = Gauge(
             "tandem:build_info",
             "Versions and model of this server; always 1.",
@@ -86,24 +87,24 @@ class Metrics(CallObserver):
         def running() -> int:
             return max(0, lifecycle.running - waiting()) + sum(len(table) for table in sessions)
 
-        add = self._states.gauge
+        add = self.states.gauge
         add("vllm:num_requests_running", "Requests and sessions in progress.", self._names, running)
         add("vllm:num_requests_waiting", "Requests waiting for a KV slot.", self._names, waiting)
 
     def watch_slots(self, of: str, slots: SlotPool) -> None:
         """Adds gauges of KV slots. `of`: target or draft."""
-        add, label = self._states.gauge, {"of": of}
+        add, label = self.states.gauge, {"of": of}
         add("tandem:kv_slots", "KV slots.", label, lambda: slots.count)
         add("tandem:kv_slots_used", "KV slots in use.", label, lambda: slots.count - slots.free)
 
     def watch_prefixes(self, caches: Mapping[str, PrefixCache]) -> None:
         """Adds metrics of the prefixes that are kept, of the target and of the draft; tokens are the first one's."""
         for of, cache in caches.items():
-            add, label = self._states.gauge, {"of": of}
+            add, label = self.states.gauge, {"of": of}
             add("tandem:prefix_cache_bytes", "Bytes of prefixes kept.", label, partial(getattr, cache, "used_bytes"))
             add("tandem:prefix_cache_limit_bytes", "Most of them.", label, partial(getattr, cache, "limit_bytes"))
         for cache in list(caches.values())[:1]:
-            count, names = self._states.counter, self._names
+            count, names = self.states.counter, self._names
             count(
                 "vllm:prefix_cache_queries", "Tokens of prompts looked up.", names, partial(getattr, cache, "queries")
             )
@@ -111,18 +112,18 @@ class Metrics(CallObserver):
 
     def watch_adapters(self, adapters: Adapters) -> None:
         """Adds metrics of the target's adapters, those of later ones included."""
-        watch_adapters(self._states, adapters)
+        watch_adapters(self.states, adapters)
 
     def watch_steps(self, batcher: Batcher) -> None:
         batcher.observe = self._stepped
-        self._states.gauge("tandem:step_queue_depth", "Rows waiting for a step.", {}, lambda: batcher.waiting)
-        self._states.counter(
+        self.states.gauge("tandem:step_queue_depth", "Rows waiting for a step.", {}, lambda: batcher.waiting)
+        self.states.counter(
             "tandem:hung_steps", "Steps that exceeded their time limit.", {}, lambda: batcher.hung_steps
         )
 
     def watch_sessions(self, kind: str, table: SessionTable[Any, Any]) -> None:
         """Adds metrics of a session table. `kind`: verify or propose."""
-        add, label = self._states, {"kind": kind}
+        add, label = self.states, {"kind": kind}
         add.gauge("tandem:sessions", "Open sessions.", label, lambda: len(table))
         add.counter("tandem:sessions_opened", "Sessions opened.", label, lambda: table.opened)
         add.counter("tandem:sessions_closed", "Sessions closed.", label, lambda: table.closed)
@@ -130,7 +131,7 @@ class Metrics(CallObserver):
 
     def watch_drafter(self, health: DrafterHealth) -> None:
         """Adds metrics of a drafter that may fail."""
-        add = self._states
+        add = self.states
         add.gauge("tandem:drafter_up", "1 if the drafter is available.", {}, lambda: int(health.up))
         add.counter("tandem:draft_failures", "Failures of the drafter.", {}, lambda: health.failures)
 

@@ -26,10 +26,10 @@ class ScrapedMetrics(Collector):
     def __init__(self) -> None:
         self._states: dict[str, _State] = {}
 
-    def gauge(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], int]) -> None:
+    def gauge(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], float]) -> None:
         self.gauges(name, help_text, tuple(labels), lambda: [(labels, read())])
 
-    def counter(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], int]) -> None:
+    def counter(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], float]) -> None:
         """Adds a counter; `name` is without "_total"."""
         self.counters(name, help_text, tuple(labels), lambda: [(labels, read())])
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
+from tandem.engine.prefill_elsewhere import PrefillElsewhere
+from tandem.engine.prefill_pages import PrefillPages
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.rpc.tracing import Tracing, open_tracing
@@ -18,6 +20,7 @@ from tandem.runners.startup import Startup
 from tandem.services.generation import Watch
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.calls import CallInterceptor, CallObserver
+from tandem.services.observability.prefill_metrics import watch_prefill, watch_prefill_pages
 from tandem.services.observability.request_log import RequestLog
 from tandem.services.observability.spans import CallSpans
 from tandem.services.sessions.table import SessionTable
@@ -119,6 +122,16 @@ class Observability:
         """Observes the adapters of the target."""
         if self._metrics:
             self._metrics.watch_adapters(adapters)
+
+    def watch_prefill(self, elsewhere: PrefillElsewhere) -> None:
+        """Observes what a target has computed elsewhere."""
+        if self._metrics:
+            watch_prefill(self._metrics.states, elsewhere)
+
+    def watch_prefill_pages(self, pages: PrefillPages) -> None:
+        """Observes what a PrefillWorker hands out."""
+        if self._metrics:
+            watch_prefill_pages(self._metrics.states, pages)
 
     def ready(self, startup: Startup) -> dict[str, object]:
         """Records the start-up times once the server listens; returns entries for the ready file."""

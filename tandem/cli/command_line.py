@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tandem.cli.flag_row import ASKING, BACKENDS, GATEWAY, PROMPTED, SERVERS, Flag
+from tandem.cli.flag_row import ASKING, BACKENDS, GATEWAY, LISTENING, PROMPTED, SERVERS, Flag
 from tandem.cli.flags import CALLING, FLAGS, GROUPS
 from tandem.speculation.types import SAMPLING_FIELDS
 
@@ -89,8 +89,19 @@ class Requirement:
 
 
 NEEDS = (
+    Requirement(("draft_seconds",), ("target",), lambda a: a.draft_host, "without --draft_host no server is called"),
     Requirement(
-        ("draft_seconds", *CALLING), ("target",), lambda a: a.draft_host, "without --draft_host no server is called"
+        CALLING,
+        ("target",),
+        lambda a: a.draft_host or a.prefill,
+        "without --draft_host or --prefill no server is called",
+    ),
+    Requirement(CALLING, ("fused_target",), lambda a: a.prefill, "without --prefill no server is called"),
+    Requirement(
+        ("prefill_min_tokens", "prefill_timeout_s"),
+        ("target", "fused_target"),
+        lambda a: a.prefill,
+        "without --prefill no server is called",
     ),
     Requirement(
         (
@@ -113,7 +124,7 @@ NEEDS = (
     Requirement(("engine_host",), SERVERS, lambda a: a.engine_port is not None, "give --engine_port as well"),
     Requirement(("worker_flags",), (GATEWAY,), lambda a: a.workers is None, "with --workers it starts no server"),
     Requirement(
-        ("metrics_host",), (*SERVERS, GATEWAY), lambda a: a.metrics_port is not None, "give --metrics_port as well"
+        ("metrics_host",), (*LISTENING, GATEWAY), lambda a: a.metrics_port is not None, "give --metrics_port as well"
     ),
     Requirement(
         ("target_model", "draft_model"), ("convert",), lambda a: a.convert == "eagle", "is for --convert eagle"

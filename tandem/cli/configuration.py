@@ -15,6 +15,7 @@ from tandem.launch import LAUNCH
 
 if TYPE_CHECKING:
     from tandem.checkpoints.convert import ConvertConfig
+    from tandem.clients.remote_prefill import PrefillConfig
     from tandem.clients.terminal import ClientConfig
     from tandem.comparison.analysis.advice import AdviceConfig
     from tandem.engine.compile_ahead import CompileConfig
@@ -144,6 +145,8 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         command=command(args),
         prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
         adapter_admin=adapter_admin(args),
+        prefill=prefill_config(args),
+        prefill_queue=args.prefill_queue,
     )
 
 
@@ -302,7 +305,7 @@ def advice_config(args: argparse.Namespace) -> AdviceConfig:
 
     if args.report is None:
         raise ValueError("report: give --report comparison.json, which compare_architectures.py writes")
-    return AdviceConfig(Path(args.report), args.rtt_ms, args.clients)
+    return AdviceConfig(Path(args.report), args.rtt_ms, args.clients, args.link_mbps)
 
 
 def plan_config(args: argparse.Namespace) -> PlanConfig:
@@ -337,6 +340,15 @@ def plan_config(args: argparse.Namespace) -> PlanConfig:
         draft_buckets=numbers("draft_buckets", args.draft_buckets, int),
         chunk=args.prefill_chunk,
     )
+
+
+def prefill_config(args: argparse.Namespace) -> PrefillConfig | None:
+    """Returns where a target has prompts computed, or None. Raises ValueError."""
+    from tandem.clients.remote_prefill import PrefillConfig
+
+    if args.prefill is None:
+        return None
+    return PrefillConfig(args.prefill, args.prefill_min_tokens, args.prefill_timeout_s)
 
 
 def _file_prompts(file: str | None) -> tuple[str, ...]:

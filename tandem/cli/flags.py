@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.cli.flag_row import ASKING, EVERY, GATEWAY, PROMPTED, SERVERS, Group, flag, switch
+from tandem.cli.flag_row import ASKING, EVERY, GATEWAY, LISTENING, PREFILL, PROMPTED, SERVERS, Group, flag, switch
 from tandem.cli.model_flags import CONVERTING, FIGURES, MODELS, PLANNING
 
 DEFAULT_PORT = 50051
@@ -12,13 +12,13 @@ _NETWORK = Group(
     (
         flag(
             "host",
-            to=(*SERVERS, GATEWAY),
+            to=(*LISTENING, GATEWAY),
             default="127.0.0.1",
             help="address a server listens on (default: 127.0.0.1, this machine only)",
         ),
         flag(
             "port",
-            to=(*SERVERS, *ASKING),
+            to=(*LISTENING, *ASKING),
             type=int,
             default=DEFAULT_PORT,
             help="port a server listens on, or a client connects to; 0: any free port",
@@ -62,7 +62,7 @@ _NETWORK = Group(
         ),
         flag(
             "health_port",
-            to=SERVERS,
+            to=LISTENING,
             type=int,
             help="servers: also answer health checks on this port, without TLS (for probes)",
         ),
@@ -78,17 +78,17 @@ _NETWORK = Group(
             default="127.0.0.1",
             help="servers: address for that port, which has neither TLS nor tokens (default 127.0.0.1)",
         ),
-        flag("ready_file", to=(*SERVERS, GATEWAY), help="file to write the address and process id to once ready"),
+        flag("ready_file", to=(*LISTENING, GATEWAY), help="file to write the address and process id to once ready"),
         flag(
             "drain_seconds",
-            to=(*SERVERS, GATEWAY),
+            to=(*LISTENING, GATEWAY),
             type=float,
             default=30.0,
             help="how long running requests may finish after SIGTERM",
         ),
         flag(
             "step_seconds",
-            to=SERVERS,
+            to=LISTENING,
             default="auto",
             help="servers: a longer device step counts as hung; auto (default): from measured times; 0: no limit",
         ),
@@ -120,6 +120,37 @@ _NETWORK = Group(
             default=256,
             help="requests that may wait for a slot of a server, or of a gateway's workers (default 256)",
         ),
+        flag(
+            "prefill",
+            to=("target", "fused_target"),
+            backends=("torch", "toy"),
+            metavar="HOST:PORT[,...]",
+            help="target, fused_target: have long prompts computed by these servers of --role prefill, with the same "
+            "bits (docs/prefill.md)",
+        ),
+        flag(
+            "prefill_min_tokens",
+            to=("target", "fused_target"),
+            backends=("torch", "toy"),
+            type=int,
+            default=256,
+            help="prompts with fewer tokens to process are processed in place (default 256)",
+        ),
+        flag(
+            "prefill_timeout_s",
+            to=("target", "fused_target"),
+            backends=("torch", "toy"),
+            type=float,
+            default=5.0,
+            help="how long the next part may take to arrive before the rest is processed in place (default 5)",
+        ),
+        flag(
+            "prefill_queue",
+            to=(PREFILL,),
+            type=int,
+            default=4,
+            help="prefill: prompts that may wait for a slot; others are refused, and processed in place (default 4)",
+        ),
         flag("timeout", to=ASKING, type=float, help="deadline of a request in seconds (default: none)"),
     ),
 )
@@ -149,28 +180,31 @@ _TAKING = Group(
     (
         flag(
             "tls_cert",
-            to=(*SERVERS, GATEWAY),
+            to=(*LISTENING, GATEWAY),
             metavar="FILE",
             help="the server's certificate (PEM, with its chain); turns TLS on",
         ),
-        flag("tls_key", to=(*SERVERS, GATEWAY), metavar="FILE", help="its private key"),
+        flag("tls_key", to=(*LISTENING, GATEWAY), metavar="FILE", help="its private key"),
         flag(
-            "tls_client_ca", to=SERVERS, metavar="FILE", help="require client certificates that one of these CAs signed"
+            "tls_client_ca",
+            to=LISTENING,
+            metavar="FILE",
+            help="require client certificates that one of these CAs signed",
         ),
         flag(
             "accept_tokens",
-            to=(*SERVERS, GATEWAY),
+            to=(*LISTENING, GATEWAY),
             metavar="FILE",
             help="require a token from this file of `identity token` lines",
         ),
         switch(
             "insecure",
-            to=(*SERVERS, GATEWAY, *ASKING),
+            to=(*LISTENING, GATEWAY, *ASKING),
             help="allow other machines without TLS: listen for them, or send them a token",
         ),
         flag(
             "max_message_bytes",
-            to=SERVERS,
+            to=LISTENING,
             type=int,
             help="maximum size of a request (default: enough for the longest prompt, at most 4 MiB)",
         ),
@@ -188,13 +222,13 @@ _TAKING = Group(
         ),
         flag(
             "max_requests_per_identity",
-            to=SERVERS,
+            to=LISTENING,
             type=int,
             help="maximum concurrent Generate calls of one caller (default: no limit)",
         ),
         flag(
             "prefix_sharing",
-            to=SERVERS,
+            to=LISTENING,
             default="identity",
             metavar="identity|all|off",
             help="whose prompts and answers a prompt may begin with to be processed faster (default: identity, the "
@@ -202,7 +236,7 @@ _TAKING = Group(
         ),
         flag(
             "prefix_cache_mb",
-            to=SERVERS,
+            to=LISTENING,
             type=int,
             default=64,
             help="memory for them in MiB, of target and draft together (default 64)",
@@ -211,29 +245,46 @@ _TAKING = Group(
     ),
 )
 
-_CALLERS = (*ASKING, "target", "draft_worker")
+_CALLERS = (*ASKING, *SERVERS)
+_CALLERS_BY = {"nxdi": (*ASKING, "target", "draft_worker")}  # a fused_target calls PrefillWorkers alone
 _CALLING = Group(
     "security of outgoing calls, from clients and from servers that call another server",
     (
         flag(
             "tls_ca",
             to=_CALLERS,
+            only=_CALLERS_BY,
             metavar="FILE",
             help="call with TLS; one of these CAs signed the server's certificate",
         ),
         flag(
-            "tls_client_cert", to=_CALLERS, metavar="FILE", help="the caller's own certificate, for a server with mTLS"
+            "tls_client_cert",
+            to=_CALLERS,
+            only=_CALLERS_BY,
+            metavar="FILE",
+            help="the caller's own certificate, for a server with mTLS",
         ),
-        flag("tls_client_key", to=_CALLERS, metavar="FILE", help="its private key"),
+        flag("tls_client_key", to=_CALLERS, only=_CALLERS_BY, metavar="FILE", help="its private key"),
         flag(
             "tls_server_name",
             to=_CALLERS,
+            only=_CALLERS_BY,
             metavar="NAME",
             help="the name in the server's certificate, if it is not its host",
         ),
-        flag("token_file", to=_CALLERS, metavar="FILE", help="a file with the token to send with every call"),
         flag(
-            "token_env", to=_CALLERS, metavar="NAME", help="the environment variable with that token, instead of a file"
+            "token_file",
+            to=_CALLERS,
+            only=_CALLERS_BY,
+            metavar="FILE",
+            help="a file with the token to send with every call",
+        ),
+        flag(
+            "token_env",
+            to=_CALLERS,
+            only=_CALLERS_BY,
+            metavar="NAME",
+            help="the environment variable with that token, instead of a file",
         ),
     ),
 )
@@ -323,16 +374,19 @@ _SEEING = Group(
     (
         flag(
             "metrics_port",
-            to=(*SERVERS, GATEWAY),
+            to=(*LISTENING, GATEWAY),
             type=int,
             help="servers: port for Prometheus metrics; 0: any free port (default: none)",
         ),
         flag(
-            "metrics_host", to=(*SERVERS, GATEWAY), default="127.0.0.1", help="address for metrics (default 127.0.0.1)"
+            "metrics_host",
+            to=(*LISTENING, GATEWAY),
+            default="127.0.0.1",
+            help="address for metrics (default 127.0.0.1)",
         ),
         flag(
             "otlp_endpoint",
-            to=(*SERVERS, *PROMPTED),
+            to=(*LISTENING, *PROMPTED),
             help="http://HOST:PORT of the OTLP/gRPC collector to send traces to (default: none)",
         ),
         flag("log_format", to=EVERY, default="text", help="text (default), or json: one object per line"),

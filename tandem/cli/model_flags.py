@@ -8,6 +8,7 @@ from tandem.cli.flag_row import (
     DRAFTING,
     LOADING,
     NXDI,
+    PREFILL,
     REAL,
     SERVERS,
     SHARED,
@@ -22,7 +23,7 @@ DRAFT_HELP = (
     " alone); auto: hybrid if possible"
 )
 
-_ADAPTED = ("target", "fused_target", *ALONE, "accept")
+_ADAPTED = ("target", "fused_target", PREFILL, *ALONE, "accept")
 
 MODELS = Group(
     "models (default: the embedded SmolLM2-135M-Instruct)",
@@ -243,12 +244,18 @@ FIGURES = Group(
             to=("accept", "convert"),
             help="accept: file to write the figures to, as JSON; convert: empty folder to write to",
         ),
-        flag("report", to=("advise",), help="advise: the comparison.json with the measurements to use"),
+        flag("report", to=("advise",), help="advise: the comparison.json, or prefill_apart.json, to use"),
         flag(
             "rtt_ms",
             to=("advise",),
             type=float,
             help="advise: round trip between client and target (default: as measured)",
+        ),
+        flag(
+            "link_mbps",
+            to=("advise",),
+            type=float,
+            help="advise, on prefill apart: bandwidth between target and PrefillWorker in Mbit/s (default: no limit)",
         ),
         flag(
             "clients", to=("advise",), type=int, default=1, help="advise: concurrent clients of one target (default 1)"

@@ -137,6 +137,7 @@ ROLES = {
     "draft_worker": Role(
         serve, "server: DraftWorker, drafts and verifies at --target_host, or drafts for targets that ask it"
     ),
+    "prefill": Role(serve, "server: PrefillWorker, computes long prompts for targets started with --prefill"),
     "gateway": Role(_gateway, "HTTP for OpenAI clients, by smg, in front of servers with an --engine_port"),
     "client": Role(_client, "asks any of the three servers"),
     "fused_client": Role(_fused_client, "asks a FusedSpeculativeServer"),

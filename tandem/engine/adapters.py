@@ -120,6 +120,10 @@ class Adapters:
         """Like `take`, for a draft, which does without an adapter where it has none of that name."""
         return self.take(name if name in self._by_name else "")
 
+    def named(self, number: int) -> tuple[str, str]:
+        """The name and the revision of an adapter that is in use, by the number of `take`; both empty for 0."""
+        return next(((name, it.revision) for name, it in self._by_name.items() if it.number == number), ("", ""))
+
     def give_back(self, number: int) -> None:
         """Ends a use that `take` began."""
         if number:

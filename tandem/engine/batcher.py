@@ -14,7 +14,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -85,6 +85,7 @@ class Batcher:
         self._window = BatchWindow()
         self._context = contextvars.Context()  # empty, so that steps do not run in the context of one request
         self._pools: list[SlotPool] = []
+        self._away = 0
         self._prefilled = False
         self.observe: ObserveStep | None = None
         self.learn: Callable[[type, float], None] | None = None  # called with each step's row type and seconds
@@ -121,9 +122,18 @@ class Batcher:
                 waiting.done.set_exception(StepHung(why))
         self._ready.clear()
 
+    @contextlib.contextmanager
+    def away(self) -> Iterator[None]:
+        """Tells that a sequence waits for something else while the block runs: no step waits for its rows."""
+        self._away += 1
+        try:
+            yield
+        finally:
+            self._away -= 1
+
     def _sequences(self) -> int:
-        """Returns the number of open sequences, or a very large number if no slots are registered."""
-        return max((pool.count - pool.free for pool in self._pools), default=sys.maxsize)
+        """Returns the number of open sequences that may have a row, or a very large number if no slots are known."""
+        return max((pool.count - pool.free for pool in self._pools), default=sys.maxsize) - self._away
 
     async def on_device(self, function: Callable[..., Result], *args: Any) -> Result:
         """Runs `function` on the device thread, between steps."""

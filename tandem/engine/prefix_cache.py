@@ -98,6 +98,14 @@ class PrefixCache:
         self.keep(scope, tokens[:end], row.slot)
         return [Filled(end, copied)]
 
+    def copy(self, scope: Hashable, tokens: Sequence[int], rows: Sequence[PrefillRow]) -> list[Filled]:
+        """Copies what is known of `tokens` beyond the row's start to its slot. A step for the batcher, of one row."""
+        (row,) = rows
+        held = self._copied(scope, tokens, row)
+        self.queries += len(tokens) - row.start
+        self.hits += held - row.start
+        return [Filled(held, held - row.start)]
+
     def keep(self, scope: Hashable, tokens: Sequence[int], slot: int) -> None:
         """Copies the whole pages of `tokens`, which `slot` holds from position 0, unless they are known."""
         known, added = self._tree.extend(scope, tokens)

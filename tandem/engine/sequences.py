@@ -11,6 +11,7 @@ from typing import Any
 
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
+from tandem.engine.prefill_elsewhere import Brought, PrefillElsewhere
 from tandem.engine.prefix_cache import Filled, PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
@@ -53,6 +54,7 @@ class Engine:
         batcher.serves(self.slots)
         self.verify = functools.partial(verify_sized, runner)
         self.prefixes: PrefixCache | None = None
+        self.elsewhere: PrefillElsewhere | None = None
         self.lost = asyncio.Event()
         self._cause = ""
         self._bound: list[Engine] = []
@@ -150,7 +152,7 @@ class KVSequence:
     def __init__(self, engine: Engine, slot: int, adapter: int = 0) -> None:
         self.engine, self.slot, self.adapter = engine, slot, adapter
         self.held: list[int] = []
-        self._scope = (engine.prefixes.scope_of(), adapter) if engine.prefixes else None
+        self.scope = (engine.prefixes.scope_of(), adapter) if engine.prefixes else None
         self._failures = engine.batcher.failures
         self._distrusts = False
         self.queue_seconds = 0.0
@@ -184,9 +186,12 @@ class KVSequence:
     async def fill(self, tokens: Sequence[int]) -> int:
         """Processes the part of `tokens` that is not held yet, in chunks, between which other rows' steps run.
 
-        Returns how many of them were copied from known prefixes instead.
+        Much of it may be processed elsewhere. Returns how many of them were copied from known prefixes instead.
         """
-        chunk, copied, began = self.engine.runner.limits.chunk, 0, len(self.held)
+        elsewhere = None if self._distrusts else self.engine.elsewhere
+        brought = await elsewhere.fill(self, tokens) if elsewhere else Brought()
+        copied, began = brought.copied, -1 if brought.looked else len(self.held)
+        chunk = self.engine.runner.limits.chunk
         while (start := len(self.held)) < len(tokens):
             row = PrefillRow(self.slot, start, tuple(tokens[start : start + chunk]), self.adapter)
             done = await self.step(self._prefill_step(tokens, start == began), row, prefill=True)
@@ -203,7 +208,7 @@ class KVSequence:
         prefixes = self.engine.prefixes
         if prefixes is None:
             return self.engine.runner.prefill
-        return functools.partial(prefixes.prefill, self._scope, tuple(tokens), self._distrusts, first)
+        return functools.partial(prefixes.prefill, self.scope, tuple(tokens), self._distrusts, first)
 
     def distrust(self) -> None:
         """Forgets what is held, since it may be unsound: it is processed again, not copied."""
@@ -219,7 +224,7 @@ class KVSequence:
         prefixes, batcher = self.engine.prefixes, self.engine.batcher
         if prefixes is None or not self.leaves or len(self.held) < PAGE or self.engine.lost.is_set():
             return
-        scope, held, slot, failures = self._scope, tuple(self.held), self.slot, self._failures
+        scope, held, slot, failures = self.scope, tuple(self.held), self.slot, self._failures
 
         def keep() -> None:
             if batcher.failures == failures:  # else a step may have spoiled the slot before this sequence heard of it

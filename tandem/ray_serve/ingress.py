@@ -13,14 +13,15 @@ from typing import Any
 
 import grpc
 
-from tandem.rpc.channel import DRAFT, FUSED, TARGET
+from tandem.rpc.channel import DRAFT, FUSED, PREFILL, TARGET
 from tandem.v1.draft_worker_pb2_grpc import add_DraftWorkerServicer_to_server
 from tandem.v1.fused_speculative_server_pb2_grpc import add_FusedSpeculativeServerServicer_to_server
+from tandem.v1.prefill_worker_pb2_grpc import add_PrefillWorkerServicer_to_server
 from tandem.v1.target_verifier_pb2_grpc import add_TargetVerifierServicer_to_server
 
 STATUS_DETAILS = "grpc-status-details-bin"
 SECONDS_LEFT = "tandem-seconds-left"  # until a call's deadline, which Serve does not pass to replicas
-SERVICER_FUNCTIONS = tuple(f"{__name__}.add_{name}" for name in ("target", "fused", "draft_worker"))
+SERVICER_FUNCTIONS = tuple(f"{__name__}.add_{name}" for name in ("target", "fused", "draft_worker", "prefill"))
 
 
 def add_target(servicer: Any, server: Any) -> None:
@@ -36,6 +37,11 @@ def add_fused(servicer: Any, server: Any) -> None:
 def add_draft_worker(servicer: Any, server: Any) -> None:
     """Called by Serve's proxy."""
     _add(add_DraftWorkerServicer_to_server, DRAFT, servicer, server)
+
+
+def add_prefill(servicer: Any, server: Any) -> None:
+    """Called by Serve's proxy."""
+    _add(add_PrefillWorkerServicer_to_server, PREFILL, servicer, server)
 
 
 def _add(add: Callable[[Any, Any], None], application: str, servicer: Any, server: Any) -> None:

@@ -205,8 +205,16 @@ class DraftWorker(Replica):
     ProposeStream = _stream("ProposeStream")
 
 
+class PrefillWorker(Replica):
+    """--role prefill."""
+
+    GetModelInfo = _unary("GetModelInfo")
+    Prefill = _stream("Prefill")
+
+
 REPLICAS: dict[str, type[Replica]] = {
     "target": TargetVerifier,
     "fused_target": FusedSpeculativeServer,
     "draft_worker": DraftWorker,
+    "prefill": PrefillWorker,
 }

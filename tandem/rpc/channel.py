@@ -20,6 +20,7 @@ from tandem.v1 import (
 )
 
 TARGET, FUSED, DRAFT = "TargetVerifier", "FusedSpeculativeServer", "DraftWorker"
+PREFILL = "PrefillWorker"  # does not generate: it has no place in the tables below
 
 MESSAGES: dict[str, Any] = {
     TARGET: target_verifier_pb2,
@@ -67,17 +68,23 @@ _OPTIONS = (
 _NO_PROXY = (("grpc.enable_http_proxy", 0),)
 
 
-def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
-    """Opens a channel to host:port, in clear text unless the credentials have a CA. Raises ValueError."""
+Options = tuple[tuple[str, int | str], ...]
+
+
+def open_channel(address: str, credentials: Credentials | None = None, more: Options = ()) -> grpc.aio.Channel:
+    """Opens a channel to host:port, in clear text unless the credentials have a CA. Raises ValueError.
+
+    `more`: gRPC's options besides ours.
+    """
     given = credentials or Credentials()
     given.check(address)
     token = given.token()
     if given.ca is None:
-        channel = grpc.aio.insecure_channel(address, options=(*_OPTIONS, *_NO_PROXY))
+        channel = grpc.aio.insecure_channel(address, options=(*_OPTIONS, *_NO_PROXY, *more))
     else:
         name = (("grpc.ssl_target_name_override", given.server_name),) if given.server_name else ()
         tls = grpc.ssl_channel_credentials(pem_of(given.ca), pem_of(given.key), pem_of(given.cert))
-        channel = grpc.aio.secure_channel(address, tls, options=(*_OPTIONS, *name))
+        channel = grpc.aio.secure_channel(address, tls, options=(*_OPTIONS, *name, *more))
     return channel if token is None else _Authorized(channel, token)
 
 

@@ -25,6 +25,12 @@ class PageStore(Protocol):
     def load(self, slot: int, first: int, pages: Sequence[int]) -> None:
         """Copies `pages` to positions of `slot`."""
 
+    def read(self, page: int) -> bytes:
+        """Returns a page's bytes: `page_bytes` of them, in the order that `page_format` stands for."""
+
+    def write(self, page: int, data: bytes) -> None:
+        """Replaces a page by what `read` returned, here or in another process."""
+
 
 @runtime_checkable
 class CopiesPages(Protocol):
@@ -37,6 +43,11 @@ class CopiesPages(Protocol):
 
         It is 0 for a head, which makes its keys again from its target's features.
         """
+
+    @property
+    def page_format(self) -> str:
+        """What the bits of a page depend on, besides the weights and the number format; another process has the same
+        pages if it says the same."""
 
     def page_store(self, pages: int) -> PageStore:
         """Allocates memory for so many pages."""

@@ -114,6 +114,10 @@ class ToyRunner:
     def page_bytes(self) -> int:
         return PAGE * (self._cache.itemsize + self.digests.itemsize)
 
+    @property
+    def page_format(self) -> str:
+        return "tokens"
+
     def page_store(self, pages: int) -> ToyPages:
         return ToyPages(self._cache, self.digests, pages)
 
@@ -207,6 +211,12 @@ class ToyPages:
         start, end = first * PAGE, (first + len(pages)) * PAGE
         self._cache[slot, start:end] = self._memory[list(pages)].reshape(-1)
         self._digests[slot, start:end] = self._features[list(pages)].reshape(-1)
+
+    def read(self, page: int) -> bytes:
+        return self._memory[page].tobytes()
+
+    def write(self, page: int, data: bytes) -> None:
+        self._memory[page] = np.frombuffer(data, dtype=np.int64)
 
 
 class ToyTokenizer:

@@ -82,6 +82,7 @@ CASES = (
     Entry(generations.neighbours_change_nothing, ("G1", "G7"), _ALL),
     Entry(generations.adapters_are_kept_apart, ("G1",), _ALL),
     Entry(generations.unknown_adapter_is_named, ("G9",), _ALL),
+    Entry(generations.prefill_elsewhere_equals_plain, ("G1", "G7"), _ALL, inside=True),
     Entry(generations.ends_at_a_stop_token, ("G1",), _ALL),
     Entry(generations.cancel_frees_slot, ("G7",), _ALL),
     Entry(generations.bad_fields_are_named, ("G9",), _ALL),

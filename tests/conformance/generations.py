@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 from typing import Any
 
+import grpc
+
 from tandem.speculation.types import Chunk, FinishReason, GenerationRequest, SamplingParams
 from tandem.v1 import generation_pb2
 from tests.conformance.bench import Bench, refused
 from tests.reliability.faults import Fault, Schedule
-from tests.support import HANG
+from tests.services.prefill_sites import asks, prefill_site
+from tests.support import HANG, toy
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, top_p=0.95, seed=7)
@@ -71,6 +74,32 @@ async def unknown_adapter_is_named(bench: Bench) -> None:
     refusal = await refused(front.Generate(message(generation=generation_pb2.Generation(**fields))))
     assert refusal.code == "INVALID_ARGUMENT", refusal
     assert "no-adapter-is-called-so" in refusal.message
+
+
+async def prefill_elsewhere_equals_plain(bench: Bench) -> None:
+    """Prompts that a PrefillWorker computes, whole or until it is lost: same output, and no slot stays behind."""
+    assert bench.inside and bench.inside.sites[0].engine
+    engine = bench.inside.sites[0].engine
+    async with prefill_site(toy(max_length=engine.runner.limits.max_length)) as worker:
+        elsewhere = await asks(engine, worker.address)
+        try:
+            for number, answers in enumerate((None, lost_midway, None)):
+                worker.faults.answer, elsewhere._source.endpoints[0]._rests_until = answers, 0.0  # type: ignore[attr-defined]
+                for sampling in (GREEDY, SAMPLED):
+                    prompt = bench.prompt(100 + 2 * number + sampling.greedy, 90)
+                    expected = await bench.expected(prompt, sampling, COUNT)
+                    assert list((await bench.ask(prompt, COUNT, sampling=sampling)).token_ids) == expected
+            await bench.inside.all_free()
+            assert elsewhere.counts.pages >= 4 * 5 and sum(elsewhere.fallbacks.values()) >= 1
+        finally:
+            engine.elsewhere = engine.prefixes = None
+            await elsewhere.close()
+
+
+async def lost_midway(replies: Any, context: Any) -> Any:
+    for _ in range(3):
+        yield await anext(replies)
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "lost")
 
 
 async def ends_at_a_stop_token(bench: Bench) -> None:

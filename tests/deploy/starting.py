@@ -25,9 +25,24 @@ from tandem.rpc.generation_client import GenerationClient
 from tests.deploy.manifests import OVERLAYS, filled, of_kind, pods
 from tests.support import REPOSITORY, ids
 
-DEVICE = ("target_model", "draft_model", "device", "backend", "dtype", "compiled_dir", "artifacts", "tp_degree")
-DEVICE += ("cores", "neuron_config", "draft_neuron_config", "pair")
-SERVICES = {"target": "TargetVerifier", "draft_worker": "DraftWorker", "fused_target": "FusedSpeculativeServer"}
+DEVICE = (
+    "model",
+    "target_model",
+    "draft_model",
+    "device",
+    "backend",
+    "dtype",
+    "compiled_dir",
+    "artifacts",
+    "tp_degree",
+)
+DEVICE += ("weights", "cores", "neuron_config", "draft_neuron_config", "pair")
+SERVICES = {
+    "target": "TargetVerifier",
+    "draft_worker": "DraftWorker",
+    "fused_target": "FusedSpeculativeServer",
+    "prefill": "PrefillWorker",
+}
 PORTS = ("port", "health_port", "metrics_port", "engine_port", "http_port")
 START_SECONDS = 120
 
@@ -94,10 +109,10 @@ def here(arguments: Sequence[str], secrets: Path, ports: dict[str, int], **repla
 
 
 def on_toy(container: Container, secrets: Path, ports: dict[str, int], target: int | None = None) -> list[str]:
-    """A server's arguments, with the toy runner in place of models and a device."""
+    """A server's arguments, with the toy runner in place of models and a device. `target`: port of whom it calls."""
     kept = [word for word in container.arguments if word.removeprefix("--").partition("=")[0] not in DEVICE]
-    words = here(kept, secrets, ports, target_host=f"127.0.0.1:{target}")
-    drafting = container.flags["role"] != "target" and "draft" not in container.flags
+    words = here(kept, secrets, ports, target_host=f"127.0.0.1:{target}", prefill=f"127.0.0.1:{target}")
+    drafting = container.flags["role"] not in ("target", "prefill") and "draft" not in container.flags
     drafts = ["--draft=model", "--draft_model=miss=0.3"] if drafting else []
     return [*words, "--backend=toy", *drafts]
 

@@ -80,7 +80,8 @@ class Pods:
 
     def start(self, container: Container) -> dict[str, int]:
         name, ports = container.flags["role"], free_ports(container)
-        target = self.ports["target"]["port"] if name == "draft_worker" else None
+        called = self.ports.get("target" if name == "draft_worker" else "prefill" if name == "target" else "")
+        target = called["port"] if called else None
         if name == "gateway":
             (engine,) = (ports["engine_port"] for ports in self.ports.values() if "engine_port" in ports)
             arguments = here(container.arguments, self.secrets, ports, workers=f"127.0.0.1:{engine}")
@@ -116,14 +117,17 @@ def test_an_image_says_that_its_software_is_there(name: str, images: Images, tmp
 
 @pytest.mark.parametrize("container", servers(), ids=lambda each: f"{each.overlay}-{each.workload}")
 def test_a_server_of_an_overlay_starts_in_its_image(container: Container, here_pods: Pods, secrets: Path) -> None:
-    if container.flags["role"] == "draft_worker":
-        here_pods.start(next(each for each in servers() if each.flags["role"] == "target"))
+    called = "target" if container.flags["role"] == "draft_worker" else "prefill" * ("prefill" in container.flags)
+    if called:
+        here_pods.start(next(each for each in servers() if each.flags["role"] == called))
     ports, service = here_pods.start(container), SERVICES[container.flags["role"]]
-    assert len(tokens_of(ports["port"], service, secrets)) == 12
+    if container.flags["role"] != "prefill":
+        assert len(tokens_of(ports["port"], service, secrets)) == 12
     assert health(ports["health_port"], f"tandem.v1.{service}") == health_pb2.HealthCheckResponse.SERVING
     url = f"http://127.0.0.1:{ports['metrics_port']}/metrics"
     page = subprocess.run(["curl", "-sS", "--fail", url], capture_output=True, text=True, check=True)
-    assert "vllm:generation_tokens_total" in page.stdout
+    shown = "tandem:prefill_prompts" if container.flags["role"] == "prefill" else "vllm:generation_tokens_total"
+    assert shown in page.stdout
 
 
 @pytest.mark.parametrize("overlay", ["fused-openai", "openai-nxdi"])

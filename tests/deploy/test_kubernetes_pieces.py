@@ -12,6 +12,7 @@ from tandem.cli import configuration, main
 from tandem.runners.nxdi.build import BuildRequest, Kind, plan_build
 from tandem.services.shutdown import STOP_SECONDS
 from tests.deploy.manifests import OVERLAYS, ROOT, filled, flags, objects, of_kind, pods
+from tests.deploy.starting import SERVICES
 from tests.services.test_observability_page import exported
 
 NXDI = [name for name in OVERLAYS if "nxdi" in name]
@@ -30,8 +31,7 @@ class TestAServer:
     def test_is_probed_by_its_services_name_where_it_answers_probes(self, folder: str, name: str) -> None:
         container = self.container(folder, name)
         protos = "".join(path.read_text() for path in (ROOT / "proto" / "tandem" / "v1").glob("*.proto"))
-        served = {"target": "TargetVerifier", "draft_worker": "DraftWorker", "fused_target": "FusedSpeculativeServer"}
-        service = served[flags(container)["role"]]
+        service = SERVICES[flags(container)["role"]]
         assert f"service {service} {{" in protos
         for probe in ("startupProbe", "readinessProbe"):
             assert container[probe]["grpc"]["service"] == f"tandem.v1.{service}"
@@ -219,7 +219,7 @@ def test_the_collector_asks_for_metrics_and_ports_that_exist() -> None:
     config = yaml.safe_load(of_kind("monitoring", "ConfigMap")["adot"]["data"]["collector.yaml"])
     (scrape,) = config["receivers"]["prometheus"]["config"]["scrape_configs"]
     (services, port, *_) = (rule["regex"] for rule in scrape["relabel_configs"] if rule.get("action") == "keep")
-    assert services == "(target|draft|fused|gateway)" and port == "metrics"
+    assert services == "(target|draft|fused|gateway|prefill)" and port == "metrics"
     monitored = of_kind("prometheus", "PodMonitor")["tandem"]["spec"]
     scraped = {each["port"] for each in monitored["podMetricsEndpoints"]}
     named = {port["name"] for o in OVERLAYS for pod in pods(f"overlays/{o}").values() for port in ports_of(pod)}
@@ -285,6 +285,24 @@ def test_only_pods_that_call_others_are_let_through(overlay: str) -> None:
     assert calling == {"draft", "comparison"}
     (served,) = policies["callers"]["spec"]["podSelector"]["matchExpressions"]
     assert set(served["values"]) == set(of_kind(folder, "StatefulSet"))
+
+
+def test_a_target_calls_its_prefill_workers_and_nobody_else_may() -> None:
+    """And both run the same steps: what the layouts of pages compare is the same."""
+    folder = "overlays/prefill-cpu"
+    asked = {name: flags(pods(folder)[name]["spec"]["containers"][0]) for name in ("target", "prefill")}
+    host, _, port = asked["target"]["prefill"].partition(":")
+    assert host == "prefill.tandem.svc" and port == asked["prefill"]["port"]
+    assert {"tls_ca", "token_file"} <= set(asked["target"])
+    assert asked["target"]["target_model"] == asked["prefill"]["model"]
+    shape = ("device", "dtype", "weights", "sequence_length")
+    assert [asked["target"][name] for name in shape] == [asked["prefill"][name] for name in shape]
+    (rule,) = of_kind(folder, "NetworkPolicy")["prefill"]["spec"]["ingress"]
+    (peer,) = rule["from"]
+    label = peer["podSelector"]["matchLabels"].items()
+    assert {name for name, pod in pods(folder).items() if label <= pod["metadata"]["labels"].items()} == {"target"}
+    secrets = (ROOT / "deploy" / "secrets.sh").read_text(encoding="utf-8")
+    assert "openai prefill;" in secrets and "comparison target;" in secrets
 
 
 def test_pods_run_where_the_node_pool_has_nodes() -> None:

@@ -50,18 +50,23 @@ def test_a_server_of_an_overlay_starts_with_what_its_image_has(
 ) -> None:
     service, ports, target = SERVICES[container.flags["role"]], free_ports(container), None
     with contextlib.ExitStack() as stack:
-        if container.flags["role"] == "draft_worker":
-            own = next(each for each in SERVERS if each.flags["role"] == "target")
+        called = "target" if container.flags["role"] == "draft_worker" else "prefill" * ("prefill" in container.flags)
+        if called:
+            own = next(each for each in SERVERS if each.flags["role"] == called)
             others = free_ports(own)
             target = others["port"]
             words = hidden(own.image, on_toy(own, secrets, others))
             stack.enter_context(started(words, tmp_path / "target", REPOSITORY))
         words = hidden(container.image, on_toy(container, secrets, ports, target))
         log = stack.enter_context(started(words, tmp_path / "server", REPOSITORY))
-        assert len(tokens_of(ports["port"], service, secrets)) == 12
+        if container.flags["role"] != "prefill":
+            assert len(tokens_of(ports["port"], service, secrets)) == 12
         assert health(ports["health_port"], f"tandem.v1.{service}") == health_pb2.HealthCheckResponse.SERVING
         with urllib.request.urlopen(f"http://127.0.0.1:{ports['metrics_port']}/metrics", timeout=10) as page:
-            assert b"vllm:generation_tokens_total" in page.read()
+            shown = (
+                b"tandem:prefill_prompts" if container.flags["role"] == "prefill" else b"vllm:generation_tokens_total"
+            )
+            assert shown in page.read()
         assert all(json.loads(entry) for entry in log.read_text().splitlines() if entry.startswith("{"))
 
 

@@ -79,7 +79,7 @@ def test_settings_out_of_range_are_refused_by_name(settings: dict[str, float], f
 
 
 def test_only_server_roles_can_be_deployed() -> None:
-    with pytest.raises(ValueError, match="role: client is not one of target, fused_target, draft_worker"):
+    with pytest.raises(ValueError, match="role: client is not one of target, fused_target, draft_worker, prefill"):
         application(RayConfig(), ("--role", "client"))
 
 

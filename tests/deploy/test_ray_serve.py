@@ -21,6 +21,9 @@ from tandem.rpc.generation_client import GenerationClient
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import GenerationEnd
 from tandem.v1 import target_verifier_pb2 as pb
+from tests.engine.test_prefix_cache import said, truth
+from tests.services.prefill_sites import asking_engine
+from tests.services.test_prefill import PROMPT
 from tests.support import GREEDY, REPOSITORY, SAMPLED, answer, distributed, ids, oracle, raw_stub
 from tests.support import run as run_async
 
@@ -78,6 +81,7 @@ def ingress(token: Path) -> Iterator[str]:
             ("--role", "fused_target", "--accept_tokens", str(token.parent / "accepted"), *DRAFTED, *TOY),
         )
         run(RayConfig(cpus=0.5), ("--role", "draft_worker", "--target_host", f"127.0.0.1:{port}", *DRAFTED, *TOY))
+        run(RayConfig(cpus=0.5), ("--role", "prefill", *TOY))
         yield f"127.0.0.1:{port}"
     finally:
         if ray.is_initialized():
@@ -118,6 +122,22 @@ def test_every_service_generates_the_targets_tokens(ingress: str, token: Path, s
                 assert said.token_ids == oracle(b"hello", sampling, 40)
             stats = said.completion.stats  # by measurement, a target may not wait for drafts: all come late then
             assert (stats.drafted + stats.stale_drafts > 0) == (service != TARGET)
+
+    run_async(test())
+
+
+def test_a_target_has_its_prompts_computed_by_replicas(ingress: str) -> None:
+    async def test() -> None:
+        async with asking_engine(ingress) as engine:
+            for sampling in (GREEDY, SAMPLED):
+                assert (await said(engine, PROMPT, sampling))[0] == truth(PROMPT, sampling)
+            assert engine.elsewhere and engine.prefixes
+            assert engine.elsewhere.counts.pages == 5 and not sum(engine.elsewhere.fallbacks.values())
+            engine.prefixes.clear()
+            other = [each + 1 for each in PROMPT]
+            answers = await asyncio.gather(*(said(engine, prompt) for prompt in (PROMPT, other, PROMPT)))
+            assert [tokens for tokens, _ in answers] == [truth(PROMPT), truth(other), truth(PROMPT)]
+            assert not sum(engine.elsewhere.fallbacks.values())
 
     run_async(test())
 

@@ -9,10 +9,15 @@ import time
 from tandem.cli.main import parser
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
+from tandem.engine.page_copies import PageCopies
+from tandem.engine.prefill_elsewhere import PrefillElsewhere
+from tandem.engine.prefill_pages import PrefillPages
 from tandem.engine.prefix_cache import PrefixCache
+from tandem.engine.sequences import Engine
 from tandem.engine.slots import SlotPool
 from tandem.services.lifecycle import Lifecycle
 from tandem.services.observability.metrics import Metrics
+from tandem.services.observability.prefill_metrics import watch_prefill, watch_prefill_pages
 from tandem.services.sessions.table import SessionTable
 from tandem.speculation.fallible import DrafterHealth
 from tests.support import REPOSITORY, run, toy
@@ -32,6 +37,9 @@ def exported() -> dict[str, str]:
     metrics.watch_sessions("verify", table)
     metrics.watch_adapters(Adapters(toy(), batcher))
     metrics.watch_drafter(DrafterHealth("of a test"))
+    engine, copies = Engine(runner, batcher), run(PageCopies.of(runner, batcher))
+    watch_prefill(metrics.states, PrefillElsewhere(engine, None, copies))  # type: ignore[arg-type]
+    watch_prefill_pages(metrics.states, PrefillPages(engine, copies))
     metrics.started({"total": 1.0})
     run(batcher.close())
     families = list(metrics.registry.collect())

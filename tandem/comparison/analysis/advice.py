@@ -16,6 +16,7 @@ from typing import Any
 from tandem.comparison.analysis.findings import link_of, model_from_json
 from tandem.comparison.analysis.metrics import ratio
 from tandem.comparison.analysis.predictions import Model
+from tandem.comparison.analysis.prefill_advice import prefill_costs, prefill_document, prefill_lines
 from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, DISTRIBUTED, NEVER_WAITING
 from tandem.comparison.measuring.conditions import LinkChoice
 from tandem.comparison.report.comparison_file import read_comparison
@@ -26,17 +27,23 @@ FAR_MS = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class AdviceConfig:
-    """The report to use, the round trip (None: that of the base) and the number of concurrent clients."""
+    """The report to use, the round trip (None: that of the base) and the number of concurrent clients.
+
+    `link_mbps`: the bandwidth between a target and its PrefillWorkers, for a report of benchmarks/prefill_apart.py.
+    """
 
     report: Path
     rtt_ms: float | None = None
     clients: int = 1
+    link_mbps: float | None = None
 
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise ValueError(f"clients: {self.clients} is below 1")
         if self.rtt_ms is not None and not 0 <= self.rtt_ms <= FAR_MS:
             raise ValueError(f"rtt-ms: {self.rtt_ms:g} is outside 0 to {FAR_MS:g}")
+        if self.link_mbps is not None and not 0 < self.link_mbps < math.inf:
+            raise ValueError(f"link_mbps: {self.link_mbps:g} is not a number above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,14 @@ def _other_loads(advice: Advice) -> Iterator[str]:
 
 
 def run_advice(config: AdviceConfig) -> int:
-    """Prints the advice and returns the exit code."""
+    """Prints the advice and returns the exit code. Raises ValueError."""
+    document = prefill_document(config.report)
+    if document is not None:
+        link = LinkChoice(config.rtt_ms or 0.0, config.link_mbps)
+        print("\n".join(prefill_lines(prefill_costs(document), link)))
+        return 0
+    if config.link_mbps is not None:
+        raise ValueError("link_mbps: is for a report of benchmarks/prefill_apart.py; a comparison has its own links")
     for line in advice_lines(advise(read_comparison(config.report), config.rtt_ms, config.clients)):
         print(line)
     return 0

@@ -55,8 +55,16 @@ def _key(compiler: str) -> str:
     """Hash of everything that the machine code depends on: sources, flags, compiler, CPU."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     parts = [*FLAGS, version, platform.machine(), _cpu_features()]
-    parts += [path.read_text() for path in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp"))]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return hashlib.sha256("\0".join([*parts, *_sources()]).encode()).hexdigest()[:32]
+
+
+def sources_hash() -> str:
+    """Hash of the sources alone, which is the same on every machine."""
+    return hashlib.sha256("\0".join(_sources()).encode()).hexdigest()
+
+
+def _sources() -> list[str]:
+    return [path.read_text() for path in sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp"))]
 
 
 def _cpu_features() -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 
+from tandem.runners.native.build import sources_hash
 from tandem.runners.native.library import ints
 from tandem.runners.native.steps import NativeSteps
+
+_COMPARED = 64  # positions whose rotary embedding is compared; the number of positions may differ
 
 
 class NativePages:
@@ -24,6 +29,25 @@ class NativePages:
     def load(self, slot: int, first: int, pages: Sequence[int]) -> None:
         self._model.library.tandem_load_pages(self._model.handle, slot, first, len(pages), ints(pages), self._address)
 
+    def read(self, page: int) -> bytes:
+        return self._memory[page].tobytes()
+
+    def write(self, page: int, data: bytes) -> None:
+        self._memory[page] = np.frombuffer(data, dtype=np.uint8)
+
 
 def page_bytes(model: NativeSteps) -> int:
     return int(model.library.tandem_page_bytes(model.handle))
+
+
+def page_format(model: NativeSteps) -> str:
+    """Names the C++ sources, the shape, and what torch computed: the rotary embedding.
+
+    In float32 these sources have the same bits on every CPU; other number formats multiply with what the CPU has.
+    """
+    sizes, rotary = model.sizes, b"".join(table[:_COMPARED].tobytes() for table in model.rotary)
+    said = f"native {sources_hash()[:16]}, {sizes.layers} layers of {sizes.kv_heads} heads of {sizes.head_dim}"
+    said += f", rotary embedding {zlib.crc32(rotary):08x}"
+    if model.dtype is torch.float32:
+        return said
+    return f"{said}, {model.library.tandem_instructions().decode()}"

@@ -19,7 +19,7 @@ from tandem.runners.native.adapters import NativeAdapters
 from tandem.runners.native.drawing import DraftDraws
 from tandem.runners.native.library import Ints, RowBatch, ints, pointer, zeros
 from tandem.runners.native.model import NativeModel
-from tandem.runners.native.pages import NativePages, page_bytes
+from tandem.runners.native.pages import NativePages, page_bytes, page_format
 from tandem.runners.native.steps import NativeSteps
 from tandem.runners.protocol import (
     TAIL,
@@ -73,6 +73,10 @@ class NativeRunner:
         """Like CopiesPages. A draft's bits are the same by construction; a target's were checked too."""
         exact = self.shapes.bit_exact or not self._verifies
         return page_bytes(self.model) if exact else 0
+
+    @property
+    def page_format(self) -> str:
+        return page_format(self.model)
 
     def page_store(self, pages: int) -> NativePages:
         return NativePages(self.model, pages)

@@ -85,6 +85,11 @@ class NativeSteps:
         return False
 
     @property
+    def rotary(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Cosines and sines of the rotary embedding, each [length, head_dim / 2]."""
+        return self._kept[1], self._kept[2]
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all packed matrices, which every step reads."""
         return int(self.library.tandem_weight_bytes(self.handle))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import platform
+import zlib
 from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
 
 import torch
 
 from tandem.runners.pages import PAGE
+from tandem.runners.protocol import Limits
 from tandem.runners.torch.slot_cache import SlotCache
 
 
@@ -34,6 +39,13 @@ class TorchPages:
         if self._features is not None and self._handed_out is not None:
             _features_at(self._features, slot, first, len(pages)).copy_(self._handed_out[which])
 
+    def read(self, page: int) -> bytes:
+        return bytes(self._memory[:, page].contiguous().cpu().view(torch.uint8).numpy().tobytes())
+
+    def write(self, page: int, data: bytes) -> None:
+        part = self._memory[:, page]
+        part.copy_(torch.frombuffer(bytearray(data), dtype=part.dtype).view(part.shape))
+
     def _positions(self, buffer: torch.Tensor, slot: int, first: int, count: int) -> torch.Tensor:
         """A view [kv_heads, count, PAGE, head_dim] of `count` pages of a slot from page `first` on."""
         start = slot * self._slots.length + first * PAGE
@@ -50,3 +62,23 @@ def page_bytes(slots: SlotCache, features: torch.Tensor | None = None) -> int:
     heads, _, dim = slots.buffers[0].shape
     held = len(slots.buffers) * heads * PAGE * dim * slots.buffers[0].element_size()
     return held + (0 if features is None else PAGE * features.shape[2] * features.element_size())
+
+
+def page_format(slots: SlotCache, ranks: int, limits: Limits, threads: int) -> str:
+    """Names all that may choose a kernel: libraries, the CPU or device, threads, and the shapes of the steps."""
+    heads, _, dim = slots.buffers[0].shape
+    device = slots.buffers[0].device
+    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} {_cpu()}"
+    said = f"module code, torch {torch.__version__}, transformers {version('transformers')}, {kind}, {threads} threads"
+    shape = f"{len(slots.buffers)} buffers of {heads} heads of {dim}, {ranks} ranks"
+    return f"{said}, {shape}, {limits.slots} slots of {slots.length}, chunk {limits.chunk}, draft {limits.max_draft}"
+
+
+def _cpu() -> str:
+    """The CPU's instruction sets, by a short name and a checksum of all that it says of itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = [platform.processor()]
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), lines[0] if lines else "")
+    return f"{torch.backends.cpu.get_cpu_capability()} {zlib.crc32(flags.encode()):08x}"

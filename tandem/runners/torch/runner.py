@@ -36,7 +36,7 @@ from tandem.runners.protocol import (
 )
 from tandem.runners.startup import Startup
 from tandem.runners.torch.model import TorchModel
-from tandem.runners.torch.pages import TorchPages, page_bytes
+from tandem.runners.torch.pages import TorchPages, page_bytes, page_format
 from tandem.speculation.acceptance import agree
 from tandem.speculation.draws import BadLogits, Drawn
 from tandem.speculation.logprobs import Logits
@@ -78,6 +78,10 @@ class TorchRunner:
     def page_bytes(self) -> int:
         """Like CopiesPages; 0 for a draft, whose step shapes nobody checked to have the same bits."""
         return page_bytes(self.model.slots, self.model.features) if self.shapes.bit_exact else 0
+
+    @property
+    def page_format(self) -> str:
+        return page_format(self.model.slots, self.model.ranks, self.limits, torch.get_num_threads())
 
     def page_store(self, pages: int) -> TorchPages:
         return TorchPages(self.model.slots, pages, self.model.features)

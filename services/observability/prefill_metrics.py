@@ -1,0 +1,35 @@
+"""Metrics of prompts that are computed elsewhere, read at each scrape: at the target, and at the PrefillWorker."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tandem.engine.prefill_elsewhere import PrefillElsewhere
+from tandem.engine.prefill_pages import PrefillPages
+from tandem.engine.transfers import REASONS
+
+if TYPE_CHECKING:
+    from tandem.services.observability.scraped_metrics import ScrapedMetrics
+
+
+def watch_prefill(states: ScrapedMetrics, elsewhere: PrefillElsewhere) -> None:
+    """Adds counters of what a target has computed elsewhere, and why it was not."""
+    counts, count = elsewhere.counts, states.counter
+    for name, said in (
+        ("requests", "Prompts asked for at PrefillWorkers."),
+        ("shared", "Prompts that waited for the transfer of another."),
+        ("pages", "Pages that arrived."),
+        ("bytes", "Bytes of pages that arrived."),
+        ("seconds", "Seconds that prompts waited for their pages."),
+    ):
+        count(f"tandem:prefill_{name}", said, {}, partial(getattr, counts, name))
+    for reason in REASONS:
+        read = partial(elsewhere.fallbacks.__getitem__, reason)
+        count("tandem:prefill_fallbacks", "Prompts that were processed in place after all.", {"reason": reason}, read)
+
+
+def watch_prefill_pages(states: ScrapedMetrics, pages: PrefillPages) -> None:
+    """Adds counters of what a PrefillWorker was asked for, and of the pages that it handed out."""
+    states.counter("tandem:prefill_prompts", "Prompts that targets asked for.", {}, partial(getattr, pages, "asked"))
+    states.counter("tandem:prefill_pages_sent", "Pages handed out.", {}, partial(getattr, pages, "pages"))

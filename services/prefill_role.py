@@ -1,0 +1,68 @@
+"""The role prefill, and what connects a target to servers of that role."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tandem.clients.remote_prefill import PrefillClient
+from tandem.engine.generators import target_info
+from tandem.engine.loading import close, load, load_adapters
+from tandem.engine.page_copies import PageCopies
+from tandem.engine.prefill_elsewhere import PrefillElsewhere
+from tandem.engine.prefill_pages import PrefillPages
+from tandem.engine.sequences import Engine
+from tandem.services.prefill_worker import PrefillWorkerService
+from tandem.services.server import HostedService
+from tandem.v1.prefill_worker_pb2_grpc import add_PrefillWorkerServicer_to_server
+
+if TYPE_CHECKING:
+    from tandem.services.roles import ServerParts
+
+log = logging.getLogger("tandem.server")
+
+
+async def prefill(parts: ServerParts) -> HostedService:
+    """Computes prompts for targets that decode elsewhere. Raises ValueError if this model's pages cannot be copied."""
+    config = parts.config
+    loaded = await load(config.models, parts.batcher, config.serve.startup)
+    await load_adapters(config.models, loaded)
+    pages = PrefillPages(loaded.engine, await PageCopies.of(loaded.runner, parts.batcher))
+    info = parts.stamped(target_info(loaded, 0))
+    parts.observability.loaded(info)
+    await parts.share_prefixes(target=loaded.engine)
+    parts.observability.watch_parts(parts.lifecycle, parts.batcher, {"target": loaded.engine.slots})
+    parts.observability.watch_prefill_pages(pages)
+    queue = config.prefill_queue
+    service = PrefillWorkerService(info, pages, loaded.engine.adapters, parts.lifecycle, parts.limits, queue)
+    log.info(
+        "%s: computes prompts of %s in %d slots for targets that decode elsewhere; a page of %d tokens has %d bytes",
+        info.model_name,
+        info.dtype,
+        info.kv_slots,
+        pages.layout.page_tokens,
+        pages.layout.page_bytes,
+    )
+    return parts.hosted(
+        partial(add_PrefillWorkerServicer_to_server, service),
+        [partial(close, loaded, parts.batcher)],
+        loaded.engine,
+        lost=loaded.engine.lost,
+        beside=parts.beside(loaded.engine.adapters),
+    )
+
+
+async def prefill_elsewhere(parts: ServerParts, engine: Engine) -> list[Callable[[], Awaitable[None]]]:
+    """Lets a target's prompts be computed by --prefill, if given; returns what closes that. Raises ValueError."""
+    config = parts.config.prefill
+    if config is None:
+        return []
+    copies = await PageCopies.of(engine.runner, parts.batcher)
+    client = PrefillClient(config, copies.layout, parts.config.credentials)
+    engine.elsewhere = PrefillElsewhere(engine, client, copies, config.min_tokens)
+    await client.check()
+    parts.observability.watch_prefill(engine.elsewhere)
+    log.info("prompts of %d tokens and more are computed at %s", config.min_tokens, config.addresses)
+    return [engine.elsewhere.close]

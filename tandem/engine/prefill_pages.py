@@ -1,0 +1,102 @@
+"""Computes prompts for other processes: chunk by chunk in a slot of its own, whose pages are handed out meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from tandem.engine.page_copies import PageCopies, PageLayout, PageRow, PageRun
+from tandem.engine.sequences import Engine, KVSequence
+from tandem.runners.pages import PAGE
+
+AHEAD = 4
+"""Runs of pages that are computed before the first of them is taken."""
+
+
+@dataclass(slots=True)
+class PrefillCosts:
+    """What a prompt cost: tokens copied from known prefixes, seconds that its steps waited, and that they took."""
+
+    cached: int = 0
+    queue_seconds: float = 0.0
+    compute_seconds: float = 0.0
+
+
+class PrefillPages:
+    """Hands out the pages of prompts. `asked`, `pages`: totals since the start."""
+
+    def __init__(self, engine: Engine, copies: PageCopies) -> None:
+        self._engine, self._copies = engine, copies
+        self.asked = self.pages = 0
+
+    @property
+    def layout(self) -> PageLayout:
+        return self._copies.layout
+
+    async def of(
+        self, tokens: Sequence[int], first: int, adapter: str, costs: PrefillCosts
+    ) -> AsyncGenerator[PageRun, None]:
+        """Yields the pages of `tokens` (whole pages) from number `first` on, in order; `costs` grow meanwhile.
+
+        Waits for a slot; raises NoFreeSlot if too many do, InvalidField if there is no such adapter. Computes up to
+        AHEAD runs before they are taken, so that a slow reader stops the work, and only its own.
+        """
+        self.asked += 1
+        async with self._sequence(adapter) as sequence:
+            ready = asyncio.Queue[PageRun | Exception | None](AHEAD)
+            working = asyncio.create_task(self._work(sequence, tokens, first, costs, ready), name="prefill")
+            try:
+                while (run := await ready.get()) is not None:
+                    if isinstance(run, Exception):
+                        raise run
+                    self.pages += len(run.pages)
+                    yield run
+            finally:
+                working.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+
+    @contextlib.asynccontextmanager
+    async def _sequence(self, adapter: str) -> AsyncIterator[KVSequence]:
+        """A sequence in a slot, which is left to later sequences and freed at the end."""
+        engine = self._engine
+        with engine.adapters.taken(adapter) as number:
+            sequence = KVSequence(engine, await engine.slots.acquire(), number)
+        try:
+            yield sequence
+        finally:
+            sequence.release()
+            engine.slots.release(sequence.slot)
+
+    async def _work(
+        self,
+        sequence: KVSequence,
+        tokens: Sequence[int],
+        first: int,
+        costs: PrefillCosts,
+        ready: asyncio.Queue[PageRun | Exception | None],
+    ) -> None:
+        """Puts the pages into `ready` chunk by chunk, then None, or the error."""
+        try:
+            async with contextlib.aclosing(self._runs(sequence, tokens, first, costs)) as runs:
+                async for run in runs:
+                    await ready.put(run)
+            await ready.put(None)
+        except Exception as error:
+            await ready.put(error)
+
+    async def _runs(
+        self, sequence: KVSequence, tokens: Sequence[int], first: int, costs: PrefillCosts
+    ) -> AsyncGenerator[PageRun, None]:
+        """Processes the tokens and yields their pages, chunk by chunk."""
+        chunk, taken = self._engine.runner.limits.chunk, first
+        while len(sequence.held) < len(tokens):
+            costs.cached += await sequence.fill(tokens[: len(sequence.held) + chunk])
+            costs.queue_seconds, costs.compute_seconds = sequence.queue_seconds, sequence.compute_seconds
+            whole = len(sequence.held) // PAGE
+            while taken < whole:
+                count = min(self._copies.together, whole - taken)
+                done = await sequence.step(self._copies.out, PageRow(sequence.slot, taken, count), prefill=True)
+                taken += count
+                yield done.value

@@ -1,0 +1,218 @@
+"""Pages that another model's slots hold, over a wire into slots here: the logits behind them have the same bits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.clients.page_wire import (
+    LAYOUT_FIELDS,
+    Corrupt,
+    layout_from_wire,
+    layout_to_wire,
+    run_from_wire,
+    run_to_wire,
+)
+from tandem.engine.batcher import Batcher
+from tandem.engine.page_copies import PageCopies, PageRow
+from tandem.engine.prefill_pages import PrefillCosts
+from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
+from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.runners.native.pages import page_format
+from tandem.runners.pages import PAGE
+from tandem.runners.protocol import Runner, VerifyRow
+from tandem.speculation.types import SamplingParams
+from tests.runners.compiled import eager
+from tests.runners.test_native import GREEDY, module_of, sequence
+from tests.runners.test_prefixes import RUNNERS, SAMPLED, bits, checked, every_runner, fill
+from tests.runners.test_quantised import every_format, stored
+from tests.services.prefill_sites import asking_engine, prefill_site
+from tests.support import run
+
+
+def another(name: str) -> Any:
+    """A runner with the weights of RUNNERS[name] and slots of its own; those of module code are shared among tests."""
+    if not name.startswith("torch"):
+        return RUNNERS[name]()
+    return eager.__wrapped__(dtype=torch.bfloat16 if name.endswith("bfloat16") else torch.float32)
+
+
+async def copies_of(runner: Runner) -> PageCopies:
+    batcher = Batcher("test")
+    try:
+        return await PageCopies.of(runner, batcher)
+    finally:
+        await batcher.close()
+
+
+def check_handed_over(sender: Any, receiver: Any) -> None:
+    """Pages of a sender's slot, as bytes in the receiver's, give the bits of a prompt that the receiver processes."""
+    out, into = run(copies_of(sender)), run(copies_of(receiver))
+    assert out.layout == into.layout
+    tokens = [each % receiver.limits.vocab_size for each in sequence(75)]
+    fill(receiver, 0, tokens[:-3])
+    cold = bits(receiver, 0, tokens)
+    fill(sender, 1, tokens[:-3])
+    whole = (len(tokens) - 3) // PAGE
+    fill(receiver, 1, [(each + 1) % receiver.limits.vocab_size for each in tokens])
+    for first in range(0, whole, 3):
+        (sent,) = out.out([PageRow(1, first, min(3, whole - first))])
+        came = run_from_wire(run_to_wire(sent), first, out.layout.page_bytes, whole)
+        into.into(None, None, tokens[: came.end * PAGE], [PageRow(1, run=came)])
+    fill(receiver, 1, tokens[:-3], whole * PAGE)
+    assert bits(receiver, 1, tokens) == cold
+
+
+@every_runner
+def test_the_bits_behind_pages_of_another_model_are_those_of_a_cold_prompt(name: str) -> None:
+    check_handed_over(another(name), RUNNERS[name]())
+
+
+@every_format
+def test_the_bits_behind_pages_of_another_model_are_the_same_with_weights_as_stored(form: str, tmp_path: Any) -> None:
+    made = []
+    for folder in ("sender", "receiver"):
+        (tmp_path / folder).mkdir()
+        module, packed = stored(tmp_path / folder, form)
+        made.append(checked(module, packing=packed))
+    check_handed_over(*made)
+
+
+@every_runner
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_requests_say_the_same_whether_their_prompts_are_computed_here_or_there(
+    name: str, sampling: SamplingParams
+) -> None:
+    """Log-probabilities too, alone and beside each other: those show the logits' bits."""
+    receiver = RUNNERS[name]()
+    prompts = [[each % receiver.limits.vocab_size for each in sequence(53)] + [n] for n in (1, 2, 1)]
+
+    async def said(engine: Engine, prompt: list[int]) -> tuple[list[int], list[Any]]:
+        verifier, tokens, logprobs = LocalVerifier(engine, logprobs=2), list(prompt), []
+        await verifier.open(tokens, sampling)
+        while len(tokens) < len(prompt) + 6:
+            verdict = await verifier.verify(tokens, tokens[-2:])
+            tokens += verdict.token_ids
+            logprobs += verdict.logprobs
+        await verifier.close()
+        return tokens, logprobs
+
+    async def test() -> None:
+        batcher = Batcher("test-here")
+        here = Engine(receiver, batcher)
+        expected = [await said(here, prompt) for prompt in prompts]
+        await batcher.close()
+        async with prefill_site(another(name)) as worker, asking_engine(worker.address, receiver) as engine:
+            assert [await said(engine, prompt) for prompt in prompts[:2]] == expected[:2]
+            assert engine.elsewhere and engine.elsewhere.counts.pages == 3
+            assert engine.prefixes
+            engine.prefixes.clear()
+            assert await asyncio.gather(*(said(engine, prompt) for prompt in prompts)) == expected
+            assert not sum(engine.elsewhere.fallbacks.values())
+
+    run(test())
+
+
+def test_a_prompt_that_a_worker_knows_from_decoding_has_the_same_pages() -> None:
+    """What it kept may come from steps of any width: the bits are the same, so it may hand them out."""
+
+    async def test() -> list[tuple[bytes, ...]]:
+        pages = []
+        for keeps in ("off", "all"):
+            async with prefill_site(RUNNERS["native, bfloat16"]()) as worker:
+                await share_prefixes([worker.engine], PrefixSharing(keeps, 8), lambda: None)
+                for _ in range(2):
+                    found = [run async for run in worker.pages.of(sequence(64), 0, "", PrefillCosts())]
+                    pages.append(tuple(page for run in found for page in run.pages))
+        return pages
+
+    first, *others = run(test())
+    assert len(first) == 4 and others == [first] * 3
+
+
+def test_a_layout_names_what_the_bits_depend_on_and_any_difference_counts() -> None:
+    native, module = (run(copies_of(RUNNERS[name]())).layout for name in ("native, float32", "torch, float32"))
+    assert native.format.startswith("native ") and "avx" not in native.format, "in float32, every CPU has the same bits"
+    assert f"torch {torch.__version__}" in module.format and "2 slots of 112" in module.format
+    for name in LAYOUT_FIELDS:
+        value = getattr(native, name)
+        other = replace(native, **{name: value + 1 if isinstance(value, int) else "other"})
+        said = native.difference(other)
+        assert said and said.startswith(f"{name}: ") and native.difference(native) is None
+        assert layout_from_wire(layout_to_wire(other)) == other
+
+
+def test_where_bits_differ_between_cpus_the_layout_names_the_instructions() -> None:
+    runner = checked(module_of(dtype=torch.bfloat16))
+    assert page_format(runner.model).endswith(runner.model.library.tandem_instructions().decode())
+
+
+def test_another_rotary_embedding_is_another_layout() -> None:
+    formats = {page_format(checked(module_of(rope_theta=theta)).model) for theta in (1e4, 1e4, 2e4)}
+    assert len(formats) == 2
+
+
+@pytest.mark.parametrize("wrong", ["flipped", "short", "late", "many", "none"])
+def test_a_message_that_is_not_what_its_sender_meant_is_refused(wrong: str) -> None:
+    runner = checked(module_of())
+    fill(runner, 0, sequence(40))
+    out = run(copies_of(runner))
+    (sent,) = out.out([PageRow(0, 0, 2)])
+    message, size = run_to_wire(sent), out.layout.page_bytes
+    assert run_from_wire(message, 0, size, 2) == sent
+    if wrong == "flipped":
+        message.data = message.data[:-1] + bytes([message.data[-1] ^ 64])
+    if wrong == "short":
+        message.data = message.data[:-1]
+    if wrong == "none":
+        message.data, message.checksums[:] = b"", []
+    with pytest.raises(Corrupt):
+        run_from_wire(message, 1 if wrong == "late" else 0, size, 1 if wrong == "many" else 2)
+
+
+async def forgotten(engine: Engine) -> None:
+    """What sequences left is forgotten, once it is there."""
+    assert engine.prefixes
+    await engine.batcher.on_device(engine.prefixes.clear)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("form", ["as-stored/float32", "float32", "bfloat16", "int8/float32"])
+def test_the_real_target_says_the_same_with_pages_of_another_process_of_its_model(form: str) -> None:
+    """Tokens and logits, greedy and sampled, alone and beside a fused pair's other rows."""
+    from tandem.engine.fused_rounds import FusedPair, FusedRounds
+    from tests.runners import real
+
+    sender, receiver = real.target.__wrapped__(form), real.target(form)
+    prompt = [*real.prompt_tokens(" ".join(real.PROMPTS)), *real.prompt_tokens(real.PROMPTS[0])]
+    assert len(prompt) > 4 * PAGE
+    draft = real.draft("bfloat16" if form == "bfloat16" else "float32")
+
+    async def test() -> None:
+        truths = {s: real.plain(receiver, prompt, 12, s) for s in (real.GREEDY, real.SAMPLED)}
+        async with prefill_site(sender) as worker, asking_engine(worker.address, receiver) as engine:
+            pair = FusedPair(engine, Engine(draft, engine.batcher, vital=False))
+            for sampling, (tokens, behind) in truths.items():
+                rounds, said = FusedRounds(pair), list(prompt)
+                await rounds.open(prompt, sampling)
+                while len(said) < len(prompt) + 12:
+                    said += (await rounds.round(said, 4))[1].token_ids
+                await rounds.close()
+                assert said[len(prompt) :][:12] == tokens
+                await forgotten(engine)
+                verifier = LocalVerifier(engine)
+                await verifier.open(prompt, sampling)
+                row = VerifyRow(verifier._sequence.slot, len(prompt) - 1, prompt[-1], (), sampling)  # type: ignore[union-attr]
+                logits = await engine.batcher.on_device(real.logits_of, receiver, [row])
+                await verifier.close()
+                await forgotten(engine)
+                assert torch.equal(logits[0], behind[0])
+            assert engine.elsewhere and engine.elsewhere.counts.requests == 4
+            assert not sum(engine.elsewhere.fallbacks.values())
+            assert engine.elsewhere.counts.pages == 4 * ((len(prompt) - 1) // PAGE)
+
+    run(test())

@@ -1,0 +1,544 @@
+"""Prompts that a PrefillWorker computes: the tokens are the target's own, it processes less, and no fault shows."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.clients.page_wire import layout_to_wire
+from tandem.clients.remote_prefill import PrefillConfig
+from tandem.engine.page_copies import PageLayout
+from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
+from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.rpc.channel import open_channel
+from tandem.rpc.request_context import prefix_scope
+from tandem.runners.pages import PAGE
+from tandem.runners.toy import ToyConfig
+from tandem.speculation.types import GenerationRequest, SamplingParams
+from tandem.v1 import prefill_worker_pb2 as pb
+from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
+from tests.engine.test_prefix_cache import said, truth
+from tests.rpc.test_tracing import Traced
+from tests.services.prefill_sites import Counting, asking_engine, asks, prefill_site
+from tests.services.test_adapters import NAMES, with_adapters
+from tests.services.test_identity import ByToken
+from tests.services.test_target_verifier import opening, verifying
+from tests.support import (
+    GREEDY,
+    SAMPLED,
+    answer,
+    draft_config,
+    fused_site,
+    oracle,
+    raw_stub,
+    run,
+    target_site,
+    toy,
+    until,
+    worker_site,
+)
+
+PROMPT = list(b"these are more than four pages of a prompt, which somebody else may well compute ..and its end")
+WHOLE = (len(PROMPT) - 1) // PAGE * PAGE
+REST = len(PROMPT) - 1 - WHOLE
+both_samplings = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+
+
+def counted(engine: Engine) -> Any:
+    assert engine.elsewhere
+    return engine.elsewhere.counts
+
+
+def fallbacks(engine: Engine) -> dict[str, int]:
+    assert engine.elsewhere
+    return {reason: count for reason, count in engine.elsewhere.fallbacks.items() if count}
+
+
+@both_samplings
+@pytest.mark.parametrize("shares", ["identity", "off"])
+def test_a_long_prompt_is_computed_elsewhere_and_only_its_end_here(sampling: SamplingParams, shares: str) -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address, shares=shares) as engine:
+            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
+            assert engine.runner.processed == REST
+            assert worker.runner.processed == WHOLE
+            assert counted(engine).pages == WHOLE // PAGE and fallbacks(engine) == {}
+            assert counted(engine).bytes == WHOLE // PAGE * PAGE * 8
+            short = PROMPT[-20:]
+            assert await said(engine, short, sampling) == (truth(short, sampling), 0)
+            assert worker.faults.asked == 1, "a short prompt is processed in place"
+            await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
+            assert engine.slots.free == engine.slots.count and not len(engine.elsewhere.transfers)
+
+    run(test())
+
+
+@both_samplings
+def test_what_is_known_here_is_neither_asked_for_nor_sent(sampling: SamplingParams) -> None:
+    longer = [*PROMPT[:WHOLE], *range(3 * PAGE)]
+
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+            await said(engine, PROMPT, sampling)
+            assert await said(engine, PROMPT, sampling) == (truth(PROMPT, sampling), WHOLE)
+            assert worker.faults.asked == 1
+            assert await said(engine, longer, sampling) == (truth(longer, sampling), WHOLE)
+            assert worker.faults.asked == 2
+            assert counted(engine).pages == (len(longer) - 1) // PAGE
+            assert engine.prefixes and engine.prefixes.hits == 2 * WHOLE
+            assert engine.prefixes.queries == 2 * (len(PROMPT) - 1) + len(longer) - 1
+
+    run(test())
+
+
+@both_samplings
+def test_targets_fused_servers_and_sessions_have_their_prompts_computed(sampling: SamplingParams) -> None:
+    request = GenerationRequest(
+        token_ids=tuple(PROMPT), sampling=sampling, max_new_tokens=24, ignore_end_of_sequence=True
+    )
+
+    async def test() -> None:
+        async with (
+            prefill_site() as worker,
+            target_site(toy(kind=Counting)) as target,
+            fused_site(toy(kind=Counting), toy(ToyConfig(miss=0.3))) as fused,
+            worker_site(target.address, config=draft_config("miss=0.3", 4, 160)) as distributed,
+        ):
+            elsewhere = []
+            for site in (target, fused):
+                assert site.engine
+                elsewhere.append(await asks(site.engine, worker.address, shares="off"))
+            for site in (target, fused, distributed):
+                async with site.client() as client:
+                    assert (await answer(client.generate, request)).token_ids == truth(PROMPT, sampling, 24)
+            assert [each.counts.pages for each in elsewhere] == [2 * WHOLE // PAGE, WHOLE // PAGE]
+            assert all(not sum(each.fallbacks.values()) for each in elsewhere)
+            assert target.engine and target.engine.runner.processed == 2 * REST
+            for each in elsewhere:
+                await each.close()
+
+    run(test())
+
+
+@both_samplings
+def test_a_session_opens_with_pages_from_elsewhere_and_commits_the_same(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with (
+            prefill_site() as worker,
+            target_site(toy(kind=Counting)) as site,
+            raw_stub(site.address) as stub,
+        ):
+            assert site.engine
+            elsewhere = await asks(site.engine, worker.address)
+            opened = await stub.OpenSession(opening("one", PROMPT, sampling))
+            assert opened.reused_length == 0 and elsewhere.counts.pages == WHOLE // PAGE
+            tokens = list(PROMPT)
+            while len(tokens) < len(PROMPT) + 12:
+                tokens += (await stub.Verify(verifying(tokens, name="one"))).token_ids
+            assert tuple(tokens[len(PROMPT) :]) == truth(PROMPT, sampling, 12)
+            await elsewhere.close()
+
+    run(test())
+
+
+def test_adapters_have_pages_of_their_own_and_one_that_differs_there_is_processed_here() -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+            await with_adapters(worker.engine)
+            await with_adapters(engine)
+            for name in NAMES:
+                verifier, tokens = LocalVerifier(engine, adapter=name), list(PROMPT)
+                await verifier.open(tokens, GREEDY)
+                while len(tokens) < len(PROMPT) + 8:
+                    tokens += (await verifier.verify(tokens, ())).token_ids
+                await verifier.close()
+                expected = oracle(PROMPT, GREEDY, 8, past_the_end=True, adapter=name)
+                assert tuple(tokens[len(PROMPT) :]) == expected
+            assert counted(engine).pages == len(NAMES) * WHOLE // PAGE and not fallbacks(engine)
+            worker.engine.adapters._by_name["red"].revision = "another"
+            assert engine.prefixes
+            engine.prefixes.clear()
+            verifier = LocalVerifier(engine, adapter="red")
+            await verifier.open(PROMPT, GREEDY)
+            reply = await verifier.verify(PROMPT, ())
+            await verifier.close()
+            assert reply.token_ids == oracle(PROMPT, GREEDY, 1, past_the_end=True, adapter="red")
+            assert fallbacks(engine) == {"refused": 1}
+            assert worker.engine.adapters._by_name["red"].users == 0
+
+    run(test())
+
+
+# --- others go on meanwhile, and requests share ---
+
+
+def test_rows_of_others_step_on_while_a_prompt_is_computed_elsewhere() -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+            release = asyncio.Event()
+
+            async def held(replies: Any, context: Any) -> Any:
+                await release.wait()
+                async for reply in replies:
+                    yield reply
+
+            worker.faults.answer = held
+            waiting = asyncio.create_task(said(engine, PROMPT))
+            await until(lambda: worker.faults.asked == 1)
+            other = list(b"somebody else")
+            assert await said(engine, other, SAMPLED, 30) == (truth(other, SAMPLED, 30), 0)
+            assert not waiting.done()
+            release.set()
+            assert await waiting == (truth(PROMPT), 0)
+
+    run(test())
+
+
+def test_pages_travel_while_later_ones_are_computed() -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+            stop = asyncio.Event()
+
+            async def after_two(replies: Any, context: Any) -> Any:
+                count = 0
+                async for reply in replies:
+                    yield reply
+                    count += 1
+                    if count == 3:  # the header and two messages of pages
+                        await stop.wait()
+
+            worker.faults.answer = after_two
+            task = asyncio.create_task(said(engine, PROMPT))
+            await until(lambda: counted(engine).pages == 2)
+            assert not task.done()
+            stop.set()
+            assert await task == (truth(PROMPT), 0)
+
+    run(test())
+
+
+@both_samplings
+def test_prompts_that_come_at_once_share_a_transfer_and_the_first_may_be_cancelled(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+            release = asyncio.Event()
+
+            async def held(replies: Any, context: Any) -> Any:
+                count = 0
+                async for reply in replies:
+                    yield reply
+                    count += 1
+                    if count == 2:
+                        await release.wait()
+
+            worker.faults.answer = held
+            first = asyncio.create_task(said(engine, PROMPT, sampling))
+            await until(lambda: counted(engine).requests == 1 and worker.faults.asked == 1)
+            assert engine.prefixes
+            engine.prefixes.clear()
+            others = [asyncio.create_task(said(engine, PROMPT, sampling)) for _ in range(2)]
+            await until(lambda: counted(engine).requests == 3)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            release.set()
+            assert [tokens for tokens, _ in await asyncio.gather(*others)] == [truth(PROMPT, sampling)] * 2
+            assert worker.faults.asked <= 2 and fallbacks(engine) == {}
+            assert counted(engine).shared >= 1
+            assert engine.slots.free == engine.slots.count
+            await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
+
+    run(test())
+
+
+@both_samplings
+def test_who_holds_more_than_the_first_takes_only_the_rest_of_its_transfer(sampling: SamplingParams) -> None:
+    """The first asked for all pages; the second knows some of them from the first, and waits for the same transfer."""
+
+    async def test() -> None:
+        async with prefill_site(toy(chunk=48, kind=Counting)) as worker, asking_engine(worker.address) as engine:
+            release = asyncio.Event()
+
+            async def held(replies: Any, context: Any) -> Any:
+                yield await anext(replies)
+                await release.wait()
+                async for reply in replies:
+                    yield reply
+
+            await said(engine, PROMPT[: PAGE + 1], count=1)
+            await engine.batcher.on_device(int)  # from now on, one page is known
+            worker.faults.answer = held
+            assert engine.prefixes
+            known, tree = engine.prefixes._tree, type(engine.prefixes._tree)(9)
+            engine.prefixes._tree = tree
+            first = asyncio.create_task(said(engine, PROMPT, sampling))
+            await until(lambda: worker.faults.asked == 1)
+            engine.prefixes._tree = known
+            second = asyncio.create_task(said(engine, PROMPT, sampling))
+            await until(lambda: counted(engine).shared == 1)
+            engine.prefixes.clear()
+            release.set()
+            assert (await first)[0] == truth(PROMPT, sampling)
+            assert await second == (truth(PROMPT, sampling), PAGE)
+            assert worker.faults.asked == 1 and not fallbacks(engine)
+            assert counted(engine).pages == 2 * WHOLE // PAGE - 1
+
+    run(test())
+
+
+@both_samplings
+def test_who_holds_less_than_the_first_asks_itself(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+            release = asyncio.Event()
+
+            async def held(replies: Any, context: Any) -> Any:
+                async for reply in replies:
+                    yield reply
+                    await release.wait()
+
+            await said(engine, PROMPT[: PAGE + 1], count=1)
+            await engine.batcher.on_device(int)  # from now on, one page is known
+            worker.faults.answer = held
+            first = asyncio.create_task(said(engine, PROMPT, sampling))
+            await until(lambda: worker.faults.asked == 1)
+            assert engine.prefixes
+            engine.prefixes.clear()
+            second = asyncio.create_task(said(engine, PROMPT, sampling))
+            await until(lambda: worker.faults.asked == 2)
+            release.set()
+            assert await first == (truth(PROMPT, sampling), PAGE)
+            assert await second == (truth(PROMPT, sampling), 0)
+            assert counted(engine).shared == 0 and counted(engine).pages == 2 * WHOLE // PAGE - 1
+            assert engine.elsewhere and not len(engine.elsewhere.transfers)
+
+    run(test())
+
+
+@both_samplings
+def test_a_prompt_whose_pages_are_known_there_comes_in_runs_of_many(sampling: SamplingParams) -> None:
+    async def test() -> None:
+        async with prefill_site(toy(chunk=64, kind=Counting)) as worker, asking_engine(worker.address) as engine:
+            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
+            assert counted(engine).pages == WHOLE // PAGE and not fallbacks(engine)
+
+    run(test())
+
+
+def test_a_transfer_that_nobody_waits_for_any_more_is_cancelled_there_too() -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+
+            async def held(replies: Any, context: Any) -> Any:
+                for _ in range(3):
+                    yield await anext(replies)
+                await asyncio.Event().wait()
+
+            worker.faults.answer = held
+            task = asyncio.create_task(said(engine, PROMPT))
+            await until(lambda: counted(engine).pages == 2)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
+            worker.faults.answer = None
+            assert engine.elsewhere and not len(engine.elsewhere.transfers)
+            assert engine.slots.free == engine.slots.count
+            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+
+    run(test())
+
+
+def test_a_prompt_that_is_computed_elsewhere_is_part_of_its_requests_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = Traced()
+
+    async def test() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            with traced.listening("worker", monkeypatch):
+                worker = await stack.enter_async_context(prefill_site())
+            with traced.listening("target", monkeypatch):
+                site = await stack.enter_async_context(target_site(toy(kind=Counting)))
+            assert site.engine
+            elsewhere = await asks(site.engine, worker.address)
+            client = await stack.enter_async_context(site.client())
+            root = traced.begin()
+            await answer(client.generate, GenerationRequest(token_ids=tuple(PROMPT), max_new_tokens=4))
+            root.end()
+            await elsewhere.close()
+
+    run(test())
+    (serving,) = traced.named("Prefill", "worker")
+    to_target = ["client:request", "client:generate", "target:Generate"]
+    assert traced.path(serving) == [*to_target, "target:Prefill", "worker:Prefill"]
+    asking = traced.parent(serving)
+    assert asking.kind.name == "CLIENT" and asking.attributes["tokens"] == WHOLE  # type: ignore[index]
+    assert serving.attributes["tandem.request_id"] == "r1"  # type: ignore[index]
+
+
+# --- who may ask, and for what ---
+
+
+def test_a_prefix_stays_in_the_scope_of_its_caller_there_and_here(tmp_path: Any) -> None:
+    callers = ByToken(tmp_path)
+
+    async def test() -> None:
+        async with (
+            prefill_site() as worker,
+            target_site(toy(kind=Counting), security=callers.security) as site,
+            raw_stub(site.address, credentials=callers.credentials("alice")) as alice,
+            raw_stub(site.address, credentials=callers.credentials("bob")) as bob,
+        ):
+            assert site.engine
+            elsewhere = await asks(site.engine, worker.address)
+            await share_prefixes([worker.engine], PrefixSharing("identity", 1), prefix_scope)
+            for number, stub in enumerate((alice, bob, alice)):
+                opened = await stub.OpenSession(opening(str(number), PROMPT))
+                assert opened.reused_length == (WHOLE if number == 2 else 0)
+            assert len(set(worker.faults.scopes)) == worker.faults.asked == 2 and "" not in worker.faults.scopes
+            assert worker.runner.processed == 2 * WHOLE, "bob's was not found among alice's"
+            await elsewhere.close()
+
+    run(test())
+
+
+def test_callers_of_other_identities_do_not_share_a_transfer(tmp_path: Any) -> None:
+    callers = ByToken(tmp_path)
+
+    async def test() -> None:
+        async with (
+            prefill_site() as worker,
+            target_site(toy(kind=Counting), security=callers.security) as site,
+            raw_stub(site.address, credentials=callers.credentials("alice")) as alice,
+            raw_stub(site.address, credentials=callers.credentials("bob")) as bob,
+        ):
+            assert site.engine
+            elsewhere, release = await asks(site.engine, worker.address), asyncio.Event()
+
+            async def held(replies: Any, context: Any) -> Any:
+                async for reply in replies:
+                    yield reply
+                    await release.wait()
+
+            worker.faults.answer = held
+            stubs = enumerate((alice, bob, alice))
+            opened = [asyncio.ensure_future(stub.OpenSession(opening(str(n), PROMPT))) for n, stub in stubs]
+            await until(lambda: elsewhere.counts.requests == 3 and worker.faults.asked == 2)
+            release.set()
+            await asyncio.gather(*opened)
+            assert elsewhere.counts.shared == 1 and worker.faults.asked == len(set(worker.faults.scopes)) == 2
+            await elsewhere.close()
+
+    run(test())
+
+
+def test_a_worker_wants_the_tokens_that_it_accepts_and_a_target_sends_its_own(tmp_path: Any) -> None:
+    callers = ByToken(tmp_path)
+
+    async def test() -> None:
+        async with (
+            prefill_site(security=callers.security) as worker,
+            asking_engine(worker.address, credentials=callers.credentials("alice")) as known,
+            asking_engine(worker.address) as unknown,
+        ):
+            for engine, missing in ((known, {}), (unknown, {"refused": 1})):
+                assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+                assert fallbacks(engine) == missing
+            assert worker.faults.asked == 1
+
+    run(test())
+
+
+def asked(own: PageLayout, **fields: Any) -> pb.PrefillRequest:
+    return pb.PrefillRequest(**({"token_ids": PROMPT[:WHOLE], "layout": layout_to_wire(own)} | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "said"),
+    [
+        ({"token_ids": PROMPT[:17]}, "INVALID_ARGUMENT", "token_ids: 17 tokens do not fill pages of 16"),
+        ({"token_ids": []}, "INVALID_ARGUMENT", "token_ids: 0 tokens do not fill"),
+        ({"token_ids": [999] * 16}, "INVALID_ARGUMENT", "token id 999 is outside the vocabulary"),
+        ({"token_ids": [1] * 176}, "OUT_OF_RANGE", "176 tokens and the sequence length is 160"),
+        ({"first_page": WHOLE // PAGE}, "INVALID_ARGUMENT", "first_page"),
+        ({"layout": pb.PageLayout()}, "FAILED_PRECONDITION", "layout"),
+        ({"adapter": "green"}, "INVALID_ARGUMENT", "adapter: 'green' is not one of"),
+        ({"adapter_revision": "x"}, "INVALID_ARGUMENT", "adapter_revision"),
+        ({"adapter": "\n"}, "INVALID_ARGUMENT", "adapter"),
+    ],
+)
+def test_a_bad_field_is_named_before_anything_is_computed(fields: Any, code: str, said: str) -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, open_channel(worker.address) as channel:
+            call = PrefillWorkerStub(channel).Prefill(asked(worker.pages.layout, **fields))
+            with pytest.raises(grpc.RpcError, match=said.replace("(", r"\(")) as caught:
+                async for _ in call:
+                    pass
+            assert caught.value.code().name == code
+            assert worker.runner.processed == 0 and worker.engine.slots.free == worker.engine.slots.count
+
+    run(test())
+
+
+def test_the_worker_says_what_its_pages_are_and_sends_them_in_order_with_an_end() -> None:
+    async def test() -> list[str]:
+        async with prefill_site() as worker, open_channel(worker.address) as channel:
+            stub = PrefillWorkerStub(channel)
+            info = await stub.GetModelInfo(pb.PrefillWorkerGetModelInfoRequest())
+            assert info.layout == layout_to_wire(worker.pages.layout) and info.model.model_name == "toy"
+            replies = [reply async for reply in stub.Prefill(asked(worker.pages.layout, first_page=2))]
+            firsts = [reply.pages.first_page for reply in replies[1:-1]]
+            assert firsts == [2, 3, 4] and replies[0].header.pages == replies[-1].end.pages == 3
+            return [reply.WhichOneof("event") for reply in replies]
+
+    assert run(test()) == ["header", *["pages"] * 3, "end"]
+
+
+def test_a_worker_that_drains_refuses_new_prompts_and_finishes_those_it_has() -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+            release = asyncio.Event()
+
+            async def held(replies: Any, context: Any) -> Any:
+                async for reply in replies:
+                    yield reply
+                    await release.wait()
+
+            worker.faults.answer = held
+            first = asyncio.create_task(said(engine, PROMPT))
+            await until(lambda: worker.lifecycle.running == 1)
+            worker.lifecycle.accepting, worker.faults.answer = False, None
+            other = [1, *PROMPT]
+            assert (await said(engine, other))[0] == truth(other)
+            release.set()
+            assert (await first)[0] == truth(PROMPT)
+            assert fallbacks(engine) == {"unavailable": 1} and counted(engine).pages == WHOLE // PAGE
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("here", 32, 1.0), "prefill: 'here' is not HOST:PORT"),
+        (("a:1,a:1", 32, 1.0), "prefill: 'a:1,a:1' names a server twice"),
+        (("a:1", 15, 1.0), "prefill_min_tokens: 15 is below 16, a page"),
+        (("a:1", 32, 0.0), r"prefill_timeout_s: 0.0 is not above 0"),
+    ],
+)
+def test_a_bad_flag_is_named(given: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        PrefillConfig(*given)
+
+
+def test_a_model_whose_pages_cannot_be_copied_is_refused_in_one_line() -> None:
+    class Unable(Counting):
+        page_bytes = 0
+
+    async def test() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            with pytest.raises(ValueError, match="prefill: the steps of this toy model cannot copy keys and values"):
+                await stack.enter_async_context(prefill_site(toy(kind=Unable)))
+
+    run(test())

@@ -1,0 +1,259 @@
+"""What goes wrong at a PrefillWorker, or on the way: the rest is processed in place, and the tokens are the same."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.engine.sequences import Engine
+from tandem.runners.pages import PAGE
+from tandem.runners.toy import ToyConfig
+from tandem.speculation.types import SamplingParams
+from tandem.v1 import prefill_worker_pb2 as pb
+from tests.engine.test_prefix_cache import said, truth
+from tests.services.prefill_sites import Counting, Worker, asking_engine, prefill_site
+from tests.services.test_prefill import PROMPT, WHOLE, both_samplings, counted, fallbacks
+from tests.support import (
+    HANG,
+    run,
+    toy,
+    until,
+)
+
+
+def changed(change: Any) -> Any:
+    """Answers with `change(reply, n)` in place of the n-th reply."""
+
+    async def answering(replies: Any, context: Any) -> Any:
+        n = 0
+        async for reply in replies:
+            yield change(reply, n)
+            n += 1
+
+    return answering
+
+
+def flipped(reply: pb.PrefillResponse, n: int) -> pb.PrefillResponse:
+    if n == 2:
+        data = bytearray(reply.pages.data)
+        data[5] ^= 1
+        reply.pages.data = bytes(data)
+    return reply
+
+
+def shifted(reply: pb.PrefillResponse, n: int) -> pb.PrefillResponse:
+    if n == 2:
+        reply.pages.first_page += 1
+    return reply
+
+
+def truncated(reply: pb.PrefillResponse, n: int) -> pb.PrefillResponse:
+    if n == 2:
+        reply.pages.data = reply.pages.data[:-1]
+    return reply
+
+
+def too_many(reply: pb.PrefillResponse, n: int) -> pb.PrefillResponse:
+    if n == 5:
+        reply.pages.data += reply.pages.data
+        reply.pages.checksums.extend(reply.pages.checksums)
+    return reply
+
+
+def other_revision(reply: pb.PrefillResponse, n: int) -> pb.PrefillResponse:
+    if n == 0:
+        reply.header.layout.weights_revision = "toy:9"
+    return reply
+
+
+def no_header(reply: pb.PrefillResponse, n: int) -> pb.PrefillResponse:
+    return pb.PrefillResponse(end=pb.PrefillEnd()) if n == 0 else reply
+
+
+async def cut_off(replies: Any, context: Any) -> Any:
+    for _ in range(3):
+        yield await anext(replies)
+
+
+async def early_end(replies: Any, context: Any) -> Any:
+    for _ in range(3):
+        yield await anext(replies)
+    yield pb.PrefillResponse(end=pb.PrefillEnd(pages=9))
+
+
+async def crashed(replies: Any, context: Any) -> Any:
+    for _ in range(3):
+        yield await anext(replies)
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+
+
+async def broken(replies: Any, context: Any) -> Any:
+    yield await anext(replies)
+    raise RuntimeError("a mistake of the worker")
+
+
+async def silent(replies: Any, context: Any) -> Any:
+    for _ in range(3):
+        yield await anext(replies)
+    await asyncio.sleep(HANG)
+
+
+FAULTS = [
+    (changed(flipped), "corrupt", 1),
+    (changed(shifted), "corrupt", 1),
+    (changed(truncated), "corrupt", 1),
+    (changed(too_many), "corrupt", 4),
+    (changed(other_revision), "mismatch", 0),
+    (changed(no_header), "corrupt", 0),
+    (cut_off, "cut", 2),
+    (early_end, "cut", 2),
+    (crashed, "unavailable", 2),
+    (broken, "failed", 0),
+    (silent, "late", 2),
+]
+
+
+@both_samplings
+@pytest.mark.parametrize(("fault", "reason", "pages"), FAULTS, ids=lambda value: getattr(value, "__name__", str(value)))
+def test_whatever_goes_wrong_there_the_rest_is_processed_here(
+    fault: Any, reason: str, pages: int, sampling: SamplingParams
+) -> None:
+    async def test() -> None:
+        seconds = 0.3 if reason == "late" else 30.0
+        async with prefill_site() as worker, asking_engine(worker.address, seconds=seconds) as engine:
+            worker.faults.answer = fault
+            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), 0)
+            assert fallbacks(engine) == {reason: 1}
+            assert counted(engine).pages == pages
+            assert engine.elsewhere and engine.elsewhere._source.endpoints[0]._failures == 1  # type: ignore[attr-defined]
+            assert engine.runner.processed == len(PROMPT) - 1 - pages * PAGE
+            assert await said(engine, PROMPT, sampling, 24) == (truth(PROMPT, sampling, 24), WHOLE)
+            assert engine.slots.free == engine.slots.count
+            await until(lambda: worker.engine.slots.free == worker.engine.slots.count)
+
+    run(test())
+
+
+def test_a_defect_of_the_client_is_a_fallback_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+
+            async def pages(wanted: Any) -> Any:
+                raise RuntimeError("a mistake of ours")
+                yield
+
+            assert engine.elsewhere
+            monkeypatch.setattr(engine.elsewhere._source, "pages", pages)
+            assert await said(engine, PROMPT) == (truth(PROMPT), 0)
+            assert fallbacks(engine) == {"failed": 1} and engine.slots.free == engine.slots.count
+
+    run(test())
+
+
+def test_a_worker_that_is_not_there_rests_and_is_found_once_it_is() -> None:
+    async def test() -> None:
+        async with prefill_site() as gone:
+            address = gone.address
+        async with asking_engine(address) as engine:
+            for n in range(3):
+                other = [n, *PROMPT]
+                assert (await said(engine, other))[0] == truth(other)
+            assert fallbacks(engine) == {"unavailable": 3}
+            (endpoint,) = engine.elsewhere._source.endpoints  # type: ignore[union-attr]
+            assert endpoint.resting and endpoint._failures == 1, "it was not asked again while it rests"
+            async with prefill_site(port=int(address.rpartition(":")[2])) as back:
+                endpoint._rests_until = 0.0
+                await until_asked(engine, endpoint, back)
+                assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+                assert back.faults.asked
+
+    async def until_asked(engine: Engine, endpoint: Any, back: Worker) -> None:
+        """The channel needs a moment to connect again."""
+        n = 100
+        while not back.faults.asked:
+            endpoint._rests_until, n = 0.0, n + 1
+            assert (await said(engine, [n, *PROMPT]))[0] == truth([n, *PROMPT])
+
+    run(test())
+
+
+def test_a_worker_that_is_full_refuses_at_once_and_another_is_asked() -> None:
+    async def test() -> None:
+        async with (
+            prefill_site(toy(slots=1, kind=Counting), queue=0) as full,
+            prefill_site() as free,
+            asking_engine(f"{full.address},{free.address}") as engine,
+            asking_engine(full.address) as alone,
+        ):
+            release = asyncio.Event()
+
+            async def held(replies: Any, context: Any) -> Any:
+                async for reply in replies:
+                    yield reply
+                    await release.wait()
+
+            full.faults.answer = held
+            first = asyncio.create_task(said(engine, PROMPT))
+            await until(lambda: full.faults.asked == 1)
+            full.faults.answer = None
+            other = [1, *PROMPT]
+            assert (await said(engine, other))[0] == truth(other)
+            assert free.faults.asked == 1 and not fallbacks(engine)
+            assert (await said(alone, other))[0] == truth(other)
+            assert fallbacks(alone) == {"busy": 1}
+            release.set()
+            assert (await first)[0] == truth(PROMPT)
+
+    run(test())
+
+
+def test_a_worker_of_another_model_is_refused_before_it_computes_anything() -> None:
+    async def test() -> None:
+        async with (
+            prefill_site(toy(ToyConfig(salt=1), kind=Counting)) as worker,
+            asking_engine(worker.address) as engine,
+        ):
+            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+            assert fallbacks(engine) == {"mismatch": 1} and worker.runner.processed == 0
+
+    run(test())
+
+
+def test_the_check_at_the_start_finds_another_model_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with (
+            prefill_site(toy(ToyConfig(salt=1), kind=Counting)) as worker,
+            asking_engine(worker.address) as engine,
+        ):
+            await engine.elsewhere._source.check()  # type: ignore[union-attr]
+            await engine.elsewhere._source.check()  # type: ignore[union-attr]
+            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+            assert fallbacks(engine) == {"unavailable": 1} and worker.faults.asked == 0
+
+    with caplog.at_level("WARNING", "tandem.prefill"):
+        run(test())
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "tandem.prefill"]
+    assert "mismatch" in line and "weights_revision: 'toy:1' there, 'toy:0' here" in line
+
+
+def test_pages_that_make_a_row_fail_are_forgotten_and_processed_here() -> None:
+    """As if a page were wrong with the right checksum: the row notices, and nothing is asked for a second time."""
+
+    def unsound(reply: pb.PrefillResponse, n: int) -> pb.PrefillResponse:
+        if n == 2:
+            reply.pages.data = b"\xff" * len(reply.pages.data)
+            reply.pages.checksums[:] = [zlib.crc32(reply.pages.data)]
+        return reply
+
+    async def test() -> None:
+        async with prefill_site() as worker, asking_engine(worker.address) as engine:
+            worker.faults.answer = changed(unsound)
+            assert (await said(engine, PROMPT))[0] == truth(PROMPT)
+            assert worker.faults.asked == 1
+            assert await said(engine, PROMPT) == (truth(PROMPT), WHOLE), "what is kept now is its own"
+
+    run(test())
