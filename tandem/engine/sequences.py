@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
+from tandem.engine.features import FeatureRow, HandedFeatures, hand_out
 from tandem.engine.prefix_cache import Filled, PrefixCache
 from tandem.engine.slots import SlotPool
 from tandem.engine.structures import Structures
@@ -24,6 +25,7 @@ from tandem.runners.protocol import (
     VerifyRow,
     verify_sized,
 )
+from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing
 from tandem.speculation.types import (
     Draft,
@@ -58,9 +60,18 @@ class Engine:
         batcher.serves(self.slots)
         self.verify = functools.partial(verify_sized, runner)
         self.prefixes: PrefixCache | None = None
+        self.features: HandedFeatures | None = None
         self.lost = asyncio.Event()
         self._cause = ""
         self._bound: list[Engine] = []
+
+    async def hand_out_features(self, layers: Sequence[int] = ()) -> None:
+        """Makes verdicts have features where rows ask for them, once, before any sequence. Raises ValueError.
+
+        `layers`: the usual ones by default (see tandem/checkpoints/head_config.py). Prefixes are not kept then.
+        """
+        self.features = await self.batcher.on_device(hand_out, self.runner, tuple(layers))
+        self.verify = functools.partial(self.features.verify, self.verify)
 
     async def run(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
         """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
@@ -247,6 +258,7 @@ class TargetSequence(KVSequence):
         rule: Rule = Rule.AGREEMENT,
         distributions: Sequence[SparseDistribution] = (),
         logprobs: int | None = None,
+        features: FeatureSpec | None = None,
     ) -> Verdict:
         """Runs one pass over [last of tokens, draft...]; the accepted tokens stay held.
 
@@ -265,6 +277,7 @@ class TargetSequence(KVSequence):
             self.processing.after(tokens) if self.processing else None,
             logprobs,
             self.adapter,
+            features,
         )
         self.keep(tokens[:position], start=max(0, position - 1))
         try:
@@ -274,6 +287,16 @@ class TargetSequence(KVSequence):
         verdict = done.value
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
+
+    async def features(self, spec: FeatureSpec, start: int, end: int) -> bytes:
+        """Returns the features of the held positions from `start` up to `end`."""
+        handed = self.engine.features
+        assert handed is not None and end <= len(self.held), "a target that hands none out grants none"
+        if start >= end:
+            return b""
+        done = await self.step(handed.read, FeatureRow(self.slot, start, end - start, spec), prefill=True)
+        found: bytes = done.value
+        return found
 
     async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> TimedResult[Verdict]:
         """Fills the cache with `prefix` and runs `row`. Raises RowFailed, after which nothing is held."""
@@ -340,13 +363,17 @@ class DraftSequence(KVSequence):
         self._rule, self._target_vocab_size = rule, target_vocab_size
         self.processing: Processing | None = None
 
-    async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow:
+    async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow | None:
         """Fills the cache with all of `tokens` but a short tail, and returns the row for the next step."""
         behind = len(tokens) - self.keep(tokens)
         if behind > TAIL:
             await self.fill(tokens[:-2])
             behind = 2
-        tail = tuple(tokens[-max(2, behind) :])
+        return self._row(tokens, max(2, behind), k, sampling)
+
+    def _row(self, tokens: Sequence[int], fed: int, k: int, sampling: SamplingParams) -> ProposeRow:
+        """Returns the row that feeds the last `fed` of `tokens`."""
+        tail = tuple(tokens[-fed:])
         processor = self.processing.after(tokens) if self.processing else None
         return ProposeRow(self.slot, len(tokens) - 1, tail, k, sampling, self._rule, self._target_vocab_size, processor)
 
@@ -358,12 +385,15 @@ class DraftSequence(KVSequence):
         self.held = [*tokens, *(() if self.engine.runner.identity.refeeds else draft[:-1])]
 
 
+BeginDraft = Callable[[Engine, int, Rule, int], DraftSequence]
+
+
 class ModelDrafter:
     """A local draft model for one request.
 
     Tokens that the target does not have end the draft, or under the rejection rule are not drawn. `open` waits for a
     slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit). `second_choices`: drafts have
-    them, where the runner reports them.
+    them, where the runner reports them. `begin`: makes the sequence of a slot.
     """
 
     def __init__(
@@ -373,8 +403,9 @@ class ModelDrafter:
         rule: Rule = Rule.AGREEMENT,
         slot_seconds: float | None = None,
         second_choices: bool = False,
+        begin: BeginDraft = DraftSequence,
     ) -> None:
-        self._second_choices = second_choices
+        self._second_choices, self._begin = second_choices, begin
         self._engine, self._target_vocab_size = engine, target_vocab_size
         self._rule, self._slot_seconds = rule, slot_seconds
         self._sequence: DraftSequence | None = None
@@ -384,7 +415,7 @@ class ModelDrafter:
         self._sampling = sampling
         processing = await self._engine.draft_processing(sampling, len(prompt))
         slot = await self._engine.slots.acquire(self._slot_seconds)
-        self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size)
+        self._sequence = self._begin(self._engine, slot, self._rule, self._target_vocab_size)
         self._sequence.processing = processing
         await self._sequence.fill(prompt[:-2])
 
@@ -403,7 +434,10 @@ class ModelDrafter:
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        row = replace(await sequence.row(tokens, k, self._sampling), rule=rule, second_choices=self._second_choices)
+        row = await sequence.row(tokens, k, self._sampling)
+        if row is None:
+            return Draft()
+        row = replace(row, rule=rule, second_choices=self._second_choices)
         done = await sequence.step(self._engine.runner.propose, row)
         sequence.proposed(tokens, done.value.token_ids)
         proposal = done.value.within(self._target_vocab_size)

@@ -114,6 +114,10 @@ class NativeModel:
         """Whether `hand_out` was called."""
         return self._features is not None
 
+    @property
+    def hidden_size(self) -> int:
+        return int(self._kept[0].shape[1])
+
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """From now on, steps also write the hidden states after so many `layers` (tandem/runners/eagle)."""
         embedding = self._kept[0]

@@ -149,6 +149,10 @@ class NativeRunner:
     def layer_count(self) -> int:
         return self.model.layer_count
 
+    @property
+    def hidden_size(self) -> int:
+        return self.model.hidden_size
+
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """Like HandsOutFeatures.hand_out; the steps write straight into the features."""
         return self.model.hand_out(layers)

@@ -100,6 +100,10 @@ class TorchModel:
     def layer_count(self) -> int:
         return len(decoder_layers(self.module))
 
+    @property
+    def hidden_size(self) -> int:
+        return int(self.module.config.hidden_size)
+
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """From now on, `forward` also keeps the hidden states after so many `layers` (tandem/runners/eagle)."""
         embedding = self.module.get_input_embeddings().weight
