@@ -38,6 +38,8 @@ class HeadSequence(DraftSequence):
 
     async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow | None:
         """Like DraftSequence.row; None if so many features are missing that a draft would be no good."""
+        if not self._inbox.handed_out:
+            return None
         if self._known_rows() > self._sound or self._epoch != self._inbox.epoch:
             self._forget_guesses()
         self._sound = min(self._sound, self.keep(tokens))

@@ -94,7 +94,9 @@ class RemoteVerifier:
         if self._adapter and not reply.adapter_revision:
             raise self._does_not("adapter", "apply it")
         self._adapter_revision = reply.adapter_revision
-        if self._inbox and reply.HasField("features"):
+        if self._inbox and not reply.HasField("features"):
+            self._inbox.handed_out = False  # an older verifier, or one that was not asked to: no head drafts there
+        elif self._inbox:
             self._keep_features(self._inbox.opened, reply.features.start, reply.features.values)
         return reply
 

@@ -1,7 +1,7 @@
 """A toy EAGLE head whose target is elsewhere: an oracle for features that cross a wire.
 
 With the right features, each used where it belongs, it knows the target's logits. Where features have not come it goes
-on from its own guesses, which are right for as long as its drafts are.
+on from its own guesses, which are right for the tokens that it drafted itself, and wrong for others.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class ToyRemoteHead(ToyRunner):
         self._first, self._end = [0] * limits.slots, [0] * limits.slots
         self._rows = np.zeros(self.digests.shape, dtype=np.int64)  # what it cached; negative where that was a guess
         self._own = np.zeros_like(self.digests)
+        self._drafted = np.full(self.digests.shape, -1, dtype=np.int64)
 
     @property
     def identity(self) -> RunnerIdentity:
@@ -77,6 +78,7 @@ class ToyRemoteHead(ToyRunner):
             token, distribution = draft_next(row, logits if whole else np.roll(logits, 1), proposed)
             distributions += [distribution] if distribution is not None else []
             proposed.append(token)
+            self._drafted[row.slot, row.position + i + 1] = token
         return Proposal(tuple(proposed), distributions=tuple(distributions))
 
     def _whole(self, slot: int, position: int) -> bool:
@@ -89,5 +91,6 @@ class ToyRemoteHead(ToyRunner):
         for position, token in enumerate(tokens, start):
             come = self._first[slot] <= position - 1 < self._end[slot]
             before = int((self.digests if come else self._own)[slot, position - 1]) if position else 0
-            digest = self._own[slot, position] = toy_digest((token,), before)
+            guessed = come or token == self._drafted[slot, position]
+            digest = self._own[slot, position] = toy_digest((token,), before if guessed else ~before & 0xFFFFFFFF)
             self._rows[slot, position] = digest if come else ~int(digest)

@@ -101,13 +101,15 @@ class FeatureInbox:
 
     `opened` and `came` are called where the verdicts arrive, `take` on the head's device thread. Those of positions
     `first` up to `end` have come, without a gap. `epoch` counts how often a gap made them start anew. `seen`: first and
-    end when a step was planned, which uses those features and no later ones.
+    end when a step was planned, which uses those features and no later ones. `handed_out`: the target in use hands
+    features out.
     """
 
     def __init__(self, spec: FeatureSpec, context: int = DEFAULT_CONTEXT) -> None:
         self.spec, self._context = spec, context
         self.first = self.end = self.epoch = 0
         self.seen = 0, 0
+        self.handed_out = True
         self._begun = False
         self._waiting: deque[tuple[int, bytes]] = deque()
 
@@ -117,6 +119,8 @@ class FeatureInbox:
 
     def opened(self, start: int, data: bytes) -> None:
         """Takes the features of an opening, of positions `start` and on. Raises InvalidField."""
+        self._check(data)
+        self.handed_out = True
         if not self._begun or start > self.end:
             self.epoch += self._begun
             self.first = self.end = start
@@ -125,14 +129,19 @@ class FeatureInbox:
 
     def came(self, start: int, data: bytes) -> None:
         """Takes the features of a verdict. Those behind a gap are of no use. Raises InvalidField."""
-        count, rest = divmod(len(data), self.spec.position_bytes)
-        if rest:
-            raise InvalidField("features", f"{len(data)} bytes are not positions of {self.spec.position_bytes}")
+        count = self._check(data)
         if not self._begun or not self.first <= start <= self.end:
             return
         self.end = max(self.end, start + count)
         if count:
             self._waiting.append((start, data))
+
+    def _check(self, data: bytes) -> int:
+        """Returns of how many positions these are the features. Raises InvalidField."""
+        count, rest = divmod(len(data), self.spec.position_bytes)
+        if rest:
+            raise InvalidField("features", f"{len(data)} bytes are not positions of {self.spec.position_bytes}")
+        return count
 
     def look(self) -> int:
         """Makes the next steps use what has come up to now, and returns `end`."""
