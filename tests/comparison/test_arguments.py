@@ -168,7 +168,11 @@ def test_help_imports_nothing_heavy() -> None:
         ("--architectures fused --pipeline on", "pipeline: is for the architectures distributed and remote_draft"),
         ("--link netns", "link: is for --rtt-ms and --bandwidth-mbps, and neither is given"),
         ("--architectures autoregressive --draft_model m", "draft-model: is for architectures that draft"),
-        ("--draft eagle --draft_model m", "draft: eagle drafts beside its target alone"),
+        (
+            "--draft eagle --draft_model m",
+            "draft: eagle reads its target's features, and a target that asks for drafts",
+        ),
+        ("--head h", "head: is for the architecture distributed_head"),
     ],
 )
 def test_a_flag_that_would_have_no_effect_is_refused(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
