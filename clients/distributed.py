@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.checkpoints.tokenizers import same_tokens
+from tandem.clients.features import with_features
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, load_drafting
 from tandem.engine.generator import Generator
@@ -21,12 +22,13 @@ from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.drafters import BonusDrafter
+from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
 from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
 from tandem.speculation.reach import Reach, RunMeasurements
 from tandem.speculation.round_statistics import RoundStatistics
-from tandem.speculation.types import GenerationRequest, ModelInfo, SpeculationStats
+from tandem.speculation.types import GenerationRequest, ModelInfo, Rule, SpeculationStats
 from tandem.speculation.ways import ChosenRounds, WayChoice
 
 
@@ -62,9 +64,14 @@ async def connect_distributed(
     """Like `open_distributed`, with a draft model that is already loaded."""
     client = VerifierClient(target_address, drafting.tokenizer.sha256, persistence=persistence, credentials=credentials)
     target = await _target_of(client, drafting, connect_seconds)
+    try:
+        drafting, features = with_features(drafting, target, client.address)
+    except ValueError:
+        await client.close()
+        raise
     info, statistics = worker_info(target, drafting.draft, config), RoundStatistics()
     measured = RunMeasurements(steps=statistics.verify)
-    rounds = _RequestRounds(client, drafting, info, target.vocab_size, pipeline, measured)
+    rounds = _RequestRounds(client, drafting, info, target.vocab_size, pipeline, measured, features)
     return Generator(info, drafting.tokenizer, rounds.of, statistics=statistics), client
 
 
@@ -72,7 +79,7 @@ async def connect_distributed(
 class _RequestRounds:
     """Builds the rounds of each request: those of one way to wait for the target, or of ways to choose from.
 
-    `vocab_size`: the target's. `measured` is shared by all requests.
+    `vocab_size`: the target's. `measured` is shared by all requests. `features`: those that a head reads.
     """
 
     client: VerifierClient
@@ -81,12 +88,15 @@ class _RequestRounds:
     vocab_size: int
     pipeline: Pipeline
     measured: RunMeasurements
+    features: FeatureSpec | None = None
 
     def of(self, request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         asked = (request.report_margins, request.rule, request.deadline, request.logprobs, request.adapter)
-        session = RemoteVerifier(self.client, stats, *asked)
-        drafter = self._drafter(request, stats)
-        if self.pipeline is Pipeline.OFF:
+        inbox = FeatureInbox(self.features, self.drafting.choice.features.context) if self.features else None
+        session = RemoteVerifier(self.client, stats, *asked, inbox=inbox)
+        drafter = self._drafter(request, stats, inbox)
+        # Under rejection tokens depend on drafts, and a head's drafts on which features have come: it waits for them.
+        if self.pipeline is Pipeline.OFF or (inbox and request.rule is Rule.REJECTION):
             return DraftThenVerify(traced_verifier(session), drafter)
         pipelined = self._pipelined(session, drafter, request, stats)
         if self.pipeline is Pipeline.ON:
@@ -106,9 +116,14 @@ class _RequestRounds:
     def _branches(self) -> bool:
         return self.drafting.choice.branches and self.pipeline in (Pipeline.NEVER_WAITING, Pipeline.AUTO)
 
-    def _drafter(self, request: GenerationRequest, stats: SpeculationStats) -> BonusDrafter:
+    def _drafter(self, request: GenerationRequest, stats: SpeculationStats, inbox: FeatureInbox | None) -> BonusDrafter:
         drafter = self.drafting.drafter(
-            self.vocab_size, request.rule, stats=stats, second_choices=self._branches, adapter=request.adapter
+            self.vocab_size,
+            request.rule,
+            stats=stats,
+            second_choices=self._branches,
+            adapter=request.adapter,
+            inbox=inbox,
         )
         return traced_bonus_drafter(drafter)
 

@@ -14,10 +14,19 @@ from tandem.clients.profile import Profile
 from tandem.clients.remote_draft import open_remote_draft
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
-from tandem.engine.drafting import Drafting, drafting_info, load_drafting
+from tandem.engine.drafting import Drafting, check_has_target, drafting_info, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
-from tandem.engine.loading import Loaded, close, load, load_adapters, load_draft_adapters, load_pair, load_unfused
+from tandem.engine.loading import (
+    Loaded,
+    close,
+    hand_out_features,
+    load,
+    load_adapters,
+    load_draft_adapters,
+    load_pair,
+    load_unfused,
+)
 from tandem.engine.prefix_cache import share_prefixes
 from tandem.engine.rank_processes import RankProcesses, lose_engine_with_ranks
 from tandem.engine.sequences import Engine
@@ -124,6 +133,7 @@ async def _target(parts: ServerParts) -> HostedService:
     """Generate decodes plainly, or speculates with a DraftWorker's drafts."""
     config = parts.config
     loaded = await load(config.models, parts.batcher, config.serve.startup)
+    await hand_out_features(config.models, loaded)
     await load_adapters(config.models, loaded)
     lose_engine_with_ranks(parts.others, loaded.engine)
     loaded.engine.admit(config.defaults.sampling)
@@ -211,6 +221,7 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
     drafting = await load_drafting(config.models, parts.batcher, config.serve.startup)
     generate, closing = None, list[Close]([parts.batcher.close])
     if config.target_address is None:
+        check_has_target(drafting)
         info = parts.stamped(drafting_info(drafting, config.models))
         log.info("drafts with %s for targets that call it; has no target of its own", info.draft_name)
         parts.observability.loaded(info)

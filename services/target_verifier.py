@@ -21,6 +21,7 @@ from tandem.services.security.limits import ServerLimits
 from tandem.services.security.names import check_name
 from tandem.services.sessions import checkout
 from tandem.services.sessions.costs import Note, SessionCosts
+from tandem.services.sessions.features import features_granted, opening_features
 from tandem.services.sessions.table import Fence, SessionConflict, SessionKey, SessionTable, session_key
 from tandem.services.verify_runs import VerifyResources, VerifyRuns, VerifySession, max_unread
 from tandem.services.verify_stream import answered_in_order
@@ -78,6 +79,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
     ) -> pb.OpenSessionResponse:
         key = session_key(caller(), request.session_id)
         sampling, rule = self._check_open(request), wire.rule_from_wire(request.rule)
+        features = features_granted(self._engine, request)
         processing = await self._engine.processing(sampling, request.prompt_length, request.prefix)
         session = self.sessions.find(key)
         if session is None:
@@ -89,10 +91,16 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 )
             if session.resources.adapter != request.adapter:
                 raise SessionConflict(f"session {key} is open with adapter {session.resources.adapter or 'none'}")
+            if session.resources.opened and session.resources.features != features:
+                raise SessionConflict(f"session {key} is open with other features")
             session.resources.end_run()
             session.resume(list(request.prefix), sampling, rule)
             session.resources.sequence.processing = processing
-            return await self._fill(session)
+            session.resources.features = features
+            reply = await self._fill(session)
+            if features is not None:
+                reply.features.CopyFrom(await opening_features(session.resources.sequence, features, request))
+            return reply
 
     async def _admitted(
         self, key: SessionKey, request: pb.OpenSessionRequest, sampling: SamplingParams, rule: Rule
@@ -234,6 +242,7 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
             session.rule,
             distributions,
             wire.logprobs_asked(request),
+            session.resources.features,
         )
         reply = wire.verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
         session.commit(verdict.token_ids, reply)

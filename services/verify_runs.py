@@ -24,6 +24,7 @@ from tandem.services.sessions.table import (
     session_key,
 )
 from tandem.services.verify_stream import Incoming
+from tandem.speculation.features import FeatureSpec
 from tandem.speculation.run_on import MAX_UNREAD, RunMessage, RunOn
 from tandem.speculation.types import InvalidField, ModelInfo, Rule, TooLong, check_logprobs
 from tandem.v1 import target_verifier_pb2 as pb
@@ -39,7 +40,7 @@ class VerifyResources:
     """A session's KV slot and the lock that serializes its rounds. `opened`: its prefix was processed completely.
 
     `costs`: totals of its rounds, for --profile. `run`: the run that steps on by itself, if there is one. `steps`:
-    those that the session began. `adapter`: the name of its sequence's.
+    those that the session began. `adapter`: the name of its sequence's. `features`: those that its verdicts have.
     """
 
     sequence: TargetSequence
@@ -50,6 +51,7 @@ class VerifyResources:
     costs: SessionCosts | None = None
     run: Run | None = None
     steps: int = 0
+    features: FeatureSpec | None = None
 
     def end_run(self, error: Exception | None = None) -> None:
         """Ends the session's run, because something else happens to its tokens."""
@@ -128,7 +130,14 @@ class VerifyRuns:
                 raise Superseded
             session.resources.steps += 1
             verdict = await session.resources.sequence.verify(
-                session.tokens, draft, session.sampling, settings.margins, session.rule, (), settings.logprobs
+                session.tokens,
+                draft,
+                session.sampling,
+                settings.margins,
+                session.rule,
+                (),
+                settings.logprobs,
+                session.resources.features,
             )
             reply = wire.verdict_to_wire(verdict, len(session.tokens) + len(verdict.token_ids))
             reply.drafted, reply.messages_read = len(draft), run.run.messages

@@ -171,10 +171,13 @@ async def target_site(
     interceptors: Interceptors = (),
     tokenizer: Tokenizer | None = None,
     security: Security | None = None,
+    features: Sequence[int] | None = None,
 ) -> AsyncIterator[Site]:
-    """A TargetVerifier."""
+    """A TargetVerifier. `features`: after which layers it hands out hidden states; empty: the usual ones."""
     batcher, lifecycle, limits = Batcher("test-target"), Lifecycle(), security.limits if security else None
     engine = engine_of(runner or toy(), batcher, tokenizer)
+    if features is not None:
+        await engine.hand_out_features(features)
     generator = plain_generator(Loaded(engine, tokenizer or ToyTokenizer()))
     generate = GenerateMethod(
         generator, target_verifier_pb2.TargetVerifierGenerateResponse, lifecycle, None, limits=limits
@@ -218,10 +221,11 @@ async def fused_site(
         await batcher.close()
 
 
-def draft_config(draft: str | None, slots: int, max_length: int, k: int | None = 3) -> ModelConfig:
-    """A toy draft model, or n-gram lookup where `draft` is None."""
-    choice = DraftChoice("ngram") if draft is None else DraftChoice("model", draft or "salt=0")
-    return ModelConfig(shape=Shape(slots, max_length, 5), draft=choice, backend="toy", default_k=k)
+def draft_config(draft: str | None, slots: int, max_length: int, k: int | None = 3, **choice: Any) -> ModelConfig:
+    """A toy draft model, or n-gram lookup where `draft` is None. `choice`: fields of DraftChoice instead."""
+    chosen = DraftChoice("ngram") if draft is None else DraftChoice("model", draft or "salt=0")
+    chosen = DraftChoice(**choice) if choice else chosen
+    return ModelConfig(shape=Shape(slots, max_length, 5), draft=chosen, backend="toy", default_k=k)
 
 
 @contextlib.asynccontextmanager

@@ -54,6 +54,7 @@ class GenerationMetrics:
         self._stale = self._counter("tandem:stale_rounds_sent", "Rounds that were sent ahead and became stale.")
         self._wasted = self._counter("tandem:wasted_run_steps", "Steps that a target ran on for nothing.")
         self._unverified = self._counter("tandem:unverified_draft_tokens", "Draft tokens that no step verified.")
+        self._features = self._counter("tandem:feature_bytes", "Bytes of the target's features, for a draft head.")
         success = Counter(
             "vllm:request_success",
             "Finished requests, by reason.",
@@ -111,7 +112,8 @@ class GenerationMetrics:
                 self._accepted_at(position).inc(accepted)
 
     def wasted(self, stats: SpeculationStats) -> None:
-        """Counts what a request's runs and rounds made for nothing."""
+        """Counts what a request's runs and rounds made for nothing, and what its draft head was sent."""
+        self._features.inc(stats.feature_bytes)
         self._wasted.inc(stats.wasted_steps)
         self._unverified.inc(stats.stale_drafts)
 

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
+from tandem.engine.features import FeatureRow
 from tandem.engine.page_copies import PageRow
 from tandem.engine.prefix_cache import PrefixCache
 from tandem.engine.slots import SlotPool
@@ -31,7 +32,14 @@ from tandem.speculation.fallible import DrafterHealth
 
 _STEP = (0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.064, 0.128, 0.25, 0.5, 1.0, 2.5, 10.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-_KINDS = {PrefillRow: "prefill", ProposeRow: "propose", VerifyRow: "verify", FusedRow: "fused", PageRow: "pages"}
+_KINDS = {
+    PrefillRow: "prefill",
+    ProposeRow: "propose",
+    VerifyRow: "verify",
+    FusedRow: "fused",
+    PageRow: "pages",
+    FeatureRow: "features",
+}
 
 
 class Metrics(CallObserver):

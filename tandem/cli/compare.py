@@ -19,6 +19,7 @@ from tandem.cli.compare_placement import placement_of, refuse_flags_of_other_bac
 from tandem.cli.configuration import credentials
 from tandem.cli.values import auto_or_count, numbers, split_list
 from tandem.comparison.links.settings import LINK_KINDS
+from tandem.comparison.measuring.architectures import HEADED
 from tandem.comparison.measuring.config import ComparisonConfig, parse_connect
 from tandem.comparison.measuring.workloads import BUILT_IN, Prompt, built_in_prompts, given_prompts, read_prompt_file
 from tandem.comparison.report.comparison_file import read_comparison
@@ -33,6 +34,10 @@ STARTING = (
         "draft",
         "adapters",
         "draft_adapters",
+        "head",
+        "hand_out_features",
+        "feature_format",
+        "feature_context",
         "dtype",
         "weights",
         "threads",
@@ -65,15 +70,20 @@ def refuse_unused_flags(arguments: argparse.Namespace, given: set[str]) -> None:
         if name in given and not started:
             raise ValueError(f"{_flag(name)}: is for servers that are started here, and all are connected")
     refuse_flags_of_other_backends(arguments.backend, given)
-    if "pipeline" in given and not started & {"distributed", "remote_draft"}:
+    if "pipeline" in given and not started & {"distributed", "remote_draft", HEADED.name}:
         raise ValueError("pipeline: is for the architectures distributed and remote_draft, and neither is started here")
     if arguments.link in LINK_KINDS and "link" in given and not (arguments.rtt_ms or arguments.bandwidth_mbps):
         raise ValueError("link: is for --rtt-ms and --bandwidth-mbps, and neither is given")
     for name in ("draft_model", "draft", "draft_adapters"):
         if name in given and started <= {"autoregressive"}:
             raise ValueError(f"{_flag(name)}: is for architectures that draft, and none is started here")
-    if arguments.draft == "eagle" and started - {"autoregressive", "fused"}:
-        raise ValueError("draft: eagle drafts beside its target alone; use --architectures autoregressive,fused")
+    if arguments.draft == "eagle" and "remote_draft" in started:
+        raise ValueError(
+            "draft: eagle reads its target's features, and a target that asks for drafts sends none; leave remote_draft"
+            " out of --architectures"
+        )
+    if "head" in given and HEADED.name not in started:
+        raise ValueError(f"head: is for the architecture {HEADED.name}, and it is not started here")
 
 
 def started_here(arguments: argparse.Namespace) -> set[str]:
@@ -136,6 +146,10 @@ def build_config(arguments: argparse.Namespace) -> ComparisonConfig:
         adapters=arguments.adapters,
         draft_adapters=arguments.draft_adapters,
         adapter=arguments.adapter or "",
+        head=arguments.head,
+        hand_out_features=arguments.hand_out_features,
+        feature_format=arguments.feature_format,
+        feature_context=arguments.feature_context,
         pipeline=arguments.pipeline,
         timeout_s=arguments.timeout,
         startup_timeout_s=arguments.startup_timeout,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tandem.comparison.links.settings import LINK_KINDS
-from tandem.comparison.measuring.architectures import DEFAULT, PIPELINED
-from tandem.comparison.measuring.config import DEVICES, DRAFTERS, DTYPES, PIPELINES, WEIGHTS
+from tandem.comparison.measuring.architectures import DEFAULT, HEADED, PIPELINED
+from tandem.comparison.measuring.config import DEVICES, DRAFTERS, DTYPES, FEATURE_FORMATS, PIPELINES, WEIGHTS
 from tandem.comparison.measuring.workloads import BUILT_IN
 from tandem.planning.host_placement import BACKENDS
 
@@ -150,7 +150,7 @@ def _add_connection_flags(parser: Parser) -> None:
         "--architectures",
         default=",".join(a.name for a in DEFAULT),
         metavar="LIST",
-        help=f"architectures to compare (default: %(default)s; {PIPELINED.name} is also available)",
+        help=f"architectures to compare (default: %(default)s; {PIPELINED.name} and {HEADED.name} too)",
     )
     parser.flag(
         "--connect", action="append", default=[], metavar="ARCH=HOST:PORT", help="use a running server; may be repeated"
@@ -174,6 +174,20 @@ def _add_model_flags(parser: Parser) -> None:
     parser.flag("--adapters", metavar="NAME=DIR,...", help="LoRA adapters of the target, of which --adapter takes one")
     parser.flag("--draft-adapters", metavar="NAME=DIR,...", help="those of the draft model, by the same names")
     parser.flag("--adapter", metavar="NAME", help="the adapter of all requests (default: none)")
+    parser.flag("--head", metavar="DIR", help=f"the EAGLE-3 head of {HEADED.name}, beside the drafter of distributed")
+    parser.flag(
+        "--hand-out-features",
+        default="on",
+        metavar="on|L1,L2,L3",
+        help="layers whose hidden states the target sends to heads elsewhere (default: on, those usually read)",
+    )
+    parser.flag(
+        "--feature-format",
+        default="bfloat16",
+        metavar="|".join(FEATURE_FORMATS),
+        help="number format of these (default: bfloat16)",
+    )
+    parser.flag("--feature-context", type=int, metavar="N", help="of a prompt's last N positions (default: 256)")
     parser.flag("--dtype", default="auto", metavar="|".join(DTYPES), help="number format of the models (default: auto)")
     parser.flag(
         "--weights", default="auto", metavar="|".join(WEIGHTS), help="how weights lie in memory (default: auto)"

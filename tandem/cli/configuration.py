@@ -41,6 +41,7 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     from tandem.engine.loading import DraftChoice, ModelConfig
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.torch.buckets import RequestedBuckets
+    from tandem.speculation.features import FeatureFormat, FeatureWish
 
     nxdi = args.backend == "nxdi"  # it shards models among cores itself
     k = auto_or_count("speculation_length", args.speculation_length)
@@ -66,13 +67,32 @@ def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
             ),
         ),
         model=model,
-        draft=DraftChoice(args.draft, args.draft_model, _switched_on("branches", args.branches)),
+        draft=DraftChoice(
+            args.draft,
+            args.draft_model,
+            _switched_on("branches", args.branches),
+            FeatureWish(FeatureFormat.named(args.feature_format), args.feature_context),
+        ),
         backend=args.backend,
         default_k=k,
         settings=nxdi_settings(args) if nxdi else None,
         adapters=adapter_choices(args.adapters),
         draft_adapters=adapter_choices(args.draft_adapters, "draft_adapters"),
+        hand_out_features=layers_handed_out(args.hand_out_features),
     )
+
+
+def layers_handed_out(given: str) -> tuple[int, ...] | None:
+    """Returns after how many layers a target hands out features: None: it does not, empty: the usual ones."""
+    if given == "off":
+        return None
+    try:
+        layers = () if given == "on" else numbers("hand_out_features", given, int)
+    except ValueError:
+        layers = ()
+    if given != "on" and not layers:
+        raise ValueError(f"hand_out_features: {given!r} is not off, on, or layers such as 2,15,27")
+    return layers
 
 
 def most_drafts(args: argparse.Namespace) -> int:

@@ -19,8 +19,8 @@ from tandem.cli.flag_row import (
 )
 
 DRAFT_HELP = (
-    "hybrid (prompt lookup, else the draft model), model, eagle (fused_target: an EAGLE-3 head), or ngram (lookup"
-    " alone); auto: hybrid if possible"
+    "hybrid (prompt lookup, else the draft model), model, eagle (an EAGLE-3 head), or ngram (lookup alone); auto:"
+    " hybrid if possible"
 )
 
 _ADAPTED = ("target", "fused_target", PREFILL, *ALONE, "accept")
@@ -34,10 +34,35 @@ MODELS = Group(
         flag(
             "target_model",
             to=("target", "verify_target", *DRAFTING, "plan", "convert"),
-            help="the target, for roles with two models; draft, draft_worker: the tokenizer that n-gram lookup uses",
+            help="the target, for roles with two models; draft, draft_worker: whose tokenizer n-gram lookup uses,"
+            " and an EAGLE-3 head, with the embedding",
         ),
         flag("draft_model", to=(*DRAFTING, "verify_draft", "plan", "convert"), help="the draft model, or EAGLE-3 head"),
         flag("draft", to=DRAFTING, default="auto", help=DRAFT_HELP),
+        flag(
+            "hand_out_features",
+            to=("target",),
+            backends=("torch", "toy"),
+            default="off",
+            metavar="off|on|L1,L2,L3",
+            help="the hidden states after these layers go with verdicts to EAGLE-3 heads of draft workers; on: after"
+            " those that heads usually read; prompts' prefixes are not kept then (default: off)",
+        ),
+        flag(
+            "feature_format",
+            to=("draft", "draft_worker"),
+            default="bfloat16",
+            metavar="bfloat16|int8",
+            help="number format of the features that an EAGLE-3 head gets from its target (default: bfloat16)",
+        ),
+        flag(
+            "feature_context",
+            to=("draft", "draft_worker"),
+            type=int,
+            default=256,
+            metavar="N",
+            help="an EAGLE-3 head gets the features of the last N positions of a prompt (default: 256)",
+        ),
         flag(
             "adapters",
             to=(*_ADAPTED, "compile"),

@@ -68,6 +68,10 @@ class Settings(TypedDict, total=False):
     model: str | None
     draft_model: str | None
     draft: str
+    head: str | None
+    hand_out_features: str
+    feature_format: str
+    feature_context: int | None
     pipeline: str
     timeout_s: float
     startup_timeout_s: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from tandem.checkpoints.tokenizers import Tokenizer
@@ -17,10 +17,12 @@ from tandem.engine.loading import (
     load_target_tokenizer,
 )
 from tandem.engine.slots import NoFreeSlot
+from tandem.runners.features import TakesFeatures
 from tandem.runners.protocol import RowFailed
 from tandem.runners.startup import Startup
 from tandem.speculation.drafters import BonusDrafter
 from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
+from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import ModelInfo, Rule, SpeculationStats
 
 
@@ -38,6 +40,16 @@ class Drafting:
         return draft_name(self.draft, self.choice)
 
     @property
+    def head(self) -> TakesFeatures | None:
+        """The head that drafts, if one does."""
+        runner = self.draft.runner if self.draft else None
+        return runner if isinstance(runner, TakesFeatures) else None
+
+    def without_head(self) -> Drafting:
+        """Returns what drafts where no features come: lookup."""
+        return replace(self, draft=None, choice=replace(self.choice, kind="ngram", model=None))
+
+    @property
     def vocab_size(self) -> int:
         """Token ids in calls must be below it."""
         return self.draft.runner.limits.vocab_size if self.draft else self.tokenizer.vocab_size
@@ -50,27 +62,38 @@ class Drafting:
         stats: SpeculationStats | None = None,
         second_choices: bool = False,
         adapter: str = "",
+        inbox: FeatureInbox | None = None,
     ) -> BonusDrafter:
         """Returns a drafter for one request, which proposes token ids below `vocab_size`.
 
         Its `open` raises NoFreeSlot after `slot_seconds` without a free slot (None: it waits). With `stats`, a model
         that fails leaves rounds undrafted, and they are counted there; without, its errors are raised. With
-        `second_choices`, a model's drafts have them. `adapter`: as for DraftSequence.
+        `second_choices`, a model's drafts have them. `adapter`: as for DraftSequence. `inbox`: of the features that a
+        head reads; without one, lookup drafts instead of the head.
         """
 
         def tolerate_failures(model: BonusDrafter) -> BonusDrafter:
             return model if stats is None else FallibleBonusDrafter(model, self.health, stats, (RowFailed, NoFreeSlot))
 
-        more = (tolerate_failures, second_choices, adapter)
+        more = (tolerate_failures, second_choices, adapter, inbox)
         return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, *more)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:
     """Loads the drafter, alone on `batcher`'s device thread. Raises ValueError with a one-line message."""
-    draft = await load_draft(config, batcher, sole_model=True, startup=startup)
+    draft = await load_draft(config, batcher, sole_model=True, startup=startup, apart=True)
     await load_draft_adapters(config, draft)
     tokenizer = draft.tokenizer if draft else await load_target_tokenizer(config)
     return Drafting(draft, tokenizer, config.draft, drafter_health(draft))
+
+
+def check_has_target(drafting: Drafting) -> None:
+    """Raises ValueError for a head on a worker that only proposes: its callers send tokens, and no features."""
+    if drafting.head is not None:
+        raise ValueError(
+            f"draft: {drafting.name} is an EAGLE head, which reads its target's features, and targets that ask for"
+            " drafts (Propose, ProposeStream) send none; give the worker its --target_host, or another draft"
+        )
 
 
 def drafting_info(drafting: Drafting, config: ModelConfig) -> ModelInfo:

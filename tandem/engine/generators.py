@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
 from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Fallback, Generator
+from tandem.engine.head_sequences import HeadSequence
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier
-from tandem.engine.model_drafter import ModelDrafter
+from tandem.engine.model_drafter import DraftSequence, ModelDrafter
 from tandem.engine.sequences import Engine, LocalVerifier
+from tandem.runners.features import TakesFeatures
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
 from tandem.speculation.fallible import DrafterHealth
+from tandem.speculation.features import FeatureInbox
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
 from tandem.speculation.loop import DraftThenVerify, Rounds
@@ -30,6 +34,7 @@ def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> Model
     """Returns the ModelInfo of a loaded target, as GetModelInfo reports it."""
     identity, limits, shapes = loaded.runner.identity, loaded.runner.limits, loaded.runner.shapes
     ends = {*identity.end_of_sequence_ids, *loaded.tokenizer.end_of_sequence_ids}
+    features = loaded.engine.features
     return ModelInfo(
         model_name=identity.model_name,
         weights_revision=identity.weights_revision,
@@ -47,6 +52,8 @@ def target_info(loaded: Loaded, default_k: int | None, draft: str = "") -> Model
         plain_width=shapes.width(1),
         bit_exact=shapes.bit_exact,
         end_of_sequence_ids=tuple(sorted(ends)),
+        feature_layers=features.layers if features else (),
+        feature_size=features.hidden_size if features else 0,
     )
 
 
@@ -189,15 +196,20 @@ def make_drafter(
     tolerate_failures: Callable[[BonusDrafter], BonusDrafter] | None = None,
     second_choices: bool = False,
     adapter: str = "",
+    inbox: FeatureInbox | None = None,
 ) -> BonusDrafter:
     """Returns a drafter for one request.
 
     Its `open` raises NoFreeSlot if all slots are taken for `slot_seconds` (None: it waits). `tolerate_failures` wraps
     the model, the only part that can fail. `second_choices`: its drafts have them. `adapter`: as for DraftSequence.
+    `inbox`: of a head's features; without one a head elsewhere drafts nothing, and lookup does.
     """
-    if draft is None:
+    if draft is None or (inbox is None and isinstance(draft.runner, TakesFeatures)):
         return NgramDrafter()
-    model: BonusDrafter = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, second_choices, adapter)
+    begin = functools.partial(HeadSequence, inbox) if inbox else DraftSequence
+    model: BonusDrafter = ModelDrafter(
+        draft.engine, target_vocab_size, rule, slot_seconds, second_choices, adapter, begin
+    )
     model = tolerate_failures(model) if tolerate_failures else model
     lookup = choice.lookup(draft.lookup_policy)
     return model if lookup is None else HybridDrafter(lookup, model)

@@ -18,6 +18,7 @@ from tandem.runners.loading import Execution, Shape, prepared_platform, transfor
 from tandem.runners.protocol import Fuses, Runner
 from tandem.runners.startup import Startup
 from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks
+from tandem.speculation.features import FeatureWish
 from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
 
 DRAFTS = ("auto", "hybrid", "model", "eagle", "ngram")
@@ -29,12 +30,14 @@ class DraftChoice:
 
     The model may be an EAGLE-3 head of the target, where target and draft share a process; "eagle" insists on one.
     "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
-    `branches`: drafts for a target that never waits may branch at the model's second choices.
+    `branches`: drafts for a target that never waits may branch at the model's second choices. `features`: how a head
+    elsewhere wants its target's.
     """
 
     kind: str = "auto"
     model: str | None = None
     branches: bool = False
+    features: FeatureWish = field(default_factory=FeatureWish)
 
     def __post_init__(self) -> None:
         if self.kind not in DRAFTS:
@@ -63,7 +66,8 @@ class ModelConfig:
     """The models that a role runs, the backend and device, and their shape. `settings`: those of that backend only.
 
     `default_k`: draft tokens if a request does not set a number; None: chosen by measurement. `adapters`: those of the
-    target. `draft_adapters`: those of the draft model, which requests get by the same names.
+    target. `draft_adapters`: those of the draft model, which requests get by the same names. `hand_out_features`: after
+    how many layers the target hands out hidden states; empty: the usual ones.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -75,6 +79,7 @@ class ModelConfig:
     settings: BackendSettings | None = None
     adapters: tuple[AdapterChoice, ...] = ()
     draft_adapters: tuple[AdapterChoice, ...] = ()
+    hand_out_features: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -136,10 +141,12 @@ async def load_draft(
     startup: Startup | None = None,
     link: RankLink | None = None,
     target: Loaded | None = None,
+    apart: bool = False,
 ) -> Loaded | None:
     """Loads and warms up the draft model; None if n-gram lookup drafts. `sole_model`: no target shares its thread.
 
-    `target`: the one whose hidden states an EAGLE head may read. Raises ValueError with a one-line message.
+    `target`: the one whose hidden states an EAGLE head may read. `apart`: a head may also be loaded alone, and gets
+    features from elsewhere. Raises ValueError with a one-line message.
     """
     model, startup = config.draft_model, startup or Startup()
     if model is None:
@@ -147,6 +154,8 @@ async def load_draft(
     backend = backend_named(config.backend)
     backend.require()
     checkpoint = await asyncio.to_thread(backend.find, model)
+    if backend.is_head(checkpoint) and apart and target is None:
+        return await _load_remote_head(config, backend, checkpoint, batcher, startup)
     if backend.is_head(checkpoint):
         return await _load_head(config, backend, checkpoint, target, batcher, startup)
     if config.draft.kind == "eagle":
@@ -165,12 +174,30 @@ async def _load_head(
     """Loads an EAGLE head beside `target`, whose tokenizer it has."""
     if target is None:
         raise CheckpointError(
-            f"draft: {checkpoint.name} is an EAGLE head, which needs its target in the same process: use fused_target"
+            f"draft: {checkpoint.name} is an EAGLE head, which needs its target in the same process:"
+            " use fused_target; or its features: draft_worker and draft get them from a target"
         )
     request = config.load_request(verifies=False)
     runner = await batcher.on_device(backend.load_head, checkpoint, target.runner, request, startup)
     await batcher.on_device(runner.warm_up, startup)
     return Loaded(Engine(runner, batcher, vital=False), target.tokenizer)
+
+
+async def _load_remote_head(
+    config: ModelConfig, backend: Backend, checkpoint: Checkpoint, batcher: Batcher, startup: Startup
+) -> Loaded:
+    """Loads an EAGLE head away from its target, whose tokenizer it has."""
+    found = await asyncio.to_thread(backend.find, config.model)
+    request = config.load_request(verifies=False, sole_model=True)
+    runner = await batcher.on_device(backend.load_remote_head, checkpoint, found, request, startup)
+    await batcher.on_device(runner.warm_up, startup)
+    return Loaded(Engine(runner, batcher, vital=False), await _tokenizer(backend, found))
+
+
+async def hand_out_features(config: ModelConfig, target: Loaded) -> None:
+    """Makes a loaded target hand out features if it is to. Raises ValueError with one line."""
+    if config.hand_out_features is not None:
+        await target.engine.hand_out_features(config.hand_out_features)
 
 
 async def load_adapters(config: ModelConfig, target: Loaded) -> None:

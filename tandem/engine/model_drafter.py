@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tandem.engine.sequences import Engine, KVSequence
@@ -23,13 +23,17 @@ class DraftSequence(KVSequence):
         self._rule, self._target_vocab_size = rule, target_vocab_size
         self.processing: Processing | None = None
 
-    async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow:
+    async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow | None:
         """Fills the cache with all of `tokens` but a short tail, and returns the row for the next step."""
         behind = len(tokens) - self.keep(tokens)
         if behind > TAIL:
             await self.fill(tokens[:-2])
             behind = 2
-        tail = tuple(tokens[-max(2, behind) :])
+        return self._row(tokens, max(2, behind), k, sampling)
+
+    def _row(self, tokens: Sequence[int], fed: int, k: int, sampling: SamplingParams) -> ProposeRow:
+        """Returns the row that feeds the last `fed` of `tokens`."""
+        tail = tuple(tokens[-fed:])
         processor = self.processing.after(tokens) if self.processing else None
         return ProposeRow(
             self.slot,
@@ -51,12 +55,15 @@ class DraftSequence(KVSequence):
         self.held = [*tokens, *(() if self.engine.runner.identity.refeeds else draft[:-1])]
 
 
+BeginDraft = Callable[[Engine, int, Rule, int, str], DraftSequence]
+
+
 class ModelDrafter:
     """A local draft model for one request.
 
     Tokens that the target does not have end the draft, or under the rejection rule are not drawn. `open` waits for a
     slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit). `second_choices`: drafts have
-    them, where the runner reports them. `adapter`: as for DraftSequence.
+    them, where the runner reports them. `adapter`: as for DraftSequence. `begin`: makes the sequence of a slot.
     """
 
     def __init__(
@@ -67,8 +74,9 @@ class ModelDrafter:
         slot_seconds: float | None = None,
         second_choices: bool = False,
         adapter: str = "",
+        begin: BeginDraft = DraftSequence,
     ) -> None:
-        self._adapter = adapter
+        self._adapter, self._begin = adapter, begin
         self._second_choices = second_choices
         self._engine, self._target_vocab_size = engine, target_vocab_size
         self._rule, self._slot_seconds = rule, slot_seconds
@@ -79,7 +87,7 @@ class ModelDrafter:
         self._sampling = sampling
         processing = await self._engine.draft_processing(sampling, len(prompt))
         slot = await self._engine.slots.acquire(self._slot_seconds)
-        self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size, self._adapter)
+        self._sequence = self._begin(self._engine, slot, self._rule, self._target_vocab_size, self._adapter)
         self._sequence.processing = processing
         await self._sequence.fill(prompt[:-2])
 
@@ -98,7 +106,10 @@ class ModelDrafter:
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds
-        row = replace(await sequence.row(tokens, k, self._sampling), rule=rule, second_choices=self._second_choices)
+        row = await sequence.row(tokens, k, self._sampling)
+        if row is None:
+            return Draft()
+        row = replace(row, rule=rule, second_choices=self._second_choices)
         done = await sequence.step(self._engine.runner.propose, row)
         sequence.proposed(tokens, done.value.token_ids)
         proposal = done.value.within(self._target_vocab_size)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher, DeviceLost, Step, StepHung, TimedResult
+from tandem.engine.features import FeatureRow, HandedFeatures, hand_out
 from tandem.engine.prefill_elsewhere import Brought, PrefillElsewhere
 from tandem.engine.prefix_cache import Filled, PrefixCache
 from tandem.engine.slots import SlotPool
@@ -23,6 +24,7 @@ from tandem.runners.protocol import (
     VerifyRow,
     verify_sized,
 )
+from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing
 from tandem.speculation.types import (
     InvalidField,
@@ -55,9 +57,18 @@ class Engine:
         self.verify = functools.partial(verify_sized, runner)
         self.prefixes: PrefixCache | None = None
         self.elsewhere: PrefillElsewhere | None = None
+        self.features: HandedFeatures | None = None
         self.lost = asyncio.Event()
         self._cause = ""
         self._bound: list[Engine] = []
+
+    async def hand_out_features(self, layers: Sequence[int] = ()) -> None:
+        """Makes verdicts have features where rows ask for them, once, before any sequence. Raises ValueError.
+
+        `layers`: the usual ones by default (see tandem/checkpoints/head_config.py). Prefixes are not kept then.
+        """
+        self.features = await self.batcher.on_device(hand_out, self.runner, tuple(layers))
+        self.verify = functools.partial(self.features.verify, self.verify)
 
     async def run(self, step: Step, row: Any, prefill: bool = False) -> TimedResult[Any]:
         """Runs `row` in the next `step` that has room. Raises RowFailed, StepHung, or DeviceLost."""
@@ -247,6 +258,7 @@ class TargetSequence(KVSequence):
         rule: Rule = Rule.AGREEMENT,
         distributions: Sequence[SparseDistribution] = (),
         logprobs: int | None = None,
+        features: FeatureSpec | None = None,
     ) -> Verdict:
         """Runs one pass over [last of tokens, draft...]; the accepted tokens stay held.
 
@@ -265,6 +277,7 @@ class TargetSequence(KVSequence):
             self.processing.after(tokens) if self.processing else None,
             logprobs,
             self.adapter,
+            features,
         )
         self.keep(tokens[:position], start=max(0, position - 1))
         try:
@@ -275,6 +288,16 @@ class TargetSequence(KVSequence):
         self.held += [tokens[-1], *draft[: verdict.accepted]]
         self.engine.adapters.committed(self.adapter, len(draft), verdict)
         return replace(verdict, queue_seconds=done.queue_seconds, compute_seconds=done.compute_seconds)
+
+    async def features(self, spec: FeatureSpec, start: int, end: int) -> bytes:
+        """Returns the features of the held positions from `start` up to `end`."""
+        handed = self.engine.features
+        assert handed is not None and end <= len(self.held), "a target that hands none out grants none"
+        if start >= end:
+            return b""
+        done = await self.step(handed.read, FeatureRow(self.slot, start, end - start, spec), prefill=True)
+        found: bytes = done.value
+        return found
 
     async def _filled_run(self, prefix: Sequence[int], row: VerifyRow) -> TimedResult[Verdict]:
         """Fills the cache with `prefix` and runs `row`. Raises RowFailed, after which nothing is held."""

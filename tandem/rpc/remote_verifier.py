@@ -22,8 +22,10 @@ from tandem.rpc.liveness import answered, watch
 from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
+from tandem.rpc.wire_features import feature_request
+from tandem.speculation.features import FeatureInbox
 from tandem.speculation.pipeline import ATTEMPTS, Answer
-from tandem.speculation.types import Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
+from tandem.speculation.types import InvalidField, Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
 
 log = logging.getLogger("tandem.verifier")
@@ -34,7 +36,8 @@ _RETRY_SECONDS = 0.2  # when a full server does not say when to retry
 class RemoteVerifier:
     """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`.
 
-    `deadline` (monotonic seconds) is the request's: no call or retry continues beyond it.
+    `deadline` (monotonic seconds) is the request's: no call or retry continues beyond it. `inbox`: asks for features
+    and gets them; a verifier that hands out none is met with none.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class RemoteVerifier:
         deadline: float | None = None,
         logprobs: int | None = None,
         adapter: str = "",
+        inbox: FeatureInbox | None = None,
     ) -> None:
+        self._inbox = inbox
         self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
         self._logprobs, self._adapter = logprobs, adapter
         self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
@@ -89,6 +94,10 @@ class RemoteVerifier:
         if self._adapter and not reply.adapter_revision:
             raise self._does_not("adapter", "apply it")
         self._adapter_revision = reply.adapter_revision
+        if self._inbox and not reply.HasField("features"):
+            self._inbox.handed_out = False  # an older verifier, or one that was not asked to: no head drafts there
+        elif self._inbox:
+            self._keep_features(self._inbox.opened, reply.features.start, reply.features.values)
         return reply
 
     def _following(self, exclude: Collection[VerifierEndpoint]) -> VerifierEndpoint | None:
@@ -141,6 +150,7 @@ class RemoteVerifier:
             vocab_size=expected.vocab_size if expected else 0,
             adapter=self._adapter,
             adapter_revision=self._adapter_revision,
+            features=feature_request(self._inbox, len(prefix)),
         )
 
     def _pause_after(self, endpoint: VerifierEndpoint, error: TandemError, prefix: Sequence[int]) -> float:
@@ -198,12 +208,26 @@ class RemoteVerifier:
     def answer(self, reply: pb.VerifyResponse, seconds: float) -> Answer:
         """Converts the reply to a round that took `seconds`. Raises TandemError if it lacks what was asked for."""
         self.check_reported(reply)
+        self.take_features(reply)
         return wire.answer_from_wire(reply, seconds)
 
     def check_reported(self, reply: pb.VerifyResponse) -> None:
         """Raises TandemError if the reply lacks log-probabilities that were asked for."""
         if self._logprobs is not None and not reply.stale and len(reply.logprobs) != len(reply.token_ids):
             raise self._does_not("logprobs", "report them")
+
+    def take_features(self, reply: pb.VerifyResponse) -> None:
+        """Passes on the features of a verdict, and counts their bytes. Raises TandemError."""
+        if self._inbox and reply.features:
+            self._keep_features(self._inbox.came, reply.committed_length - len(reply.token_ids) - 1, reply.features)
+
+    def _keep_features(self, keep: Callable[[int, bytes], None], start: int, values: bytes) -> None:
+        self._stats.feature_bytes += len(values)
+        try:
+            keep(start, values)
+        except InvalidField as error:
+            message = f"the TargetVerifier at {self.endpoint.address}: {error}"
+            raise TandemError("FAILED_PRECONDITION", message) from None
 
     def count_step(self) -> None:
         """Counts a step of a run that was read."""

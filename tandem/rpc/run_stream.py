@@ -229,6 +229,7 @@ class _RunStream:
         if reply.committed_length - len(reply.token_ids) != self._length:
             return self._end(RoundsLost(OutOfStep(f"a step is missing before {reply.committed_length} tokens")))
         self._session.check_reported(reply)
+        self._session.take_features(reply)
         sent = self._sent_at.get(reply.messages_read)
         rtt = None if sent is None else max(0.0, self._heard - sent - reply.server_seconds)
         for number in [number for number in self._sent_at if number < reply.messages_read]:

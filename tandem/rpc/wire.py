@@ -136,6 +136,7 @@ def verdict_to_wire(verdict: Verdict, committed_length: int) -> verifier_pb.Veri
         step_width=verdict.width,
         step_tokens=verdict.step_tokens,
         logprobs=logprobs_to_wire(verdict.logprobs),
+        features=verdict.features,
     )
 
 
@@ -248,6 +249,7 @@ _COUNTS = (
     "run_steps",
     "wasted_steps",
     "cached_prompt_tokens",
+    "feature_bytes",
 )
 _SECONDS = ("draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds")
 _LISTS = ("accepted_per_position", "drafted_per_position", "sent_by_depth")
@@ -284,13 +286,19 @@ _INFO = (
     "plain_width",
     "bit_exact",
     "startup_seconds",
+    "feature_size",
 )
 
 
 def info_to_wire(info: ModelInfo) -> pb.ModelInfo:
     values = {name: getattr(info, name) for name in _INFO}
     adapters = [pb.Adapter(name=name, revision=revision) for name, revision in info.adapters]
-    return pb.ModelInfo(**values, end_of_sequence_ids=info.end_of_sequence_ids, adapters=adapters)
+    return pb.ModelInfo(
+        **values,
+        end_of_sequence_ids=info.end_of_sequence_ids,
+        adapters=adapters,
+        feature_layers=info.feature_layers,
+    )
 
 
 def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
@@ -300,4 +308,9 @@ def info_from_wire(message: pb.ModelInfo) -> ModelInfo:
         name: printable(value) if isinstance(value, str) else value for name, value in given.items()
     }
     adapters = tuple((printable(each.name), printable(each.revision)) for each in message.adapters)
-    return ModelInfo(**values, end_of_sequence_ids=tuple(message.end_of_sequence_ids), adapters=adapters)
+    return ModelInfo(
+        **values,
+        end_of_sequence_ids=tuple(message.end_of_sequence_ids),
+        adapters=adapters,
+        feature_layers=tuple(message.feature_layers),
+    )

@@ -99,6 +99,11 @@ class Backend(Protocol):
     def load_head(self, checkpoint: Checkpoint, target: Runner, request: LoadRequest, startup: Startup) -> Runner:
         """Loads a head that reads the hidden states of the runner `target`; like `load`."""
 
+    def load_remote_head(
+        self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
+    ) -> Runner:
+        """Loads a head whose target is elsewhere; like `load`. `target`: of which at most the embedding is read."""
+
     def fuses(self, request: LoadRequest) -> bool:
         """Whether `load_pair` is to be called; else a pair is loaded apart alone."""
 

@@ -16,6 +16,7 @@ from typing import Protocol, runtime_checkable
 from tandem.runners.startup import Startup
 from tandem.speculation.acceptance import known_prefix
 from tandem.speculation.draws import BadLogits
+from tandem.speculation.features import FeatureSpec
 from tandem.speculation.logprobs import Logits, LogprobsOf, all_logprobs
 from tandem.speculation.processing import Processor
 from tandem.speculation.rules import draft_choices, draft_token, verify_draft
@@ -71,7 +72,7 @@ class VerifyRow:
     `distributions`: what each draft token was drawn from, for the rejection rule; empty if each had probability 1.
     `margins`: the verdict reports the margin between the two best logits of each token. `processor` changes the logits
     that tokens are drawn from. `logprobs`: the verdict reports log-probabilities, and so many likeliest tokens.
-    `adapter`: as for PrefillRow.
+    `adapter`: as for PrefillRow. `features`: the verdict has the features of the committed tokens but the last.
     """
 
     slot: int
@@ -85,6 +86,7 @@ class VerifyRow:
     processor: Processor | None = None
     logprobs: int | None = None
     adapter: int = 0
+    features: FeatureSpec | None = None
 
     @property
     def plain(self) -> bool:

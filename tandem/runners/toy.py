@@ -37,6 +37,7 @@ from tandem.runners.protocol import (
     verify_row,
 )
 from tandem.runners.startup import Startup
+from tandem.runners.toy_features import HIDDEN, LAYERS, ToyFeatures
 from tandem.speculation.types import SecondChoice, SparseDistribution, Verdict
 
 VOCAB_SIZE = 258
@@ -120,6 +121,13 @@ class ToyRunner:
 
     def page_store(self, pages: int) -> ToyPages:
         return ToyPages(self._cache, self.digests, pages)
+
+    layer_count, hidden_size = LAYERS, HIDDEN
+
+    def hand_out(self, layers: Sequence[int]) -> ToyFeatures:
+        """Like HandsOut.hand_out."""
+        self.hands_out = True
+        return ToyFeatures(self.digests, tuple(layers))
 
     @property
     def no_adapters(self) -> str:
@@ -318,6 +326,15 @@ class ToyBackend:
 
         assert isinstance(target, ToyRunner)
         return ToyHead(target, toy_config(checkpoint.name))
+
+    def load_remote_head(
+        self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
+    ) -> Runner:
+        from tandem.runners.toy_remote_head import ToyRemoteHead
+
+        shape = request.shape
+        limits = Limits(shape.slots, shape.max_length, shape.max_draft, CHUNK, VOCAB_SIZE)
+        return ToyRemoteHead(limits, toy_config(checkpoint.name))
 
     def fuses(self, request: LoadRequest) -> bool:
         return False

@@ -30,3 +30,5 @@ class ModelInfo:
     end_of_sequence_ids: tuple[int, ...] = ()
     adaptive_speculation_length: bool = False
     adapters: tuple[tuple[str, str], ...] = ()
+    feature_layers: tuple[int, ...] = ()
+    feature_size: int = 0

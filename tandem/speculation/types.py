@@ -149,7 +149,8 @@ class Verdict:
     The seconds are measured next to the target. `margins` (in logits, 0 is a tie) are filled in only on request, and
     never under the rejection rule, which compares no scores; `logprobs` on request, one per token. `rows` rows shared
     the step; the widest had `width` tokens (0: unknown, taken to be this row's), and all of them together `step_tokens`
-    (0: unknown, taken to be rows * width).
+    (0: unknown, taken to be rows * width). `features`, on request: those of the last token that was fed before and of
+    the accepted tokens, as bytes (see features.py).
     """
 
     token_ids: tuple[int, ...]
@@ -161,6 +162,7 @@ class Verdict:
     width: int = 0
     step_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
+    features: bytes = b""
 
 
 class SecondChoice(NamedTuple):
@@ -251,6 +253,7 @@ class SpeculationStats:
     run_steps: int = 0
     wasted_steps: int = 0
     cached_prompt_tokens: int = 0
+    feature_bytes: int = 0
 
     @property
     def wasted_drafts(self) -> int:

@@ -27,6 +27,12 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP_TOKEN: _ClassVar[FinishReason]
     FINISH_REASON_STOP_STRING: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
+
+class FeatureFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FEATURE_FORMAT_UNSPECIFIED: _ClassVar[FeatureFormat]
+    FEATURE_FORMAT_BFLOAT16: _ClassVar[FeatureFormat]
+    FEATURE_FORMAT_INT8: _ClassVar[FeatureFormat]
 STRUCTURE_KIND_UNSPECIFIED: StructureKind
 STRUCTURE_KIND_JSON_SCHEMA: StructureKind
 STRUCTURE_KIND_REGEX: StructureKind
@@ -40,6 +46,9 @@ FINISH_REASON_END_OF_SEQUENCE: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
 FINISH_REASON_STOP_STRING: FinishReason
 FINISH_REASON_LENGTH: FinishReason
+FEATURE_FORMAT_UNSPECIFIED: FeatureFormat
+FEATURE_FORMAT_BFLOAT16: FeatureFormat
+FEATURE_FORMAT_INT8: FeatureFormat
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "seed", "logit_bias", "presence_penalty", "frequency_penalty", "repetition_penalty", "structure")
@@ -172,7 +181,7 @@ class PartialGeneration(_message.Message):
     def __init__(self, output_tokens: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts", "drafted_by", "accepted_by", "stale_rounds", "stale_drafts", "sent_by_depth", "guessed_rounds", "rounds_by_length", "undrafted_rounds", "run_steps", "wasted_steps", "cached_prompt_tokens")
+    __slots__ = ("rounds", "drafted", "accepted", "accepted_per_position", "drafted_per_position", "draft_seconds", "verify_seconds", "queue_seconds", "network_seconds", "prefill_seconds", "bytes_up", "bytes_down", "wasted_drafts", "drafted_by", "accepted_by", "stale_rounds", "stale_drafts", "sent_by_depth", "guessed_rounds", "rounds_by_length", "undrafted_rounds", "run_steps", "wasted_steps", "cached_prompt_tokens", "feature_bytes")
     class DraftedByEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +220,7 @@ class SpeculationStats(_message.Message):
     RUN_STEPS_FIELD_NUMBER: _ClassVar[int]
     WASTED_STEPS_FIELD_NUMBER: _ClassVar[int]
     CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_BYTES_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     drafted: int
     accepted: int
@@ -235,7 +245,8 @@ class SpeculationStats(_message.Message):
     run_steps: int
     wasted_steps: int
     cached_prompt_tokens: int
-    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., network_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., wasted_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, int]] = ..., accepted_by: _Optional[_Mapping[str, int]] = ..., stale_rounds: _Optional[int] = ..., stale_drafts: _Optional[int] = ..., sent_by_depth: _Optional[_Iterable[int]] = ..., guessed_rounds: _Optional[int] = ..., rounds_by_length: _Optional[_Iterable[int]] = ..., undrafted_rounds: _Optional[int] = ..., run_steps: _Optional[int] = ..., wasted_steps: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    feature_bytes: int
+    def __init__(self, rounds: _Optional[int] = ..., drafted: _Optional[int] = ..., accepted: _Optional[int] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., network_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., wasted_drafts: _Optional[int] = ..., drafted_by: _Optional[_Mapping[str, int]] = ..., accepted_by: _Optional[_Mapping[str, int]] = ..., stale_rounds: _Optional[int] = ..., stale_drafts: _Optional[int] = ..., sent_by_depth: _Optional[_Iterable[int]] = ..., guessed_rounds: _Optional[int] = ..., rounds_by_length: _Optional[_Iterable[int]] = ..., undrafted_rounds: _Optional[int] = ..., run_steps: _Optional[int] = ..., wasted_steps: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ..., feature_bytes: _Optional[int] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "revision")
@@ -246,7 +257,7 @@ class Adapter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "max_sequence_length", "max_speculation_length", "kv_slots", "dtype", "device", "backend", "draft_name", "default_speculation_length", "plain_width", "bit_exact", "startup_seconds", "end_of_sequence_ids", "adaptive_speculation_length", "adapters")
+    __slots__ = ("model_name", "weights_revision", "tokenizer_sha256", "vocab_size", "max_sequence_length", "max_speculation_length", "kv_slots", "dtype", "device", "backend", "draft_name", "default_speculation_length", "plain_width", "bit_exact", "startup_seconds", "end_of_sequence_ids", "adaptive_speculation_length", "adapters", "feature_layers", "feature_size")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_REVISION_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_SHA256_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +276,8 @@ class ModelInfo(_message.Message):
     END_OF_SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     ADAPTIVE_SPECULATION_LENGTH_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_SIZE_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     weights_revision: str
     tokenizer_sha256: str
@@ -283,4 +296,6 @@ class ModelInfo(_message.Message):
     end_of_sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     adaptive_speculation_length: bool
     adapters: _containers.RepeatedCompositeFieldContainer[Adapter]
-    def __init__(self, model_name: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., max_speculation_length: _Optional[int] = ..., kv_slots: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ..., draft_name: _Optional[str] = ..., default_speculation_length: _Optional[int] = ..., plain_width: _Optional[int] = ..., bit_exact: bool = ..., startup_seconds: _Optional[float] = ..., end_of_sequence_ids: _Optional[_Iterable[int]] = ..., adaptive_speculation_length: bool = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ...) -> None: ...
+    feature_layers: _containers.RepeatedScalarFieldContainer[int]
+    feature_size: int
+    def __init__(self, model_name: _Optional[str] = ..., weights_revision: _Optional[str] = ..., tokenizer_sha256: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_sequence_length: _Optional[int] = ..., max_speculation_length: _Optional[int] = ..., kv_slots: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., backend: _Optional[str] = ..., draft_name: _Optional[str] = ..., default_speculation_length: _Optional[int] = ..., plain_width: _Optional[int] = ..., bit_exact: bool = ..., startup_seconds: _Optional[float] = ..., end_of_sequence_ids: _Optional[_Iterable[int]] = ..., adaptive_speculation_length: bool = ..., adapters: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., feature_layers: _Optional[_Iterable[int]] = ..., feature_size: _Optional[int] = ...) -> None: ...

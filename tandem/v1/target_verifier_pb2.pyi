@@ -31,7 +31,7 @@ class TargetVerifierGenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[_generation_pb2.GenerateChunk, _Mapping]] = ..., completion: _Optional[_Union[_generation_pb2.GenerateCompletion, _Mapping]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("session_id", "prefix", "prompt_length", "sampling", "rule", "tokenizer_sha256", "max_total_tokens", "weights_revision", "dtype", "vocab_size", "adapter", "adapter_revision")
+    __slots__ = ("session_id", "prefix", "prompt_length", "sampling", "rule", "tokenizer_sha256", "max_total_tokens", "weights_revision", "dtype", "vocab_size", "adapter", "adapter_revision", "features")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,7 @@ class OpenSessionRequest(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_REVISION_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     prefix: _containers.RepeatedScalarFieldContainer[int]
     prompt_length: int
@@ -56,10 +57,29 @@ class OpenSessionRequest(_message.Message):
     vocab_size: int
     adapter: str
     adapter_revision: str
-    def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., weights_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., adapter: _Optional[str] = ..., adapter_revision: _Optional[str] = ...) -> None: ...
+    features: FeatureRequest
+    def __init__(self, session_id: _Optional[str] = ..., prefix: _Optional[_Iterable[int]] = ..., prompt_length: _Optional[int] = ..., sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., tokenizer_sha256: _Optional[str] = ..., max_total_tokens: _Optional[int] = ..., weights_revision: _Optional[str] = ..., dtype: _Optional[str] = ..., vocab_size: _Optional[int] = ..., adapter: _Optional[str] = ..., adapter_revision: _Optional[str] = ..., features: _Optional[_Union[FeatureRequest, _Mapping]] = ...) -> None: ...
+
+class FeatureRequest(_message.Message):
+    __slots__ = ("layers", "format", "start")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    format: _generation_pb2.FeatureFormat
+    start: int
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., format: _Optional[_Union[_generation_pb2.FeatureFormat, str]] = ..., start: _Optional[int] = ...) -> None: ...
+
+class Features(_message.Message):
+    __slots__ = ("start", "values")
+    START_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    values: bytes
+    def __init__(self, start: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
-    __slots__ = ("committed_length", "reused_length", "lease_seconds", "queue_seconds", "prefill_seconds", "max_speculation_length", "rule", "processed_fields", "max_unread_tokens", "adapter_revision")
+    __slots__ = ("committed_length", "reused_length", "lease_seconds", "queue_seconds", "prefill_seconds", "max_speculation_length", "rule", "processed_fields", "max_unread_tokens", "adapter_revision", "features")
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     REUSED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +90,7 @@ class OpenSessionResponse(_message.Message):
     PROCESSED_FIELDS_FIELD_NUMBER: _ClassVar[int]
     MAX_UNREAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_REVISION_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     committed_length: int
     reused_length: int
     lease_seconds: float
@@ -80,7 +101,8 @@ class OpenSessionResponse(_message.Message):
     processed_fields: _containers.RepeatedScalarFieldContainer[str]
     max_unread_tokens: int
     adapter_revision: str
-    def __init__(self, committed_length: _Optional[int] = ..., reused_length: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., max_speculation_length: _Optional[int] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., processed_fields: _Optional[_Iterable[str]] = ..., max_unread_tokens: _Optional[int] = ..., adapter_revision: _Optional[str] = ...) -> None: ...
+    features: Features
+    def __init__(self, committed_length: _Optional[int] = ..., reused_length: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., prefill_seconds: _Optional[float] = ..., max_speculation_length: _Optional[int] = ..., rule: _Optional[_Union[_generation_pb2.VerificationRule, str]] = ..., processed_fields: _Optional[_Iterable[str]] = ..., max_unread_tokens: _Optional[int] = ..., adapter_revision: _Optional[str] = ..., features: _Optional[_Union[Features, _Mapping]] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("session_id", "base_length", "last_token", "draft_tokens", "report_margins", "distributions", "logprobs", "run_until", "branches", "max_step_drafts", "stop_token_ids")
@@ -117,7 +139,7 @@ class DraftBranch(_message.Message):
     def __init__(self, offset: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("stale", "committed_length", "token_ids", "accepted", "replayed", "queue_seconds", "compute_seconds", "margins", "server_seconds", "step_rows", "step_width", "step_tokens", "logprobs", "drafted", "messages_read")
+    __slots__ = ("stale", "committed_length", "token_ids", "accepted", "replayed", "queue_seconds", "compute_seconds", "margins", "server_seconds", "step_rows", "step_width", "step_tokens", "logprobs", "drafted", "messages_read", "features")
     STALE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +155,7 @@ class VerifyResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_READ_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     stale: bool
     committed_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -148,7 +171,8 @@ class VerifyResponse(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprobs]
     drafted: int
     messages_read: int
-    def __init__(self, stale: bool = ..., committed_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., replayed: bool = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., margins: _Optional[_Iterable[float]] = ..., server_seconds: _Optional[float] = ..., step_rows: _Optional[int] = ..., step_width: _Optional[int] = ..., step_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., drafted: _Optional[int] = ..., messages_read: _Optional[int] = ...) -> None: ...
+    features: bytes
+    def __init__(self, stale: bool = ..., committed_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., accepted: _Optional[int] = ..., replayed: bool = ..., queue_seconds: _Optional[float] = ..., compute_seconds: _Optional[float] = ..., margins: _Optional[_Iterable[float]] = ..., server_seconds: _Optional[float] = ..., step_rows: _Optional[int] = ..., step_width: _Optional[int] = ..., step_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[_generation_pb2.TokenLogprobs, _Mapping]]] = ..., drafted: _Optional[int] = ..., messages_read: _Optional[int] = ..., features: _Optional[bytes] = ...) -> None: ...
 
 class CloseSessionRequest(_message.Message):
     __slots__ = ("session_id",)

@@ -80,6 +80,7 @@ def measured(shape: Shape, times: Sequence[float], random: Random, folder: Path)
         rate=shape.rate,
         max_num_completed_requests=shape.load_requests if shape.concurrency or shape.rate else None,
         speculation_length=shape.length,
+        head="a head",
         formats=("html", "md"),
     )
     endpoints = tuple(

@@ -175,7 +175,11 @@ def test_help_imports_nothing_heavy() -> None:
         ("--adapter a --draft-adapters a=b", "adapter: give --adapters as well"),
         ("--architectures autoregressive --draft-adapters a=b", "draft-adapters: is for architectures that draft"),
         ("--architectures fused --connect fused=h:1 --adapters a=b", "adapters: is for servers that are started here"),
-        ("--draft eagle --draft_model m", "draft: eagle drafts beside its target alone"),
+        (
+            "--draft eagle --draft_model m",
+            "draft: eagle reads its target's features, and a target that asks for drafts",
+        ),
+        ("--head h", "head: is for the architecture distributed_head"),
     ],
 )
 def test_a_flag_that_would_have_no_effect_is_refused(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -186,6 +186,26 @@ def test_a_pipelined_worker_and_one_that_never_waits_are_of_their_own_beside_tha
     assert names(endpoints) == ["distributed", "never_waiting", "pipelined"]
 
 
+def test_a_head_stands_beside_the_draft_model_at_the_same_target() -> None:
+    chosen = {"draft": "model", "draft_model": "D", "head": "H", "feature_format": "int8", "feature_context": 64}
+    commands, endpoints = deployed(architectures=("distributed", "distributed_head"), **chosen)
+    assert names(endpoints) == ["distributed", "distributed_head"]
+    assert value(commands["autoregressive"], "--hand_out_features") == "on"
+    assert [value(commands[name], "--draft_model") for name in commands if name != "autoregressive"] == ["D", "H"]
+    head = commands["distributed_head"]
+    assert (value(head, "--draft"), value(head, "--feature_format"), value(head, "--feature_context")) == (
+        *("eagle", "int8", "64"),
+    )
+    assert value(head, "--target_port") == value(commands["distributed"], "--target_port")
+    assert "--feature_format" not in commands["distributed"]
+    commands, _ = deployed(architectures=("distributed", "fused"), draft="eagle", draft_model="H")
+    assert value(commands["autoregressive"], "--hand_out_features") == "on"
+    assert value(commands["distributed"], "--feature_format") == "bfloat16"
+    assert "--hand_out_features" not in deployed(architectures=("distributed",))[0]["autoregressive"]
+    with pytest.raises(ValueError, match="head: distributed_head needs --head DIR"):
+        deployed(architectures=("distributed_head",))
+
+
 def test_a_wide_target_gets_a_width_one_baseline() -> None:
     commands, endpoints = deployed(plain_width=6)
     assert value(commands["autoregressive_width_1"], "--max_speculation_length") == "0"

@@ -110,7 +110,10 @@ class Inside:
 
 @dataclass(slots=True)
 class Bench:
-    """One deployment under test. `stub` is that of its TargetVerifier, None where there is none."""
+    """One deployment under test. `stub` is that of its TargetVerifier, None where there is none.
+
+    `featured`: that of one that hands out features, if there is one.
+    """
 
     combination: Combination
     info: ModelInfo
@@ -121,6 +124,7 @@ class Bench:
     front: Any = None  # the stub whose Generate is asked, and its request message
     inside: Inside | None = None
     faults: Any = None  # the script of faults at the target (tests/reliability), where it is here
+    featured: Any = None
     _made: int = field(default=0)
 
     def prompt(self, number: int = 0, length: int = 12) -> list[int]:
@@ -232,6 +236,7 @@ async def elsewhere(address: str, service: str) -> AsyncIterator[Bench]:
         bench.front = (listening, getattr(MESSAGES[service], f"{service}GenerateRequest"))
         if architecture == "distributed":
             bench.stub = listening
+            bench.featured = listening if info.feature_layers else None
         if architecture == "draft_worker":
             bench.worker = listening
         yield bench

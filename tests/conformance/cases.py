@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.conformance import generations, proposals, runs, sessions
+from tests.conformance import features, generations, proposals, runs, sessions
 from tests.conformance.bench import ARCHITECTURES, TRANSPORTS, Bench, Combination
 from tests.support import LEASE
 
@@ -109,6 +109,8 @@ CASES = (
     _session(sessions.tokenizer_mismatch, "G8"),
     _session(sessions.bad_open_fields, "G9"),
     _session(sessions.bad_round_fields, "G9"),
+    _session(features.features_are_the_same_again, "G2", "G3", "G4"),
+    _session(features.features_are_negotiated, "G4", "G9"),
     _run(runs.run_is_negotiated, "G4", "G9"),
     _run(runs.run_steps_on_alone, "G1", "G3", "G10", real=True),
     _run(runs.run_pauses_at_its_limit, "G2"),

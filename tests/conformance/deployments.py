@@ -117,6 +117,9 @@ async def _apart(combination: Combination, stack: contextlib.AsyncExitStack, lea
         generator, _ = await stack.enter_async_context(loop)
         bench.generate = generator.generate
         bench.info = generator.info
+        if combination.runner == "toy":
+            featured = await stack.enter_async_context(target_site(toy(max_length=LONGEST), features=()))
+            bench.featured = await stack.enter_async_context(raw_stub(featured.address, TARGET))
     bench.faults = faults
     return bench
 

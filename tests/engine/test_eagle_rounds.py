@@ -11,7 +11,7 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import load_drafting
-from tandem.engine.loading import DraftChoice, ModelConfig, load_pair
+from tandem.engine.loading import DraftChoice, ModelConfig, load_draft, load_pair
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import RowFailed, VerifyRow
@@ -147,8 +147,10 @@ def test_a_drafter_is_chosen_by_its_model_and_served_beside_a_target_alone() -> 
             await loaded(config("eagle", None))
         batcher = Batcher("test")
         try:
+            drafting = await load_drafting(config("eagle", "head"), batcher)
+            assert drafting.draft and type(drafting.draft.runner).__name__ == "ToyRemoteHead"
             with pytest.raises(ValueError, match="needs its target in the same process"):
-                await load_drafting(config("eagle", "head"), batcher)
+                await load_draft(config("eagle", "head"), batcher)
         finally:
             await batcher.close()
 

@@ -18,10 +18,9 @@ from transformers import AutoModelForCausalLM
 from tandem.checkpoints.head_config import HeadConfig, default_layers, is_head, read_head_config
 from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
-from tandem.engine.drafting import load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load, load_pair
+from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load, load_draft, load_pair
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.eagle.files import read_head, write_head
 from tandem.runners.eagle.load import load_head
@@ -430,9 +429,9 @@ def test_whoever_cannot_serve_a_head_says_who_can(target: Path, folder: Path) ->
     async def apart() -> None:
         batcher = Batcher("test")
         try:
-            await load_drafting(models(target, "off", "float32", DraftChoice("eagle", str(folder))), batcher)
+            await load_draft(models(target, "off", "float32", DraftChoice("eagle", str(folder))), batcher)
         finally:
             await batcher.close()
 
-    with pytest.raises(ValueError, match="needs its target in the same process: use fused_target"):
+    with pytest.raises(ValueError, match="needs its target in the same process: use fused_target; or"):
         asyncio.run(apart())

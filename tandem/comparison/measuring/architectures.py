@@ -24,9 +24,11 @@ REMOTE_DRAFT = Architecture("remote_draft", "TargetVerifier", split=True)
 PIPELINED = Architecture("pipelined", "DraftWorker", split=True)
 # Like distributed, with a target that does not wait for drafts.
 NEVER_WAITING = Architecture("never_waiting", "DraftWorker", split=True)
+# Like distributed, drafted by an EAGLE-3 head, which the target's features are sent to.
+HEADED = Architecture("distributed_head", "DraftWorker", split=True)
 # Plain decoding where the target verifies wider than one token: the baseline of speedups, started when needed.
 WIDTH_1 = Architecture("autoregressive_width_1", "TargetVerifier")
 
 DEFAULT: tuple[Architecture, ...] = (AUTOREGRESSIVE, DISTRIBUTED, NEVER_WAITING, FUSED, REMOTE_DRAFT)
-COMPARED: Mapping[str, Architecture] = {a.name: a for a in (*DEFAULT, PIPELINED)}
+COMPARED: Mapping[str, Architecture] = {a.name: a for a in (*DEFAULT, PIPELINED, HEADED)}
 CONNECTABLE: Mapping[str, Architecture] = {**COMPARED, WIDTH_1.name: WIDTH_1}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, NEVER_WAITING, PIPELINED, WIDTH_1
+from tandem.comparison.measuring.architectures import AUTOREGRESSIVE, HEADED, NEVER_WAITING, PIPELINED, WIDTH_1
 from tandem.comparison.measuring.records import Measurement
 from tandem.comparison.measuring.run import Contender, RequestSettings, measure
 from tandem.comparison.measuring.workloads import Prompt
@@ -21,7 +21,7 @@ TOKENS = 24
 SAMPLES = 2
 """The minimum number of requests for each length and architecture."""
 PLAIN = (AUTOREGRESSIVE.name, WIDTH_1.name)
-NOT_COSTED = (*PLAIN, PIPELINED.name, NEVER_WAITING.name)
+NOT_COSTED = (*PLAIN, PIPELINED.name, NEVER_WAITING.name, HEADED.name)
 """Not calibrated because its rounds overlap: its bound follows from the costs of stop-and-wait."""
 
 

@@ -94,3 +94,11 @@ def drafting_command(
     if role == "draft_worker" and config.draft_device:
         config = replace(config, backend="torch", device=config.draft_device, compiled_dir=None, neuron_config=None)
     return server_command(config, role, *models, "--draft", config.draft, *extra, group=group, host=host)
+
+
+def feature_flags(config: ComparisonConfig) -> list[str]:
+    """Returns how a draft worker with an EAGLE-3 head wants features; nothing for other drafts."""
+    if config.draft != "eagle":
+        return []
+    context = [] if config.feature_context is None else ["--feature_context", str(config.feature_context)]
+    return ["--feature_format", config.feature_format, *context]

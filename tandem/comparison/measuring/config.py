@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.comparison.links.settings import LINK_KINDS, LinkKind
-from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT
+from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT, HEADED
 from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.loads import Length, Load, check_loads, length_of, plan_loads
 from tandem.comparison.measuring.workloads import Prompt
@@ -22,6 +22,7 @@ DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda", "neuron")
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS: tuple[str, ...] = ("auto", "bfloat16", "float32", "int8", "q4", "as-stored")
 DRAFTERS: tuple[str, ...] = ("auto", "hybrid", "ngram", "model", "eagle")
+FEATURE_FORMATS: tuple[str, ...] = ("bfloat16", "int8")
 PIPELINES: tuple[str, ...] = ("off", "on", "never-waiting", "auto")
 REQUESTS_PER_USER = 4
 """The least number of requests of a load, for each concurrent user."""
@@ -37,8 +38,9 @@ class ComparisonConfig:
     tandem/comparison/measuring/conditions.py. Without `rtts_ms` and `bandwidth_mbps` no link is emulated.
     `speculation_length` None chooses the length adaptively. `connect` maps architectures to the HOST:PORT of running
     servers, and `credentials` are sent to those only. `pipeline` applies to the draft worker of the distributed
-    architecture and, unless it is "on", to the target of remote_draft. `baseline` is an earlier comparison.json,
-    parsed.
+    architecture and, unless it is "on", to the target of remote_draft. `head` is the EAGLE-3 head of distributed_head,
+    which gets features in `feature_format`, of the last `feature_context` positions of a prompt, from a target with
+    `hand_out_features` (as the flag of that name). `baseline` is an earlier comparison.json, parsed.
 
     `concurrency` and `rate` (requests per second) are the loads, see tandem/comparison/measuring/loads.py; each answers
     `max_num_completed_requests` under the base condition. `mean_input_tokens` cuts their prompts to a length,
@@ -90,6 +92,10 @@ class ComparisonConfig:
     adapters: str | None = None
     draft_adapters: str | None = None
     adapter: str = ""
+    head: str | None = None
+    hand_out_features: str = "on"
+    feature_format: str = "bfloat16"
+    feature_context: int | None = None
     pipeline: str = "off"
     timeout_s: float = 300.0
     startup_timeout_s: float = 600.0
@@ -107,9 +113,12 @@ class ComparisonConfig:
             ("batch", self.batch, 1),
             ("threads", self.threads, 1),
             ("tp-degree", self.tp_degree, 1),
+            ("feature-context", self.feature_context, 1),
         ):
             if value is not None and value < least:
                 raise ValueError(f"{flag}: {value} is below {least}")
+        if HEADED.name in self.architectures and not (self.head or HEADED.name in self.connect):
+            raise ValueError(f"head: {HEADED.name} needs --head DIR, the folder of an EAGLE-3 head")
         for flag, seconds in (("timeout", self.timeout_s), ("startup-timeout", self.startup_timeout_s)):
             if not (math.isfinite(seconds) and seconds > 0):
                 raise ValueError(f"{flag}: {seconds} is not a finite number of seconds above 0")
@@ -125,6 +134,7 @@ class ComparisonConfig:
             ("dtype", (self.dtype,), DTYPES),
             ("weights", (self.weights,), WEIGHTS),
             ("draft", (self.draft,), DRAFTERS),
+            ("feature-format", (self.feature_format,), FEATURE_FORMATS),
             ("pipeline", (self.pipeline,), PIPELINES),
             ("link", (self.link,), LINK_KINDS),
             ("format", self.formats, FORMATS),

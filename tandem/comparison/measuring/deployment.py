@@ -12,13 +12,14 @@ from tandem.comparison.measuring.architectures import (
     AUTOREGRESSIVE,
     DISTRIBUTED,
     FUSED,
+    HEADED,
     NEVER_WAITING,
     PIPELINED,
     REMOTE_DRAFT,
     WIDTH_1,
     Architecture,
 )
-from tandem.comparison.measuring.commands import drafting_command, target_command, target_of, whole_of
+from tandem.comparison.measuring.commands import drafting_command, feature_flags, target_command, target_of, whole_of
 from tandem.comparison.measuring.config import ComparisonConfig
 from tandem.comparison.measuring.site import Site
 from tandem.speculation.types import ModelInfo
@@ -128,17 +129,20 @@ class _Deployment:
             self._distributed(DISTRIBUTED, target, self.config.pipeline),
             self._distributed(PIPELINED, target, "on"),
             self._distributed(NEVER_WAITING, target, "never-waiting"),
+            self._distributed(HEADED, target, self.config.pipeline),
         )
         return [endpoint for group in groups for endpoint in group]
 
     async def _target(self) -> Endpoint | None:
         connected = AUTOREGRESSIVE.name in self.config.connect
-        drafted_for = any(map(self._starts, (DISTRIBUTED, PIPELINED, NEVER_WAITING)))
+        drafted_for = any(map(self._starts, (DISTRIBUTED, PIPELINED, NEVER_WAITING, HEADED)))
         if connected and (AUTOREGRESSIVE.name in self.turn or drafted_for):
             return await self._connected(AUTOREGRESSIVE)
         if self._starts(AUTOREGRESSIVE) or drafted_for:
             group = target_of(self.config) if drafted_for else whole_of(self.config)
-            command = target_command(self.config, group=group, host=self.site.host)
+            features = self._starts(HEADED) or (drafted_for and self.config.draft == "eagle")
+            handing = ("--hand_out_features", self.config.hand_out_features) if features else ()
+            command = target_command(self.config, *handing, group=group, host=self.site.host)
             return await self._started_across(AUTOREGRESSIVE, command)
         return None
 
@@ -166,7 +170,9 @@ class _Deployment:
             return [await self._connected(worker)]
         host, _, port = target.reached.rpartition(":")
         where = ("--target_host", host.strip("[]"), "--target_port", port, "--pipeline", pipeline)
-        return [await self._started(worker, self._worker_command(*where, *self._shown_to(target)))]
+        config = replace(self.config, draft="eagle", draft_model=self.config.head) if worker == HEADED else self.config
+        command = self._worker_command(*where, *self._shown_to(target), *feature_flags(config), config=config)
+        return [await self._started(worker, command)]
 
     async def remote_draft(self, found: Sequence[Endpoint]) -> list[Endpoint]:
         """Starts remote_draft; the draft worker of `distributed`, if there is one in `found`, drafts for it too."""
@@ -187,10 +193,10 @@ class _Deployment:
         """Returns the credential flags for calls to an endpoint; only connected servers require them."""
         return self.config.credentials.flags() if endpoint.log is None else []
 
-    def _worker_command(self, *extra: str) -> list[str]:
+    def _worker_command(self, *extra: str, config: ComparisonConfig | None = None) -> list[str]:
         """Returns the command of a draft worker on the client side, reachable from the target side."""
         group = self.config.placement.draft if self.config.placement else None
-        return drafting_command(self.config, "draft_worker", *extra, group=group, host=self.site.near_host)
+        return drafting_command(config or self.config, "draft_worker", *extra, group=group, host=self.site.near_host)
 
     async def _proposing(self) -> str:
         """Starts a draft worker without a target and returns its address."""

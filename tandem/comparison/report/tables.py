@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report import reading
 from tandem.comparison.report.blocks import Cell, Column, Table, table
+from tandem.comparison.report.head_line import head_line
 from tandem.comparison.report.reading import JSON
 
 Value = Callable[[JSON], float | None]
@@ -102,8 +103,14 @@ def architecture_table(comparison: JSON) -> Table:
         "Bold: best in its column. TTFT: time to the first token; TPOT: time per token after it; both at the"
         " client. Mean acceptance length: tokens committed in a round, the target's own included. Bytes are payload:"
         " between draft and target where they are apart, else between client and server. Identical: requests whose"
-        f" tokens are those of plain decoding.{_sent_ahead(found)}{_ran_on(found)}",
+        f" tokens are those of plain decoding.{_sent_ahead(found)}{_ran_on(found)}{_head(found)}",
     )
+
+
+def _head(found: JSON) -> str:
+    """Says what a head's features paid for."""
+    line = head_line(found)
+    return "" if line is None else f" {line[0].upper()}{line[1:]}."
 
 
 def _sent_ahead(found: JSON) -> str:

@@ -63,6 +63,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     say("dim", "The settings", lambda: lines.settings(comparison))
     say("dim", "The link measurements", lambda: lines.links(comparison))
     say("dim", "The proposers", lambda: lines.proposers(base))
+    say("", "The head beside the draft model", lambda: lines.heads(base))
     say("dim", "The rounds in flight", lambda: lines.rounds_in_flight(base))
     say("dim", "The steps without waiting", lambda: lines.steps_without_waiting(base))
     say("dim", "The draft lengths", lambda: lines.draft_lengths(base))

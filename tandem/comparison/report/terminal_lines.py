@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 
 from tandem.comparison.analysis.summary import Summary
 from tandem.comparison.measuring.conditions import LinkChoice
@@ -10,6 +11,7 @@ from tandem.comparison.measuring.deployment import baseline_of
 from tandem.comparison.measuring.records import Record
 from tandem.comparison.report import formatting as fmt
 from tandem.comparison.report.files import Comparison, ConditionResult
+from tandem.comparison.report.head_line import head_line
 from tandem.speculation.types import Rule
 
 SHOWN = 5
@@ -65,6 +67,18 @@ def proposers(summaries: Sequence[Summary]) -> Iterator[str]:
                 for who, count in drafted.items()
             )
             yield f"accepted, {summary.architecture}: {', '.join(parts)}"
+
+
+def heads(summaries: Sequence[Summary]) -> Iterator[str]:
+    """What the features of a head paid for."""
+    line = head_line(
+        {
+            each.architecture: {**asdict(each.acceptance), "bytes_down_per_token": each.bytes_down_per_token}
+            for each in summaries
+        }
+    )
+    if line is not None:
+        yield line
 
 
 def rounds_in_flight(summaries: Sequence[Summary]) -> Iterator[str]:

@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from tandem.runners.features import FeatureSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,14 @@ class TargetFeatures:
         found = self.values[slots[:, None], positions.clamp(0, length - 1)]
         return torch.where((positions >= 0)[..., None], found, 0).nan_to_num(0.0, 0.0, 0.0)
 
+    def read(self, spans: Sequence[FeatureSpan]) -> list[NDArray[np.float32]]:
+        """Copies each span's features [count, 3 * hidden] to the host."""
+        counts = [span.count for span in spans]
+        slots = torch.tensor([span.slot for span in spans for _ in range(span.count)], dtype=torch.int64)
+        positions = torch.tensor([span.start + i for span in spans for i in range(span.count)], dtype=torch.int64)
+        found = self.values[slots.to(self.values.device), positions.to(self.values.device)].float().cpu()
+        return [part.numpy() for part in found.split(counts)]
+
 
 @runtime_checkable
 class HandsOutFeatures(Protocol):
@@ -38,6 +50,10 @@ class HandsOutFeatures(Protocol):
     @property
     def layer_count(self) -> int:
         """Decoder layers of the target."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Units of a hidden state of the target."""
 
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """From now on every step writes the hidden states after so many `layers` to the features returned.

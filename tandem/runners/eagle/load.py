@@ -1,7 +1,8 @@
-"""Loads a head next to its target. Raises one-line errors that name what does not fit."""
+"""Loads a head, next to its target or alone. Raises one-line errors that name what does not fit."""
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,12 +10,15 @@ from typing import TYPE_CHECKING
 from tandem.checkpoints.head_config import HeadConfig, read_head_config
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.runners.eagle.features import HandsOutFeatures
-from tandem.runners.protocol import Runner, RunnerIdentity
+from tandem.runners.loading import Execution, Shape, choose_dtype, prepared_platform
+from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
-from tandem.runners.torch.platforms import platform_of
+from tandem.runners.torch.platforms import Platform, platform_of
 
 if TYPE_CHECKING:
-    from tandem.runners.loading import Execution
+    from torch import Tensor
+
+_EMBEDDINGS = ("model.embed_tokens.weight", "embed_tokens.weight")
 
 SHARED = (
     "draft: an EAGLE head needs the target's hidden states, which a target shared by several processes does not hand"
@@ -33,7 +37,6 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
         raise ValueError(SHARED)
     from tandem.runners.eagle.files import read_head
     from tandem.runners.eagle.runner import EagleRunner
-    from tandem.runners.loading import Execution
     from tandem.runners.native import NativeUnavailable
     from tandem.runners.native.load_head import load_native_head
     from tandem.runners.native.runner import NativeRunner
@@ -55,14 +58,7 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
     if embedding.shape[1] != config.hidden_size:
         raise CheckpointError(f"{folder}: without embed_tokens it needs the target's hidden size, {embedding.shape[1]}")
     platform, dtype = platform_of(target.identity.device), str(features.values.dtype).removeprefix("torch.")
-    identity = RunnerIdentity(
-        model_name=checkpoint.name,
-        weights_revision=weights_revision(checkpoint),
-        dtype=dtype,
-        device=platform.name,
-        backend="torch",
-        refeeds=True,
-    )
+    identity = _identity(checkpoint, dtype, platform)
     if isinstance(target, NativeRunner):
         try:
             with startup.stage("packing"):
@@ -76,6 +72,79 @@ def load_head(checkpoint: Checkpoint, target: Runner, startup: Startup, executio
 
         return EagleGraphRunner(*made, target)
     return EagleRunner(*made)
+
+
+def load_remote_head(
+    checkpoint: Checkpoint, target: Checkpoint, execution: Execution, shape: Shape, startup: Startup
+) -> Runner:
+    """Loads the head of `checkpoint` alone; of its target only the embedding is read, if the head has none of its own.
+
+    On the device thread. Raises ValueError, one line.
+    """
+    import torch
+
+    from tandem.runners.eagle.files import read_head
+    from tandem.runners.eagle.remote import RemoteEagleRunner
+
+    folder, platform = Path(checkpoint.folder), prepared_platform(execution)
+    with startup.stage("loading"):
+        head, embedding = read_head(folder)
+        own = embedding is not None
+        embedding = embedding if embedding is not None else _target_embedding(folder, target)
+    config = head.config
+    if tuple(embedding.shape) != (config.vocab_size, config.hidden_size):
+        raise CheckpointError(
+            f"{folder}: needs an embedding of {config.vocab_size} by {config.hidden_size}, and that of {target.name} is"
+            f" {' by '.join(map(str, embedding.shape))}; --target_model names the target that the head was made for"
+        )
+    dtype = choose_dtype(execution.number_format, platform.name)
+    head = head.to(device=platform.device, dtype=dtype)
+    if execution.threads:
+        torch.set_num_threads(execution.threads)
+    identity = _identity(checkpoint, str(dtype).removeprefix("torch."), platform)
+    chunk = min(shape.chunk, shape.max_length)
+    limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, config.vocab_size)
+    layers = config.taps(_layer_count(target))
+    read = "" if own else weights_revision(target)
+    return RemoteEagleRunner(head, layers, embedding.to(head.fc.weight), limits, identity, platform, read)
+
+
+def _target_embedding(folder: Path, target: Checkpoint) -> Tensor:
+    """The target's embedding [vocabulary, hidden], read alone from its folder. Raises CheckpointError."""
+    from tandem.checkpoints.tensors import Tensors
+
+    needs = f"{folder} has no embed_tokens, so the draft side needs the target's: name its folder with --target_model"
+    try:
+        tensors = Tensors(Path(target.folder))
+    except CheckpointError as error:
+        raise CheckpointError(f"draft: {needs} ({error})") from None
+    for name in _EMBEDDINGS:
+        if name in tensors.files:
+            return tensors[name]
+    raise CheckpointError(f"draft: {needs}; {target.folder} has none of {', '.join(_EMBEDDINGS)}")
+
+
+def _layer_count(target: Checkpoint) -> int:
+    """Decoder layers of the target, by its config.json. Raises CheckpointError."""
+    file = Path(target.folder) / "config.json"
+    try:
+        count = json.loads(file.read_text(encoding="utf-8"))["num_hidden_layers"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{file}: does not say how many layers the target has (num_hidden_layers)") from None
+    if type(count) is not int or count < 1:
+        raise CheckpointError(f"{file}: num_hidden_layers: {count!r} is not a number above 0")
+    return count
+
+
+def _identity(checkpoint: Checkpoint, dtype: str, platform: Platform) -> RunnerIdentity:
+    return RunnerIdentity(
+        model_name=checkpoint.name,
+        weights_revision=weights_revision(checkpoint),
+        dtype=dtype,
+        device=platform.name,
+        backend="torch",
+        refeeds=True,
+    )
 
 
 def expect_head(checkpoint: Checkpoint, target: Runner) -> None:

@@ -154,6 +154,10 @@ class NativeRunner:
     def layer_count(self) -> int:
         return self.model.layer_count
 
+    @property
+    def hidden_size(self) -> int:
+        return int(self.model.sizes.hidden)
+
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """Like HandsOutFeatures.hand_out; the steps write straight into the features."""
         assert isinstance(self.model, NativeModel)

@@ -86,6 +86,11 @@ class NxdiBackend:
             "draft: EAGLE-3 heads are not served by NxD Inference here, but EAGLE-1 heads are: --draft model --eagle"
         )
 
+    def load_remote_head(
+        self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
+    ) -> Runner:
+        raise ValueError("draft: EAGLE-3 heads are not served by NxD Inference here")
+
     def fuses(self, request: LoadRequest) -> bool:
         return _settings(request).pair != "apart"
 

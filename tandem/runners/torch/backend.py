@@ -60,6 +60,13 @@ class TorchBackend:
 
         return load_head(checkpoint, target, startup, request.execution)
 
+    def load_remote_head(
+        self, checkpoint: Checkpoint, target: Checkpoint, request: LoadRequest, startup: Startup
+    ) -> Runner:
+        from tandem.runners.eagle.load import load_remote_head
+
+        return load_remote_head(checkpoint, target, request.execution, request.shape, startup)
+
     def fuses(self, request: LoadRequest) -> bool:
         return False
 

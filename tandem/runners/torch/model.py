@@ -105,6 +105,10 @@ class TorchModel:
     def layer_count(self) -> int:
         return len(decoder_layers(self.module))
 
+    @property
+    def hidden_size(self) -> int:
+        return int(self.module.config.hidden_size)
+
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """From now on, `forward` also keeps the hidden states after so many `layers` (tandem/runners/eagle)."""
         features = self.new_features(layers)

@@ -162,6 +162,10 @@ class TorchRunner:
     def layer_count(self) -> int:
         return self.model.layer_count
 
+    @property
+    def hidden_size(self) -> int:
+        return self.model.hidden_size
+
     def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
         """Like HandsOutFeatures.hand_out."""
         return self.model.hand_out(layers)

@@ -1,0 +1,57 @@
+"""Whether a head's target hands out the features that it reads, and what drafts if it does not."""
+
+from __future__ import annotations
+
+import logging
+
+from tandem.engine.drafting import Drafting
+from tandem.runners.features import TakesFeatures
+from tandem.speculation.features import FeatureSpec
+from tandem.speculation.types import ModelInfo
+
+log = logging.getLogger("tandem.drafter")
+
+
+def with_features(drafting: Drafting, target: ModelInfo, address: str) -> tuple[Drafting, FeatureSpec | None]:
+    """Returns what drafts for the target at `address`, and the features that it reads.
+
+    Without features, a choice that has lookup in it goes on with lookup alone. Raises ValueError, one line, if the
+    choice insists on the head, or if the head was made for another target.
+    """
+    head = drafting.head
+    if head is None:
+        return drafting, None
+    if not target.feature_layers:
+        missing = f"{drafting.name} needs the target's features, and the TargetVerifier at {address} hands none out"
+        if drafting.choice.kind in ("eagle", "model"):
+            raise ValueError(f"draft: {missing}; start it with --hand_out_features, or use --draft hybrid or ngram")
+        log.warning("draft: %s: n-gram lookup drafts alone", missing)
+        return drafting.without_head(), None
+    _check_fits(drafting, head, target, address)
+    return drafting, FeatureSpec(head.layers, target.feature_size, drafting.choice.features.format)
+
+
+def _check_fits(drafting: Drafting, head: TakesFeatures, target: ModelInfo, address: str) -> None:
+    """Raises ValueError unless the head was made for the target."""
+    where = f"the target at {address}"
+    if lacking := [str(layer) for layer in head.layers if layer not in target.feature_layers]:
+        known, wanted = ", ".join(map(str, target.feature_layers)), ",".join(map(str, head.layers))
+        raise ValueError(
+            f"draft: {drafting.name} reads layer {', '.join(lacking)}, and {where} hands out {known};"
+            f" start it with --hand_out_features {wanted}"
+        )
+    if head.target_hidden_size != target.feature_size:
+        raise ValueError(
+            f"draft: {drafting.name} was made for a hidden size of {head.target_hidden_size}, that of {where} is"
+            f" {target.feature_size}"
+        )
+    if drafting.vocab_size != target.vocab_size:
+        raise ValueError(
+            f"draft: {drafting.name} was made for a vocabulary of {drafting.vocab_size}, that of {where} is"
+            f" {target.vocab_size}"
+        )
+    if head.weights_revision_read not in ("", target.weights_revision):
+        raise ValueError(
+            f"draft: {drafting.name} got its embedding from weights of revision {head.weights_revision_read}, and"
+            f" {where} has {target.weights_revision}; name the same weights with --target_model"
+        )

@@ -1,0 +1,26 @@
+"""What a session's features are: whether they are granted, and those of an opening."""
+
+from __future__ import annotations
+
+from tandem.engine.features import OPENING_BYTES
+from tandem.engine.sequences import Engine, TargetSequence
+from tandem.rpc.wire_features import feature_format_from_wire
+from tandem.speculation.features import FeatureSpec
+from tandem.v1 import target_verifier_pb2 as pb
+
+
+def features_granted(engine: Engine, request: pb.OpenSessionRequest) -> FeatureSpec | None:
+    """Returns the features that the session's verdicts have; None if none are asked for or handed out.
+
+    Raises InvalidField.
+    """
+    if engine.features is None or not request.HasField("features"):
+        return None
+    return engine.features.spec(request.features.layers, feature_format_from_wire(request.features.format))
+
+
+async def opening_features(sequence: TargetSequence, spec: FeatureSpec, request: pb.OpenSessionRequest) -> pb.Features:
+    """Returns the features of the prefix from where the request wants them, as far as they fit into a message."""
+    end = len(request.prefix) - 1
+    start = min(max(request.features.start, end - OPENING_BYTES // spec.position_bytes), end)
+    return pb.Features(start=start, values=await sequence.features(spec, start, end))

@@ -1,0 +1,83 @@
+"""Hands out a target's features with its verdicts, for heads in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tandem.checkpoints.head_config import default_layers
+from tandem.runners.features import FeatureSpan, HandedOut, HandsOut
+from tandem.runners.protocol import RowFailed, Runner, VerifyRow
+from tandem.speculation.features import FeatureFormat, FeatureSpec
+from tandem.speculation.types import InvalidField, Verdict
+
+OPENING_BYTES = 2 << 20
+"""The most bytes of features in the reply to an opening; gRPC's limit for a message is 4 MiB."""
+
+Verify = Callable[[Sequence[VerifyRow]], list[Verdict | RowFailed]]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRow:
+    """Asks for the features of `count` positions of `slot`, from `start` on, as bytes."""
+
+    slot: int
+    start: int
+    count: int
+    spec: FeatureSpec
+
+
+@dataclass(frozen=True, slots=True)
+class HandedFeatures:
+    """The features that a target writes, those after so many `layers`. Methods that take rows are steps."""
+
+    layers: tuple[int, ...]
+    hidden_size: int
+    source: HandedOut
+
+    def spec(self, layers: Sequence[int], number_format: FeatureFormat) -> FeatureSpec:
+        """What a session gets that asks for these layers. Raises InvalidField for a layer that is not handed out."""
+        for layer in layers:
+            if layer not in self.layers:
+                known = ", ".join(map(str, self.layers))
+                raise InvalidField("features.layers", f"{layer} is not handed out here: {known} are")
+        return FeatureSpec(tuple(layers), self.hidden_size, number_format)
+
+    def verify(self, verify: Verify, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        """Verifies; the verdicts of rows that ask for features have them."""
+        verdicts = verify(rows)
+        asked = [
+            (i, FeatureRow(row.slot, row.position, verdict.accepted + 1, row.features))
+            for i, (row, verdict) in enumerate(zip(rows, verdicts, strict=True))
+            if row.features is not None and isinstance(verdict, Verdict)
+        ]
+        for (i, _), found in zip(asked, self.read([row for _, row in asked]), strict=True):
+            verdict = verdicts[i]
+            assert isinstance(verdict, Verdict)
+            verdicts[i] = replace(verdict, features=found)
+        return verdicts
+
+    def read(self, rows: Sequence[FeatureRow]) -> list[bytes]:
+        """The bytes that each row asks for."""
+        if not rows:
+            return []
+        found = self.source.read([FeatureSpan(row.slot, row.start, row.count) for row in rows])
+        chosen = []
+        for row, values in zip(rows, found, strict=True):
+            by_layer = values.reshape(row.count, len(self.layers), self.hidden_size)
+            chosen.append(row.spec.encode(by_layer[:, [self.layers.index(layer) for layer in row.spec.layers]]))
+        return chosen
+
+
+def hand_out(runner: Runner, layers: tuple[int, ...]) -> HandedFeatures:
+    """Makes a target's steps hand out features; on the device thread. Raises ValueError, one line."""
+    if not isinstance(runner, HandsOut):
+        raise ValueError(
+            "hand_out_features: this target's steps hand out no hidden states; leave --tp_degree out, and use a"
+            " backend that does"
+        )
+    chosen = layers or default_layers(runner.layer_count)
+    if not all(1 <= layer <= runner.layer_count for layer in chosen):
+        given = ", ".join(map(str, chosen))
+        raise ValueError(f"hand_out_features: layers {given} are not all within 1 to {runner.layer_count}")
+    return HandedFeatures(chosen, runner.hidden_size, runner.hand_out(chosen))

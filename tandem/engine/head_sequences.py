@@ -1,0 +1,69 @@
+"""Follows a request with a head whose target is elsewhere, and whose features come with the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.engine.model_drafter import DraftSequence
+from tandem.engine.sequences import Engine
+from tandem.runners.features import TakesFeatures
+from tandem.runners.protocol import TAIL, ProposeRow
+from tandem.speculation.features import FeatureInbox
+from tandem.speculation.types import Rule, SamplingParams
+
+
+class HeadSequence(DraftSequence):
+    """A sequence of a head whose target's features come by `inbox`.
+
+    A token is fed with the feature of the token before it. Until that has come, the head's own state takes its place;
+    then the token is fed again. `held`: the first `_sound` tokens were fed with features. Of those before the first
+    feature nothing is fed, and the head does not see them.
+    """
+
+    def __init__(
+        self, inbox: FeatureInbox, engine: Engine, slot: int, rule: Rule, target_vocab_size: int, adapter: str = ""
+    ) -> None:
+        super().__init__(engine, slot, rule, target_vocab_size, adapter)
+        runner = engine.runner
+        assert isinstance(runner, TakesFeatures), "only heads have inboxes"
+        runner.follow(slot, inbox)
+        self._inbox, self._epoch, self._sound, self._known = inbox, inbox.epoch, 0, 0
+
+    async def fill(self, tokens: Sequence[int]) -> int:
+        """Like KVSequence.fill, as far as features have come."""
+        self._forget_guesses()
+        if len(self.held) <= self._inbox.first:
+            self.held = list(tokens[: self._inbox.first + 1])
+        known = self._known_rows()
+        await super().fill(tokens[:known])
+        self._sound = len(self.held)
+        return 0
+
+    async def row(self, tokens: Sequence[int], k: int, sampling: SamplingParams) -> ProposeRow | None:
+        """Like DraftSequence.row; None if so many features are missing that a draft would be no good."""
+        if not self._inbox.handed_out:
+            return None
+        if self._known_rows() > self._sound or self._epoch != self._inbox.epoch:
+            self._forget_guesses()
+        self._sound = min(self._sound, self.keep(tokens))
+        if len(tokens) - len(self.held) > TAIL or len(self.held) <= self._inbox.first:
+            await self.fill(tokens[:-2])
+        fed = max(2, len(tokens) - len(self.held))
+        self._known = self._known_rows()
+        if fed > self.engine.runner.limits.chunk or len(tokens) <= self._inbox.first + 1:
+            return None
+        return self._row(tokens, min(fed, len(tokens)), k, sampling)
+
+    def proposed(self, tokens: Sequence[int], draft: Sequence[int]) -> None:
+        self.held = [*tokens, *draft[:-1]]
+        self._sound = min(self._known, len(tokens))
+
+    def _forget_guesses(self) -> None:
+        """Drops what was fed without features, and after a gap in them, everything."""
+        if self._epoch != self._inbox.epoch:
+            self._epoch, self._sound = self._inbox.epoch, 0
+        del self.held[self._sound :]
+
+    def _known_rows(self) -> int:
+        """How many tokens from the start the next steps can feed with features."""
+        return self._inbox.look() + 1

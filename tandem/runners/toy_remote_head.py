@@ -1,0 +1,96 @@
+"""A toy EAGLE head whose target is elsewhere: an oracle for features that cross a wire.
+
+With the right features, each used where it belongs, it knows the target's logits. Where features have not come it goes
+on from its own guesses, which are right for the tokens that it drafted itself, and wrong for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tandem.runners.protocol import (
+    Limits,
+    PrefillRow,
+    Proposal,
+    ProposeRow,
+    RowFailed,
+    RunnerIdentity,
+    VerifyRow,
+    draft_next,
+)
+from tandem.runners.toy import ToyConfig, ToyRunner, digest_logits, toy_digest
+from tandem.runners.toy_features import HIDDEN, toy_digests
+from tandem.speculation.features import FeatureInbox
+from tandem.speculation.types import SparseDistribution, Verdict
+
+
+class ToyRemoteHead(ToyRunner):
+    """Implements TakesFeatures. It reads three layers, in an order of its own."""
+
+    layers = (3, 1, 2)
+    target_hidden_size = HIDDEN
+    weights_revision_read = ""
+
+    def __init__(self, limits: Limits, config: ToyConfig) -> None:
+        super().__init__(limits, config)
+        self.hands_out = True  # its pages would lack features
+        self._inboxes: dict[int, FeatureInbox] = {}
+        self._first, self._end = [0] * limits.slots, [0] * limits.slots
+        self._rows = np.zeros(self.digests.shape, dtype=np.int64)  # what it cached; negative where that was a guess
+        self._own = np.zeros_like(self.digests)
+        self._drafted = np.full(self.digests.shape, -1, dtype=np.int64)
+
+    @property
+    def identity(self) -> RunnerIdentity:
+        return replace(super().identity, model_name="toy-head", refeeds=True)
+
+    def follow(self, slot: int, inbox: FeatureInbox) -> None:
+        self._inboxes[slot] = inbox
+
+    def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
+        self._work()
+        for row in rows:
+            self._take(row.slot)
+            self._feed(row.slot, row.start, row.tokens)
+        return [None] * len(rows)
+
+    def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
+        raise NotImplementedError("an EAGLE head drafts and verifies nothing")
+
+    def _take(self, slot: int) -> None:
+        inbox = self._inboxes[slot]
+        self._first[slot], self._end[slot] = inbox.seen
+        for start, values in inbox.take():
+            self.digests[slot, start : start + len(values)] = toy_digests(values, self.layers)
+
+    def _propose(self, row: ProposeRow) -> Proposal:
+        self._take(row.slot)
+        self._feed(row.slot, row.position + 1 - len(row.tail), row.tail)
+        whole, proposed = self._whole(row.slot, row.position), list[int]()
+        distributions: list[SparseDistribution] = []
+        for i in range(row.k):
+            if i:
+                self._feed(row.slot, row.position + i, proposed[-1:])
+            logits = digest_logits(int(self._own[row.slot, row.position + i]), self.config)
+            token, distribution = draft_next(row, logits if whole else np.roll(logits, 1), proposed)
+            distributions += [distribution] if distribution is not None else []
+            proposed.append(token)
+            self._drafted[row.slot, row.position + i + 1] = token
+        return Proposal(tuple(proposed), distributions=tuple(distributions))
+
+    def _whole(self, slot: int, position: int) -> bool:
+        """Whether all tokens from the first feature up to `position` were fed with features, where those have come."""
+        first, end = self._first[slot], self._end[slot]
+        fed, known = self._rows[slot], slice(first + 1, min(end, position))
+        return bool((fed[known] == self.digests[slot, known]).all()) and (end > position or fed[end] >= 0)
+
+    def _feed(self, slot: int, start: int, tokens: Sequence[int]) -> None:
+        for position, token in enumerate(tokens, start):
+            come = self._first[slot] <= position - 1 < self._end[slot]
+            before = int((self.digests if come else self._own)[slot, position - 1]) if position else 0
+            guessed = come or token == self._drafted[slot, position]
+            digest = self._own[slot, position] = toy_digest((token,), before if guessed else ~before & 0xFFFFFFFF)
+            self._rows[slot, position] = digest if come else ~int(digest)

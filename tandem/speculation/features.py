@@ -1,0 +1,157 @@
+"""Features: hidden states of a target after some of its layers, as bytes for a draft head in another process.
+
+They are written position by position, and layer after layer in the order asked for. As bfloat16, a layer has 2 bytes
+for each unit of hidden size. As int8 it has one, after a 32-bit scale of its own: a value is the scale times the byte.
+All numbers are little-endian. What is not finite counts as 0.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.speculation.sampling import InvalidField
+
+MAX_LAYERS = 8
+DEFAULT_CONTEXT = 256
+_SCALE = 4  # bytes
+
+
+class FeatureFormat(enum.Enum):
+    """The number format of features on the wire. The values are used on the command line and in reports."""
+
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+
+    @classmethod
+    def named(cls, name: str) -> FeatureFormat:
+        """Returns the format called `name`. Raises InvalidField."""
+        if name not in {each.value for each in cls}:
+            raise InvalidField("feature_format", f"{name!r} is not one of {', '.join(each.value for each in cls)}")
+        return cls(name)
+
+    def layer_bytes(self, hidden_size: int) -> int:
+        """Bytes of one layer's hidden state of one position."""
+        return 2 * hidden_size if self is FeatureFormat.BFLOAT16 else _SCALE + hidden_size
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureWish:
+    """How a client wants features. `context`: of how many last positions of a prompt."""
+
+    format: FeatureFormat = FeatureFormat.BFLOAT16
+    context: int = DEFAULT_CONTEXT
+
+    def __post_init__(self) -> None:
+        if self.context < 1:
+            raise InvalidField("feature_context", f"{self.context} is below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """Which features a session gets: those after so many `layers`, each of `hidden_size` units, in this format."""
+
+    layers: tuple[int, ...]
+    hidden_size: int
+    format: FeatureFormat
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.layers) <= MAX_LAYERS:
+            raise InvalidField("features.layers", f"{len(self.layers)} are outside 1 to {MAX_LAYERS}")
+
+    @property
+    def position_bytes(self) -> int:
+        return len(self.layers) * self.format.layer_bytes(self.hidden_size)
+
+    def encode(self, values: NDArray[np.float32]) -> bytes:
+        """Bytes of values [positions, layers, hidden]."""
+        values = np.nan_to_num(values.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+        if self.format is FeatureFormat.BFLOAT16:
+            return _as_bfloat16(values).tobytes()
+        scales = (np.abs(values).max(axis=-1, keepdims=True) / 127).astype("<f4")
+        numbers = np.rint(values / np.where(scales > 0, scales, 1)).clip(-127, 127).astype(np.int8)
+        return np.concatenate([scales.view(np.int8), numbers], axis=-1).tobytes()
+
+    def decode(self, data: bytes) -> NDArray[np.float32]:
+        """Values [positions, layers * hidden] of what `encode` wrote. Raises InvalidField if the size is wrong."""
+        if len(data) % self.position_bytes:
+            raise InvalidField("features", f"{len(data)} bytes are not positions of {self.position_bytes}")
+        count = len(data) // self.position_bytes
+        if self.format is FeatureFormat.BFLOAT16:
+            wide = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
+            values: NDArray[np.float32] = wide.view(np.float32)
+            return values.reshape(count, -1)
+        rows = np.frombuffer(data, dtype=np.int8).reshape(count, len(self.layers), -1)
+        scales = np.ascontiguousarray(rows[..., :_SCALE]).view("<f4").astype(np.float32)
+        return (rows[..., _SCALE:] * scales).reshape(count, -1)
+
+
+def _as_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The upper halves of finite 32-bit floats, rounded to nearest, ties to even."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+
+
+class FeatureInbox:
+    """The features of one request, on their way from verdicts to a head.
+
+    `opened` and `came` are called where the verdicts arrive, `take` on the head's device thread. Those of positions
+    `first` up to `end` have come, without a gap. `epoch` counts how often a gap made them start anew. `seen`: first and
+    end when a step was planned, which uses those features and no later ones. `handed_out`: the target in use hands
+    features out.
+    """
+
+    def __init__(self, spec: FeatureSpec, context: int = DEFAULT_CONTEXT) -> None:
+        self.spec, self._context = spec, context
+        self.first = self.end = self.epoch = 0
+        self.seen = 0, 0
+        self.handed_out = True
+        self._begun = False
+        self._waiting: deque[tuple[int, bytes]] = deque()
+
+    def wanted(self, prefix_length: int) -> int:
+        """The first position whose features an opening with a prefix of so many tokens has to bring."""
+        return self.end if self._begun else max(0, prefix_length - 1 - self._context)
+
+    def opened(self, start: int, data: bytes) -> None:
+        """Takes the features of an opening, of positions `start` and on. Raises InvalidField."""
+        self._check(data)
+        self.handed_out = True
+        if not self._begun or start > self.end:
+            self.epoch += self._begun
+            self.first = self.end = start
+            self._begun = True
+        self.came(start, data)
+
+    def came(self, start: int, data: bytes) -> None:
+        """Takes the features of a verdict. Those behind a gap are of no use. Raises InvalidField."""
+        count = self._check(data)
+        if not self._begun or not self.first <= start <= self.end:
+            return
+        self.end = max(self.end, start + count)
+        if count:
+            self._waiting.append((start, data))
+
+    def _check(self, data: bytes) -> int:
+        """Returns of how many positions these are the features. Raises InvalidField."""
+        count, rest = divmod(len(data), self.spec.position_bytes)
+        if rest:
+            raise InvalidField("features", f"{len(data)} bytes are not positions of {self.spec.position_bytes}")
+        return count
+
+    def look(self) -> int:
+        """Makes the next steps use what has come up to now, and returns `end`."""
+        self.seen = self.first, self.end
+        return self.end
+
+    def take(self) -> list[tuple[int, NDArray[np.float32]]]:
+        """What has come since the last call: start and values [positions, layers * hidden] of each."""
+        taken = []
+        while self._waiting:
+            start, data = self._waiting.popleft()
+            taken.append((start, self.spec.decode(data)))
+        return taken

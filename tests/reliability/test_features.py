@@ -1,0 +1,123 @@
+"""Features under faults: lost, repeated and late replies, expired leases, and sessions that go on at another target.
+
+The toy head knows the target's tokens if each feature is the right one and in its place, so one rejected draft shows a
+feature that a fault has spoiled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+
+import pytest
+
+from tandem.engine.loading import DraftChoice, ModelConfig
+from tandem.runners.loading import Shape
+from tandem.services.target_verifier import TargetVerifierService
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.features import FeatureFormat, FeatureWish
+from tandem.speculation.types import Rule
+from tests.planting import planted
+from tests.reliability.campaign import DEADLINES, _expire
+from tests.reliability.faults import FaultInterceptor, Schedule
+from tests.reliability.history import History, count_faults
+from tests.support import GREEDY, SAMPLED, answer, distributed, ids, oracle, run, target_site, toy
+
+PROMPT = b"A prompt that is longer than one step of a prefill takes"
+WAYS = (Pipeline.OFF, Pipeline.ON, Pipeline.NEVER_WAITING)
+
+
+async def schedule(seed: int, pipeline: Pipeline, rule: Rule = Rule.AGREEMENT) -> tuple[Counter[str], int]:
+    """One request to two targets with faults; returns the faults and the bytes of features."""
+    chance = random.Random(f"features {seed}")
+    prompt, sampling = (65 + seed % 4, *PROMPT[: chance.randrange(len(PROMPT))]), chance.choice([GREEDY, SAMPLED])
+    wish = FeatureWish(chance.choice(list(FeatureFormat)), chance.choice([3, 256]))
+    config = ModelConfig(shape=Shape(4, 160, 5), draft=DraftChoice("eagle", "head", features=wish), backend="toy")
+    history = History("targets")
+    async with contextlib.AsyncExitStack() as stack:
+        addresses = []
+        for number in range(2):
+            faults = FaultInterceptor(Schedule(seed * 10 + number, chance.choice([0.1, 0.3]), 2), history)
+            site = await stack.enter_async_context(target_site(toy(chunk=8), interceptors=[faults], features=()))
+            assert isinstance(site.verifier, TargetVerifierService)
+            faults.expire = lambda session, service=site.verifier: _expire(service, session)
+            addresses.append(site.address)
+        generator, client = await stack.enter_async_context(
+            distributed(",".join(addresses), pipeline=pipeline, config=config)
+        )
+        client.deadlines = DEADLINES
+        got = await answer(generator.generate, ids(prompt, 60, sampling=sampling, rule=rule))
+    stats = got.completion.stats
+    if rule is Rule.AGREEMENT or sampling == GREEDY:
+        assert got.token_ids == oracle(prompt, sampling, 60)
+        assert stats.accepted == stats.drafted, f"seed {seed}: {stats}"
+    assert stats.drafted >= (len(got.token_ids) // 2 if pipeline is Pipeline.OFF else 1), f"seed {seed}: {stats}"
+    assert stats.feature_bytes
+    return count_faults(history.events), stats.feature_bytes
+
+
+@pytest.mark.parametrize("pipeline", WAYS)
+def test_no_fault_spoils_a_feature(pipeline: Pipeline) -> None:
+    async def test() -> None:
+        found = await asyncio.gather(*(schedule(seed, pipeline) for seed in range(6)))
+        assert len(sum((faults for faults, _ in found), Counter())) >= 2
+
+    run(test())
+
+
+def test_rejection_repeats_under_faults() -> None:
+    async def once(calm: bool) -> tuple[int, ...]:
+        history = History("targets")
+        faults = [] if calm else [FaultInterceptor(Schedule(4, 0.3), history)]
+        config = ModelConfig(shape=Shape(4, 160, 5), draft=DraftChoice("eagle", "head,miss=0.4"), backend="toy")
+        async with (
+            target_site(toy(), interceptors=faults, features=()) as site,
+            distributed(site.address, pipeline=Pipeline.AUTO, config=config) as (generator, client),
+        ):
+            client.deadlines = DEADLINES
+            got = await answer(generator.generate, ids(PROMPT, 60, sampling=SAMPLED, rule=Rule.REJECTION))
+        assert calm or count_faults(history.events)
+        assert 0 < got.completion.stats.accepted < got.completion.stats.drafted
+        return got.token_ids
+
+    async def test() -> None:
+        assert len({await once(calm) for calm in (True, False)}) == 1
+
+    run(test())
+
+
+MISTAKES = {
+    "a feature stands one place too far": (
+        "tandem.engine.features:HandedFeatures.verify",
+        "row.position, verdict",
+        "row.position + 1, verdict",
+    ),
+    "layers are sent in the target's order": (
+        "tandem.engine.features:HandedFeatures.read",
+        "for layer in row.spec.layers",
+        "for layer in self.layers",
+    ),
+    "verdicts are filed one place too far": (
+        "tandem.rpc.remote_verifier:RemoteVerifier.take_features",
+        "len(reply.token_ids) - 1",
+        "len(reply.token_ids)",
+    ),
+    "guessed tokens are not fed again": (
+        "tandem.engine.head_sequences:HeadSequence._forget_guesses",
+        "del self.held[self._sound :]",
+        "pass",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_planted_mistake_is_found(mistake: str) -> None:
+    async def test() -> None:
+        for pipeline in WAYS:
+            for seed in range(3):
+                await schedule(seed, pipeline)
+
+    with planted(mistake, *MISTAKES[mistake]), pytest.raises(AssertionError):
+        run(test())

@@ -1,0 +1,190 @@
+"""A head away from its target: over the wire it drafts what it drafts beside it, and no bit of the target changes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.checkpoints.locate import CheckpointError
+from tandem.engine.batcher import Batcher
+from tandem.engine.generators import fused_generator, plain_generator
+from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load, load_pair
+from tandem.engine.sequences import TargetSequence
+from tandem.runners.eagle.files import write_head
+from tandem.speculation.depth import Pipeline
+from tandem.speculation.features import FeatureFormat, FeatureWish
+from tandem.speculation.types import GenerationRequest, Rule, SamplingParams
+from tests.runners.test_eagle import CONFIG, a_head, models, requests, said
+from tests.runners.tiny import byte_tokenizer, model_folder
+from tests.support import Site, distributed, drafting, run, target_site
+
+LAYERS = (1, 2)  # of CONFIG.layers: 1, 1, 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("target"), seed=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("head")
+    write_head(folder, a_head())
+    return folder
+
+
+@contextlib.asynccontextmanager
+async def served(
+    target: Path, how: str, dtype: str, layers: tuple[int, ...] = LAYERS
+) -> AsyncIterator[tuple[Site, Loaded]]:
+    """A TargetVerifier that hands out features, and what it serves."""
+    batcher = Batcher("test-loading")
+    loaded = await load(models(target, how, dtype, DraftChoice("ngram")), batcher)
+    async with target_site(loaded.runner, tokenizer=loaded.tokenizer, features=layers) as site:
+        yield site, loaded
+    await batcher.close()
+
+
+def head_config(target: Path, folder: Path, dtype: str, kind: str = "eagle", **wish: Any) -> ModelConfig:
+    config = models(target, "off", dtype, DraftChoice(kind, str(folder), features=FeatureWish(**wish)))
+    return replace(config, shape=replace(config.shape, chunk=32))
+
+
+async def beside(target: Path, folder: Path, how: str, dtype: str, asked: list[GenerationRequest]) -> tuple[Any, Any]:
+    """What the target says alone, and each request's (drafted, accepted) with the head in its process."""
+    batcher = Batcher("test")
+    try:
+        pair, draft = await load_pair(models(target, how, dtype, DraftChoice("eagle", str(folder))), batcher)
+        assert draft is not None
+        generator = fused_generator(pair, draft, 4, DraftChoice("eagle", str(folder)))
+        alone = [(await said(plain_generator(pair), request))[0] for request in asked]
+        found = [(await said(generator, request))[1] for request in asked]
+        return alone, [(stats.drafted, stats.accepted) for stats in found]
+    finally:
+        await batcher.close()
+
+
+@pytest.mark.parametrize(("how", "dtype"), [("native", "bfloat16"), ("off", "bfloat16"), ("native", "float32")])
+def test_over_the_wire_a_head_drafts_as_beside_its_target(target: Path, folder: Path, how: str, dtype: str) -> None:
+    """bfloat16 states cross a wire of bfloat16 unchanged, so a head drafts the same there, token for token."""
+
+    async def test() -> None:
+        asked = [request for request in requests() if len(request.token_ids or ()) > 1]
+        alone, counts = await beside(target, folder, how, dtype, asked)
+        async with served(target, how, dtype) as (site, _):
+            async with distributed(site.address, config=head_config(target, folder, dtype)) as (generator, _):
+                found = [await said(generator, replace(request, speculation_length=4)) for request in asked]
+            assert [tokens for tokens, _ in found] == alone
+            if dtype == "bfloat16":
+                assert [(stats.drafted, stats.accepted) for _, stats in found] == counts
+            assert all(stats.drafted and not stats.undrafted_rounds and stats.feature_bytes for _, stats in found)
+
+    run(test())
+
+
+@pytest.mark.parametrize("pipeline", [Pipeline.ON, Pipeline.NEVER_WAITING])
+def test_requests_that_share_steps_get_the_targets_own_tokens(target: Path, folder: Path, pipeline: Pipeline) -> None:
+    async def test() -> None:
+        async with served(target, "native", "bfloat16") as (site, loaded):
+            alone = [(await said(plain_generator(loaded), request))[0] for request in requests()]
+            for kind, wish in (("eagle", {"format": FeatureFormat.INT8}), ("hybrid", {"context": 3})):
+                config = head_config(target, folder, "bfloat16", kind, **wish)
+                async with distributed(site.address, pipeline=pipeline, config=config) as (generator, _):
+                    found = await asyncio.gather(*(said(generator, request) for request in requests()))
+                    assert [tokens for tokens, _ in found] == alone
+                    assert all(stats.feature_bytes for _, stats in found)
+                    sampled = replace(requests()[1], rule=Rule.REJECTION)
+                    first, again = [await said(generator, sampled) for _ in range(2)]
+                    assert first[0] == again[0] and len(first[0]) == 30 and first[1].drafted
+
+    run(test())
+
+
+@pytest.mark.parametrize("how", ["native", "off"])
+def test_features_are_the_same_bits_from_a_prefill_a_verdict_and_a_shared_step(target: Path, how: str) -> None:
+    async def test() -> None:
+        async with served(target, how, "bfloat16") as (site, loaded):
+            engine = site.engine
+            assert engine is not None and engine.features is not None and loaded.runner.page_bytes == 0  # type: ignore[attr-defined]
+            spec = engine.features.spec(LAYERS, FeatureFormat.BFLOAT16)
+            text = [60 + 7 * i % 150 for i in range(30)]
+
+            async def verdicts(tokens: list[int]) -> bytes:
+                slot = await engine.slots.acquire()
+                sequence = TargetSequence(engine, slot)
+                await sequence.fill(tokens[:4])
+                whole = await sequence.features(spec, 0, 4)
+                while len(sequence.held) < len(tokens) - 1:  # each is fed again where the target says another
+                    known = tokens[: len(sequence.held) + 1]
+                    draft = tokens[len(known) : len(known) + 3]
+                    verdict = await sequence.verify(known, draft, SamplingParams(), features=spec)
+                    whole += verdict.features
+                engine.slots.release(slot)
+                return whole
+
+            async def filled(tokens: list[int]) -> bytes:
+                slot = await engine.slots.acquire()
+                sequence = TargetSequence(engine, slot)
+                await sequence.fill(tokens[:-1])
+                whole = await sequence.features(spec, 0, len(tokens) - 1)
+                engine.slots.release(slot)
+                return whole
+
+            alone = await verdicts(text)
+            assert len(alone) == (len(text) - 1) * spec.position_bytes and len(set(alone)) > 100
+            assert await filled(text) == alone
+            together = await asyncio.gather(verdicts(text), verdicts(text[::-1]))
+            assert together[0] == alone
+
+    run(test())
+
+
+def test_what_does_not_fit_is_refused_by_name(target: Path, folder: Path, tmp_path: Path) -> None:
+    async def refusal(head: Path, model: Path = target, layers: tuple[int, ...] = LAYERS) -> str:
+        async with served(target, "native", "float32", layers) as (site, _):
+            with pytest.raises(ValueError) as refused:
+                async with distributed(site.address, config=head_config(model, head, "float32")):
+                    pass
+            return str(refused.value)
+
+    async def test() -> None:
+        assert "reads layer 2" in await refusal(folder, layers=(1,))
+        other = model_folder(tmp_path / "other", seed=6)
+        assert "name the same weights with --target_model" in await refusal(folder, other)
+        own = tmp_path / "own"
+        write_head(own, a_head(), embedding=torch.zeros(258, 64))
+        async with (  # with an embedding of its own, any folder serves
+            served(target, "native", "float32") as (site, _),
+            distributed(site.address, config=head_config(other, own, "float32")),
+        ):
+            pass
+        wide = tmp_path / "wide"
+        write_head(wide, a_head(replace(CONFIG, target_hidden_size=32)))
+        assert "made for a hidden size of 32" in await refusal(wide)
+        few = tmp_path / "few"
+        write_head(few, a_head(replace(CONFIG, vocab_size=250)), embedding=torch.zeros(250, 64))
+        assert "made for a vocabulary of 250" in await refusal(few)
+        bare = tmp_path / "bare"
+        byte_tokenizer().save_pretrained(bare)
+        (bare / "config.json").write_text((target / "config.json").read_text())
+        torch.save({"other": torch.zeros(1)}, bare / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match=r"name its folder with --target_model; .*bare has none of"):
+            async with drafting(head_config(bare, folder, "float32")):
+                pass
+
+    run(test())
