@@ -21,6 +21,7 @@ from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.drafters import BonusDrafter
+from tandem.speculation.extent import Extent
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
 from tandem.speculation.pipeline import MAX_IN_FLIGHT, PipelinedRounds
@@ -84,7 +85,7 @@ class _RequestRounds:
 
     def of(self, request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         asked = (request.report_margins, request.rule, request.deadline, request.logprobs, request.adapter)
-        session = RemoteVerifier(self.client, stats, *asked)
+        session = RemoteVerifier(self.client, stats, *asked, extent=Extent.of(request))
         drafter = self._drafter(request, stats)
         if self.pipeline is Pipeline.OFF:
             return DraftThenVerify(traced_verifier(session), drafter)
@@ -107,9 +108,8 @@ class _RequestRounds:
         return self.drafting.choice.branches and self.pipeline in (Pipeline.NEVER_WAITING, Pipeline.AUTO)
 
     def _drafter(self, request: GenerationRequest, stats: SpeculationStats) -> BonusDrafter:
-        return traced_bonus_drafter(
-            self.drafting.drafter(self.vocab_size, request.rule, stats=stats, second_choices=self._branches)
-        )
+        branches, extent = self._branches, Extent.of(request)
+        return traced_bonus_drafter(self.drafting.drafter(self.vocab_size, request.rule, None, stats, branches, extent))
 
     def _pipelined(
         self, session: RemoteVerifier, drafter: BonusDrafter, request: GenerationRequest, stats: SpeculationStats

@@ -15,7 +15,7 @@ Families = type[GaugeMetricFamily] | type[CounterMetricFamily]
 class _State:
     family: Families
     help: str
-    samples: list[tuple[Mapping[str, str], Callable[[], int]]]
+    samples: list[tuple[Mapping[str, str], Callable[[], float]]]
 
 
 class ScrapedMetrics(Collector):
@@ -24,15 +24,15 @@ class ScrapedMetrics(Collector):
     def __init__(self) -> None:
         self._states: dict[str, _State] = {}
 
-    def gauge(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], int]) -> None:
+    def gauge(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], float]) -> None:
         self._add(GaugeMetricFamily, name, help_text, labels, read)
 
-    def counter(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], int]) -> None:
+    def counter(self, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], float]) -> None:
         """Adds a counter; `name` is without "_total"."""
         self._add(CounterMetricFamily, name, help_text, labels, read)
 
     def _add(
-        self, family: Families, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], int]
+        self, family: Families, name: str, help_text: str, labels: Mapping[str, str], read: Callable[[], float]
     ) -> None:
         state = self._states.setdefault(name, _State(family, help_text, []))
         state.samples.append((labels, read))

@@ -141,6 +141,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         command=command(args),
         prefixes=PrefixSharing(args.prefix_sharing, args.prefix_cache_mb),
         adapter_admin=adapter_admin(args),
+        kv_cache_mb=args.kv_cache_mb,
     )
 
 

@@ -13,6 +13,7 @@ from tandem.engine.slots import NoFreeSlot
 from tandem.runners.protocol import RowFailed
 from tandem.runners.startup import Startup
 from tandem.speculation.drafters import BonusDrafter
+from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
 from tandem.speculation.types import ModelInfo, Rule, SpeculationStats
 
@@ -42,18 +43,20 @@ class Drafting:
         slot_seconds: float | None = None,
         stats: SpeculationStats | None = None,
         second_choices: bool = False,
+        extent: Extent = WHOLE,
     ) -> BonusDrafter:
         """Returns a drafter for one request, which proposes token ids below `vocab_size`.
 
         Its `open` raises NoFreeSlot after `slot_seconds` without a free slot (None: it waits). With `stats`, a model
         that fails leaves rounds undrafted, and they are counted there; without, its errors are raised. With
-        `second_choices`, a model's drafts have them.
+        `second_choices`, a model's drafts have them. `extent`: how long the sequence may become.
         """
 
         def tolerate_failures(model: BonusDrafter) -> BonusDrafter:
             return model if stats is None else FallibleBonusDrafter(model, self.health, stats, (RowFailed, NoFreeSlot))
 
-        return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, tolerate_failures, second_choices)
+        choice, options = self.choice, (tolerate_failures, second_choices, extent)
+        return make_drafter(self.draft, vocab_size, choice, rule, slot_seconds, *options)
 
 
 async def load_drafting(config: ModelConfig, batcher: Batcher, startup: Startup | None = None) -> Drafting:

@@ -13,6 +13,7 @@ from tandem.engine.local_run import LocalRunVerifier
 from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
+from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.hybrid import HybridDrafter
 from tandem.speculation.length import FIRST
@@ -112,7 +113,8 @@ def drafted_generator(
 
 def verifier_of(engine: Engine, request: GenerationRequest, stats: SpeculationStats) -> LocalVerifier:
     """Returns the local target of one request."""
-    return LocalVerifier(engine, request.report_margins, request.rule, request.logprobs, stats, request.adapter)
+    asked = request.report_margins, request.rule, request.logprobs, stats, request.adapter, Extent.of(request)
+    return LocalVerifier(engine, *asked)
 
 
 def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:
@@ -159,7 +161,7 @@ def fused_generator(
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if pair is not None and draft is not None:
             lookup = choice.lookup(draft.lookup_policy)
-            asked = request.rule, stats, request.logprobs, request.adapter
+            asked = request.rule, stats, request.logprobs, request.adapter, Extent.of(request)
             return FusedRounds(pair, request.report_margins, lookup, *asked)
         verifier = verifier_of(target.engine, request, stats)
         return DraftThenVerify(verifier, NgramDrafter())
@@ -187,15 +189,17 @@ def make_drafter(
     slot_seconds: float | None = None,
     tolerate_failures: Callable[[BonusDrafter], BonusDrafter] | None = None,
     second_choices: bool = False,
+    extent: Extent = WHOLE,
 ) -> BonusDrafter:
     """Returns a drafter for one request.
 
     Its `open` raises NoFreeSlot if all slots are taken for `slot_seconds` (None: it waits). `tolerate_failures` wraps
-    the model, the only part that can fail. `second_choices`: its drafts have them.
+    the model, the only part that can fail. `second_choices`: its drafts have them. `extent`: how long the sequence may
+    become.
     """
     if draft is None:
         return NgramDrafter()
-    model: BonusDrafter = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, second_choices)
+    model: BonusDrafter = ModelDrafter(draft.engine, target_vocab_size, rule, slot_seconds, second_choices, extent)
     model = tolerate_failures(model) if tolerate_failures else model
     lookup = choice.lookup(draft.lookup_policy)
     return model if lookup is None else HybridDrafter(lookup, model)

@@ -24,6 +24,7 @@ from tandem.runners.protocol import (
     VerifyRow,
     verify_sized,
 )
+from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.processing import Processing
 from tandem.speculation.types import (
     Draft,
@@ -284,7 +285,8 @@ class TargetSequence(KVSequence):
 class LocalVerifier:
     """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached.
 
-    `adapter`: the name of the one that the request has, empty for none; `open` raises InvalidField if there is none so.
+    `extent`: how long the sequence may become. `adapter`: the name of the one that the request has, empty for none;
+    `open` raises InvalidField if there is none so.
     """
 
     def __init__(
@@ -295,8 +297,9 @@ class LocalVerifier:
         logprobs: int | None = None,
         stats: SpeculationStats | None = None,
         adapter: str = "",
+        extent: Extent = WHOLE,
     ) -> None:
-        self._adapter = adapter
+        self._adapter, self._extent = adapter, extent
         self._stats = stats if stats is not None else SpeculationStats()
         self._engine, self._margins, self._rule, self._logprobs = engine, margins, rule, logprobs
         self._sequence: TargetSequence | None = None
@@ -310,7 +313,8 @@ class LocalVerifier:
         self._sampling = sampling
         processing = await self._engine.processing(sampling, len(prompt))
         with self._engine.adapters.taken(self._adapter) as adapter:
-            self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire(), adapter)
+            slot = await self._engine.slots.acquire(tokens=self._extent.tokens(len(prompt)))
+            self._sequence = TargetSequence(self._engine, slot, adapter)
         self._sequence.processing = processing
         self._stats.cached_prompt_tokens = await self._sequence.fill(prompt[:-1])
 
@@ -363,7 +367,7 @@ class ModelDrafter:
 
     Tokens that the target does not have end the draft, or under the rejection rule are not drawn. `open` waits for a
     slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit). `second_choices`: drafts have
-    them, where the runner reports them.
+    them, where the runner reports them. `extent`: as for LocalVerifier.
     """
 
     def __init__(
@@ -373,8 +377,10 @@ class ModelDrafter:
         rule: Rule = Rule.AGREEMENT,
         slot_seconds: float | None = None,
         second_choices: bool = False,
+        extent: Extent = WHOLE,
     ) -> None:
-        self._second_choices = second_choices
+        self._second_choices, self._extent = second_choices, extent
+        self._most_tokens = engine.runner.limits.max_length
         self._engine, self._target_vocab_size = engine, target_vocab_size
         self._rule, self._slot_seconds = rule, slot_seconds
         self._sequence: DraftSequence | None = None
@@ -383,7 +389,10 @@ class ModelDrafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
         processing = await self._engine.draft_processing(sampling, len(prompt))
-        slot = await self._engine.slots.acquire(self._slot_seconds)
+        slots, most = self._engine.slots, self._extent.tokens(len(prompt))
+        slot = await slots.acquire(self._slot_seconds, tokens=most)
+        if slots.memory and most is not None:
+            self._most_tokens = min(most, self._most_tokens)
         self._sequence = DraftSequence(self._engine, slot, self._rule, self._target_vocab_size)
         self._sequence.processing = processing
         await self._sequence.fill(prompt[:-2])
@@ -398,8 +407,7 @@ class ModelDrafter:
         """Proposes tokens. May be cancelled: `held` is updated only after a step, and steps run in order."""
         sequence = self._sequence
         assert sequence is not None, "open comes first"
-        limits = self._engine.runner.limits
-        k = min(k, limits.max_length - len(tokens))
+        k = min(k, self._most_tokens - len(tokens))
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds

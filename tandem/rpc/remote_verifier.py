@@ -22,6 +22,7 @@ from tandem.rpc.liveness import answered, watch
 from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
+from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.pipeline import ATTEMPTS, Answer
 from tandem.speculation.types import Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
 from tandem.v1 import target_verifier_pb2 as pb
@@ -34,7 +35,8 @@ _RETRY_SECONDS = 0.2  # when a full server does not say when to retry
 class RemoteVerifier:
     """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`.
 
-    `deadline` (monotonic seconds) is the request's: no call or retry continues beyond it.
+    `deadline` (monotonic seconds) is the request's: no call or retry continues beyond it. `extent`: how long the
+    sequence may become, which is what the target reserves memory for.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class RemoteVerifier:
         deadline: float | None = None,
         logprobs: int | None = None,
         adapter: str = "",
+        extent: Extent = WHOLE,
     ) -> None:
+        self._extent = extent
         self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
         self._logprobs, self._adapter = logprobs, adapter
         self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
@@ -141,6 +145,7 @@ class RemoteVerifier:
             vocab_size=expected.vocab_size if expected else 0,
             adapter=self._adapter,
             adapter_revision=self._adapter_revision,
+            max_total_tokens=self._extent.tokens(self._prompt_length),
         )
 
     def _pause_after(self, endpoint: VerifierEndpoint, error: TandemError, prefix: Sequence[int]) -> float:
