@@ -54,7 +54,7 @@ class KVMemory:
         self.reserved += bytes_needed
         if self._kept.pop(slot, 0) > bytes_needed:
             self._give_back(slot, most)
-        while self.held > self.limit:
+        while self.held > self.limit and self._kept:
             free = next(iter(self._kept))
             del self._kept[free]
             self._give_back(free, 0)

@@ -20,6 +20,8 @@ MAX_WAITING = 256
 """Requests that may wait for a slot, besides `reserved_places`."""
 KEPT_SECONDS = 2.0
 """How long the place of a named request whose wait timed out is kept for it to come back."""
+_AFTER = 0.01
+"""Seconds after which a time has passed for certain, whatever the resolution of the clock."""
 
 
 def reserved_places(queue: int) -> int:
@@ -93,7 +95,9 @@ class SlotPool:
         place.tokens = tokens
         if self._fits(tokens) and not self._held_back(place):
             self._leave(place)
-            return self.take(tokens)
+            slot = self.take(tokens)
+            self._serve()  # those whom this place held back
+            return slot
         if place not in self._queue:
             if len(self._queue) >= self._max_waiting:
                 raise NoFreeSlot(f"{self._full()} and {len(self._queue)} requests wait")
@@ -147,7 +151,7 @@ class SlotPool:
             self._leave(place)
             self._serve()
         elif self.memory:
-            loop.call_later(KEPT_SECONDS, self._serve)  # those behind it are held back that long
+            loop.call_later(KEPT_SECONDS + _AFTER, self._serve)  # those behind it are held back that long
 
     def _leave(self, place: _Place) -> None:
         if place in self._queue:
