@@ -330,3 +330,30 @@ def test_slots_that_are_reserved_whole_are_refused_by_name() -> None:
 )
 def test_a_sequence_is_bounded_by_new_tokens_and_by_all(extent: Extent, tokens: int | None) -> None:
     assert extent.tokens(10) == tokens
+
+
+# --- a long prompt beside others ---
+
+
+def test_between_two_steps_of_a_running_sequence_is_at_most_one_chunk_of_long_prompts() -> None:
+    """Counted on a prompt of 8,000 tokens, and another behind it."""
+
+    async def test() -> None:
+        batcher = Batcher("test")
+        engine = Engine(toy(ToyConfig(), 4, 8192, chunk=64), batcher, vital=False)
+        steps: list[type] = []
+        batcher.observe = lambda row, *_: steps.append(type(row))
+        running = asyncio.ensure_future(said(engine, [1, 2, 3], 300, k=0))
+        while steps.count(VerifyRow) < 3:
+            await asyncio.sleep(0)
+        del steps[:]
+        prompts = [[5] * 8000, [6] * 1000]
+        await asyncio.gather(*(said(engine, prompt, 2, k=0) for prompt in prompts))
+        await running
+        chunks = steps.count(PrefillRow)
+        assert chunks == 125 + 16
+        alone = "".join("p" if step is PrefillRow else "v" for step in steps)
+        assert "pp" not in alone[: alone.rindex("p")], "two chunks between two steps of the running one"
+        await batcher.close()
+
+    run(test())
