@@ -22,6 +22,7 @@ from tandem.rpc.verifier_client import VerifierClient
 from tandem.rpc.verify_stream import StreamedVerifier
 from tandem.speculation.depth import Depth, Pipeline
 from tandem.speculation.drafters import BonusDrafter
+from tandem.speculation.extent import Extent
 from tandem.speculation.features import FeatureInbox, FeatureSpec
 from tandem.speculation.loop import DraftThenVerify, Rounds
 from tandem.speculation.never_waiting import NeverWaitingRounds
@@ -93,7 +94,7 @@ class _RequestRounds:
     def of(self, request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         asked = (request.report_margins, request.rule, request.deadline, request.logprobs, request.adapter)
         inbox = FeatureInbox(self.features, self.drafting.choice.features.context) if self.features else None
-        session = RemoteVerifier(self.client, stats, *asked, inbox=inbox)
+        session = RemoteVerifier(self.client, stats, *asked, inbox=inbox, extent=Extent.of(request))
         drafter = self._drafter(request, stats, inbox)
         # Under rejection tokens depend on drafts, and a head's drafts on which features have come: it waits for them.
         if self.pipeline is Pipeline.OFF or (inbox and request.rule is Rule.REJECTION):
@@ -124,6 +125,7 @@ class _RequestRounds:
             second_choices=self._branches,
             adapter=request.adapter,
             inbox=inbox,
+            extent=Extent.of(request),
         )
         return traced_bonus_drafter(drafter)
 

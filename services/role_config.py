@@ -29,6 +29,7 @@ class RoleConfig:
     are retried while no target answers. `queue`: requests that may wait. `step_seconds`: time limit of a device step;
     None: derived from measured steps, 0: no limit. `defaults`: for fields that Generate requests leave out. `command`:
     this process's command line, used to start other ranks. `prefixes`: who shares those of prompts and answers.
+    `kv_cache_mb`: MiB that the KV slots of all models share; None: each slot has memory for its full length.
     `adapter_admin`: from where adapters may be added while the server runs; None: they may not. `prefill`: where a
     target has prompts computed; None: here. `prefill_queue`: prompts that may wait at a PrefillWorker.
     """
@@ -53,6 +54,7 @@ class RoleConfig:
     adapter_admin: AdapterAdminConfig | None = None
     prefill: PrefillConfig | None = None
     prefill_queue: int = QUEUE
+    kv_cache_mb: int | None = None
 
     def __post_init__(self) -> None:
         for address in (self.target_address, self.draft_address, self.prefill.addresses if self.prefill else None):
@@ -62,6 +64,8 @@ class RoleConfig:
             raise ValueError(f"prefill_queue: {self.prefill_queue} is below 0")
         if not 0 <= self.queue <= MAX_WAITING:
             raise ValueError(f"queue: {self.queue} is outside 0 to {MAX_WAITING}")
+        if self.kv_cache_mb is not None and self.kv_cache_mb < 1:
+            raise ValueError(f"kv_cache_mb: {self.kv_cache_mb} is below 1")
         if self.step_seconds != 0:
             StepBound(self.step_seconds)
         if not self.draft_seconds > 0:

@@ -17,6 +17,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, check_has_target, drafting_info, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import drafter_health, fused_generator, plain_generator
+from tandem.engine.kv_memory import MIB, limit_kv_memory
 from tandem.engine.loading import (
     Loaded,
     close,
@@ -91,6 +92,12 @@ class ServerParts:
         await share_prefixes(list(there.values()), self.config.prefixes, prefix_scope)
         self.observability.watch_prefixes({of: engine.prefixes for of, engine in there.items() if engine.prefixes})
 
+    def limit_kv_memory(self, owner: Engine, *others: Engine | None) -> None:
+        """Bounds the memory of the KV slots of `owner`, which the `others` share. Raises ValueError."""
+        if self.config.kv_cache_mb is not None:
+            runners = [each.runner for each in (owner, *others) if each]
+            limit_kv_memory(owner.slots, self.batcher, runners, self.config.kv_cache_mb * MIB)
+
     def engine(self, generate: GenerateMethod, slots: SlotPool | None = None, adapter: str = "") -> Register | None:
         """Returns what registers the service for gateways. `slots`: of the engine whose load counts.
 
@@ -154,6 +161,7 @@ async def _target(parts: ServerParts) -> HostedService:
         health = client.health
     generator = parts.finished(generator)
     _log_target(loaded, generator.info)
+    parts.limit_kv_memory(loaded.engine)
     await parts.share_prefixes(target=loaded.engine)
     closing[:0] = await prefill_elsewhere(parts, loaded.engine)
     generate = parts.generate(parts.observability.traced(generator))
@@ -195,6 +203,7 @@ async def _fused(parts: ServerParts) -> HostedService:
     generator = fused_generator(target, draft, config.models.default_k, config.models.draft, health, unfused)
     generator = parts.finished(generator)
     _log_target(target, generator.info)
+    parts.limit_kv_memory(target.engine, draft.engine if draft else None)
     await parts.share_prefixes(target=target.engine, draft=draft.engine if draft else None)
     closing: list[Close] = [*await prefill_elsewhere(parts, target.engine), partial(close, target, parts.batcher)]
     generate = parts.generate(parts.observability.traced(generator))
@@ -242,6 +251,8 @@ async def _draft_worker(parts: ServerParts) -> HostedService:
         generate = parts.generate(generator)
     proposals = Proposals(drafting, info, parts.lifecycle, config.lease_seconds, parts.limits)
     engine = drafting.draft.engine if drafting.draft else None
+    if engine:
+        parts.limit_kv_memory(engine)
     await parts.share_prefixes(draft=engine)
     slots = {"draft": engine.slots} if engine else {}
     health = drafting.health if engine else None

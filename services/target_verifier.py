@@ -93,6 +93,11 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 raise SessionConflict(f"session {key} is open with adapter {session.resources.adapter or 'none'}")
             if session.resources.opened and session.resources.features != features:
                 raise SessionConflict(f"session {key} is open with other features")
+            if len(request.prefix) >= session.max_total_tokens:
+                raise TooLong(
+                    f"the prefix has {len(request.prefix)} tokens and the session was opened for "
+                    f"max_total_tokens {session.max_total_tokens}"
+                )
             session.resources.end_run()
             session.resume(list(request.prefix), sampling, rule)
             session.resources.sequence.processing = processing
@@ -109,7 +114,8 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
         await checkout.expire(self.sessions, self._free)
         adapters, slots = self._engine.adapters, self._engine.slots
         with adapters.taken(request.adapter) as adapter:
-            slot = await self._slot(key)
+            total = self._max_total(request)
+            slot = await self._slot(key, total)
             try:
                 session = self.sessions.find(key)
                 if session is not None:
@@ -120,17 +126,16 @@ class TargetVerifierService(target_verifier_pb2_grpc.TargetVerifierServicer):
                 sequence = TargetSequence(self._engine, slot, adapter)
                 resources = VerifyResources(sequence, request.prompt_length, request.adapter)
                 resources.costs = SessionCosts(request.prompt_length) if self._note else None
-                total = self._max_total(request)
                 return self.sessions.admit(key, resources, sampling, list(request.prefix), total, rule)
             except Exception:
                 slots.release(slot)
                 raise
 
-    async def _slot(self, key: SessionKey) -> int:
+    async def _slot(self, key: SessionKey, total: int) -> int:
         self._check_new(key)
         self._waiting[key.owner] += 1
         try:
-            return await self._engine.slots.acquire(self._opening_seconds, key)
+            return await self._engine.slots.acquire(self._opening_seconds, key, total)
         finally:
             self._waiting -= Counter([key.owner])
 

@@ -98,12 +98,19 @@ class Metrics(CallObserver):
         add = self.states.gauge
         add("vllm:num_requests_running", "Requests and sessions in progress.", self._names, running)
         add("vllm:num_requests_waiting", "Requests waiting for a KV slot.", self._names, waiting)
+        for pool in slots[:1]:
+            add(
+                "vllm:kv_cache_usage_perc", "KV cache reserved; 1 is all.", self._names, partial(getattr, pool, "usage")
+            )
 
     def watch_slots(self, of: str, slots: SlotPool) -> None:
         """Adds gauges of KV slots. `of`: target or draft."""
         add, label = self.states.gauge, {"of": of}
         add("tandem:kv_slots", "KV slots.", label, lambda: slots.count)
         add("tandem:kv_slots_used", "KV slots in use.", label, lambda: slots.count - slots.free)
+        if memory := slots.memory:
+            add("tandem:kv_cache_bytes", "Bytes that sequences reserve.", label, lambda: memory.reserved)
+            add("tandem:kv_cache_limit_bytes", "Most of them.", label, lambda: memory.limit)
 
     def watch_prefixes(self, caches: Mapping[str, PrefixCache]) -> None:
         """Adds metrics of the prefixes that are kept, of the target and of the draft; tokens are the first one's."""

@@ -167,6 +167,7 @@ def role_config(args: argparse.Namespace, model: str | None) -> RoleConfig:
         adapter_admin=adapter_admin(args),
         prefill=prefill_config(args),
         prefill_queue=args.prefill_queue,
+        kv_cache_mb=args.kv_cache_mb,
     )
 
 

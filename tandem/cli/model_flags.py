@@ -165,6 +165,15 @@ MODELS = Group(
             help="KV slots: sequences in memory at once (default 4)",
         ),
         flag(
+            "kv_cache_mb",
+            to=SERVERS,
+            backends=("torch", "toy"),
+            type=int,
+            help="memory in MiB that the KV slots of all models share, so that there may be more of them than memory"
+            " for all at full length; a request waits until its own length fits (native steps and --compile off on the"
+            " CPU; default: every slot has its full length)",
+        ),
+        flag(
             "speculation_length",
             "gamma",
             to=(*SERVERS, *ASKING, "accept", "compile", "plan"),

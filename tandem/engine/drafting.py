@@ -21,6 +21,7 @@ from tandem.runners.features import TakesFeatures
 from tandem.runners.protocol import RowFailed
 from tandem.runners.startup import Startup
 from tandem.speculation.drafters import BonusDrafter
+from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.fallible import DrafterHealth, FallibleBonusDrafter
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.types import ModelInfo, Rule, SpeculationStats
@@ -63,19 +64,20 @@ class Drafting:
         second_choices: bool = False,
         adapter: str = "",
         inbox: FeatureInbox | None = None,
+        extent: Extent = WHOLE,
     ) -> BonusDrafter:
         """Returns a drafter for one request, which proposes token ids below `vocab_size`.
 
         Its `open` raises NoFreeSlot after `slot_seconds` without a free slot (None: it waits). With `stats`, a model
         that fails leaves rounds undrafted, and they are counted there; without, its errors are raised. With
         `second_choices`, a model's drafts have them. `adapter`: as for DraftSequence. `inbox`: of the features that a
-        head reads; without one, lookup drafts instead of the head.
+        head reads; without one, lookup drafts instead of the head. `extent`: how long the sequence may become.
         """
 
         def tolerate_failures(model: BonusDrafter) -> BonusDrafter:
             return model if stats is None else FallibleBonusDrafter(model, self.health, stats, (RowFailed, NoFreeSlot))
 
-        more = (tolerate_failures, second_choices, adapter, inbox)
+        more = (tolerate_failures, second_choices, adapter, inbox, extent)
         return make_drafter(self.draft, vocab_size, self.choice, rule, slot_seconds, *more)
 
 

@@ -9,6 +9,7 @@ from tandem.engine.batcher import DeviceLost, TimedResult
 from tandem.engine.model_drafter import DraftSequence
 from tandem.engine.sequences import Engine, KVSequence
 from tandem.runners.protocol import FusedResult, FusedRow, ProposeRow, RowFailed, fused
+from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.fallible import Attempt, DrafterHealth
 from tandem.speculation.lookup_policy import PolicedLookup
 from tandem.speculation.processing import Processing
@@ -29,7 +30,7 @@ class FusedRounds:
 
     With a `lookup`, a round that it can answer verifies the copy without running the draft model. If the draft model
     fails, rounds go undrafted and are counted in `stats`; the model is tried again later. `adapter`: as for
-    LocalVerifier, and for DraftSequence.
+    LocalVerifier, and for DraftSequence. `extent`: as for LocalVerifier.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class FusedRounds:
         stats: SpeculationStats | None = None,
         logprobs: int | None = None,
         adapter: str = "",
+        extent: Extent = WHOLE,
     ) -> None:
-        self._adapter = adapter
+        self._adapter, self._extent = adapter, extent
         self._pair, self._margins, self._lookup, self._rule = pair, margins, lookup, rule
         self._logprobs = logprobs
         self._stats = stats if stats is not None else SpeculationStats()
@@ -56,7 +58,7 @@ class FusedRounds:
         self._sampling = sampling
         self._processing = await self._pair.target.processing(sampling, len(prompt))
         with self._pair.target.adapters.taken(self._adapter) as adapter:
-            slot = await self._pair.target.slots.acquire()
+            slot = await self._pair.target.slots.acquire(tokens=self._extent.tokens(len(prompt)))
             self._target = KVSequence(self._pair.target, slot, adapter)
         known = self._pair.target.runner.limits.vocab_size
         self._draft = DraftSequence(self._pair.draft, slot, self._rule, known, self._adapter)

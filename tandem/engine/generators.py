@@ -17,6 +17,7 @@ from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.runners.features import TakesFeatures
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.drafters import BonusDrafter, Drafter, NgramDrafter
+from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.fallible import DrafterHealth
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.hybrid import HybridDrafter
@@ -120,7 +121,8 @@ def drafted_generator(
 
 def verifier_of(engine: Engine, request: GenerationRequest, stats: SpeculationStats) -> LocalVerifier:
     """Returns the local target of one request."""
-    return LocalVerifier(engine, request.report_margins, request.rule, request.logprobs, stats, request.adapter)
+    asked = request.report_margins, request.rule, request.logprobs, stats, request.adapter, Extent.of(request)
+    return LocalVerifier(engine, *asked)
 
 
 def fixed_length(request: GenerationRequest, info: ModelInfo) -> int | None:
@@ -167,7 +169,7 @@ def fused_generator(
     def rounds(request: GenerationRequest, stats: SpeculationStats) -> Rounds:
         if pair is not None and draft is not None:
             lookup = choice.lookup(draft.lookup_policy)
-            asked = request.rule, stats, request.logprobs, request.adapter
+            asked = request.rule, stats, request.logprobs, request.adapter, Extent.of(request)
             return FusedRounds(pair, request.report_margins, lookup, *asked)
         verifier = verifier_of(target.engine, request, stats)
         return DraftThenVerify(verifier, NgramDrafter())
@@ -197,18 +199,20 @@ def make_drafter(
     second_choices: bool = False,
     adapter: str = "",
     inbox: FeatureInbox | None = None,
+    extent: Extent = WHOLE,
 ) -> BonusDrafter:
     """Returns a drafter for one request.
 
     Its `open` raises NoFreeSlot if all slots are taken for `slot_seconds` (None: it waits). `tolerate_failures` wraps
     the model, the only part that can fail. `second_choices`: its drafts have them. `adapter`: as for DraftSequence.
-    `inbox`: of a head's features; without one a head elsewhere drafts nothing, and lookup does.
+    `inbox`: of a head's features; without one a head elsewhere drafts nothing, and lookup does. `extent`: how long the
+    sequence may become.
     """
     if draft is None or (inbox is None and isinstance(draft.runner, TakesFeatures)):
         return NgramDrafter()
     begin = functools.partial(HeadSequence, inbox) if inbox else DraftSequence
     model: BonusDrafter = ModelDrafter(
-        draft.engine, target_vocab_size, rule, slot_seconds, second_choices, adapter, begin
+        draft.engine, target_vocab_size, rule, slot_seconds, second_choices, adapter, begin, extent
     )
     model = tolerate_failures(model) if tolerate_failures else model
     lookup = choice.lookup(draft.lookup_policy)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tandem.engine.sequences import Engine, KVSequence
 from tandem.runners.protocol import TAIL, ProposeRow
+from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.processing import Processing
 from tandem.speculation.types import Draft, Proposer, Rule, SamplingParams, model_part
 
@@ -64,6 +65,7 @@ class ModelDrafter:
     Tokens that the target does not have end the draft, or under the rejection rule are not drawn. `open` waits for a
     slot if all are taken, and raises NoFreeSlot after `slot_seconds` (None: no limit). `second_choices`: drafts have
     them, where the runner reports them. `adapter`: as for DraftSequence. `begin`: makes the sequence of a slot.
+    `extent`: as for LocalVerifier.
     """
 
     def __init__(
@@ -75,8 +77,10 @@ class ModelDrafter:
         second_choices: bool = False,
         adapter: str = "",
         begin: BeginDraft = DraftSequence,
+        extent: Extent = WHOLE,
     ) -> None:
-        self._adapter, self._begin = adapter, begin
+        self._adapter, self._begin, self._extent = adapter, begin, extent
+        self._most_tokens = engine.runner.limits.max_length
         self._second_choices = second_choices
         self._engine, self._target_vocab_size = engine, target_vocab_size
         self._rule, self._slot_seconds = rule, slot_seconds
@@ -86,7 +90,10 @@ class ModelDrafter:
     async def open(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         self._sampling = sampling
         processing = await self._engine.draft_processing(sampling, len(prompt))
-        slot = await self._engine.slots.acquire(self._slot_seconds)
+        slots, most = self._engine.slots, self._extent.tokens(len(prompt))
+        slot = await slots.acquire(self._slot_seconds, tokens=most)
+        if slots.memory and most is not None:
+            self._most_tokens = min(most, self._most_tokens)
         self._sequence = self._begin(self._engine, slot, self._rule, self._target_vocab_size, self._adapter)
         self._sequence.processing = processing
         await self._sequence.fill(prompt[:-2])
@@ -101,8 +108,7 @@ class ModelDrafter:
         """Proposes tokens. May be cancelled: `held` is updated only after a step, and steps run in order."""
         sequence = self._sequence
         assert sequence is not None, "open comes first"
-        limits = self._engine.runner.limits
-        k = min(k, limits.max_length - len(tokens))
+        k = min(k, self._most_tokens - len(tokens))
         if k <= 0:
             return Draft()
         waited, worked = sequence.queue_seconds, sequence.compute_seconds

@@ -24,6 +24,7 @@ from tandem.runners.protocol import (
     VerifyRow,
     verify_sized,
 )
+from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.features import FeatureSpec
 from tandem.speculation.processing import Processing
 from tandem.speculation.types import (
@@ -308,7 +309,8 @@ class TargetSequence(KVSequence):
 class LocalVerifier:
     """A local target for one request; `open` waits for a slot if all are taken. `stats` gets what was cached.
 
-    `adapter`: the name of the one that the request has, empty for none; `open` raises InvalidField if there is none so.
+    `extent`: how long the sequence may become. `adapter`: the name of the one that the request has, empty for none;
+    `open` raises InvalidField if there is none so.
     """
 
     def __init__(
@@ -319,8 +321,9 @@ class LocalVerifier:
         logprobs: int | None = None,
         stats: SpeculationStats | None = None,
         adapter: str = "",
+        extent: Extent = WHOLE,
     ) -> None:
-        self._adapter = adapter
+        self._adapter, self._extent = adapter, extent
         self._stats = stats if stats is not None else SpeculationStats()
         self._engine, self._margins, self._rule, self._logprobs = engine, margins, rule, logprobs
         self._sequence: TargetSequence | None = None
@@ -334,7 +337,8 @@ class LocalVerifier:
         self._sampling = sampling
         processing = await self._engine.processing(sampling, len(prompt))
         with self._engine.adapters.taken(self._adapter) as adapter:
-            self._sequence = TargetSequence(self._engine, await self._engine.slots.acquire(), adapter)
+            slot = await self._engine.slots.acquire(tokens=self._extent.tokens(len(prompt)))
+            self._sequence = TargetSequence(self._engine, slot, adapter)
         self._sequence.processing = processing
         self._stats.cached_prompt_tokens = await self._sequence.fill(prompt[:-1])
 

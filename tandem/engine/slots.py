@@ -1,4 +1,8 @@
-"""Allocates a fixed number of KV slots, lowest first, to requests that wait in order."""
+"""Allocates a fixed number of KV slots, lowest first, to requests that wait in order.
+
+If the slots share less memory than all may take, a request also waits for that, and whoever came later waits behind it:
+so a long sequence gets its turn however many short ones there are.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,17 @@ import bisect
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem.engine.kv_memory import KVMemory
 
 MAX_WAITING = 256
 """Requests that may wait for a slot, besides `reserved_places`."""
 KEPT_SECONDS = 2.0
 """How long the place of a named request whose wait timed out is kept for it to come back."""
+_AFTER = 0.01
+"""Seconds after which a time has passed for certain, whatever the resolution of the clock."""
 
 
 def reserved_places(queue: int) -> int:
@@ -25,21 +35,29 @@ class NoFreeSlot(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """A place in the queue. If `turn` is None, it is kept until `kept_until` for a request that may come back."""
+    """A place in the queue. If `turn` is None, it is kept until `kept_until` for a request that may come back.
+
+    `tokens`: the most of its sequence; None: as many as a slot holds.
+    """
 
     name: Hashable
+    tokens: int | None = None
     turn: asyncio.Future[int] | None = None
     kept_until: float = 0.0
 
 
 class SlotPool:
-    """Slots 0 to count - 1. Taking the lowest first keeps busy slots adjacent, so caches are read without a copy."""
+    """Slots 0 to count - 1. Taking the lowest first keeps busy slots adjacent, so caches are read without a copy.
+
+    `memory`: what the slots share; None: each has its own.
+    """
 
     def __init__(self, count: int, max_waiting: int = MAX_WAITING + reserved_places(MAX_WAITING)) -> None:
         self._free = list(range(count))
         self._queue: list[_Place] = []
         self._max_waiting = max_waiting
         self._closed: Exception | None = None
+        self.memory: KVMemory | None = None
         self.count = count
 
     @property
@@ -51,29 +69,52 @@ class SlotPool:
         """The number of requests that wait for a slot."""
         return sum(place.turn is not None for place in self._queue)
 
-    def take(self) -> int:
-        """Returns a free slot, or raises NoFreeSlot."""
-        self._check()
-        if not self._free:
-            raise NoFreeSlot(f"all {self.count} KV slots are taken")
-        return self._free.pop(0)
+    @property
+    def usage(self) -> float:
+        """The share of the memory that is reserved, or of the slots that are taken."""
+        return self.memory.reserved / self.memory.limit if self.memory else (self.count - self.free) / self.count
 
-    async def acquire(self, seconds: float | None = None, name: Hashable = None) -> int:
+    def take(self, tokens: int | None = None) -> int:
+        """Returns a free slot for a sequence of at most `tokens` (None: as many as fit), or raises NoFreeSlot."""
+        self._check()
+        if not self._fits(tokens):
+            raise NoFreeSlot(self._full())
+        slot = self._free.pop(0)
+        if self.memory:
+            self.memory.take(slot, tokens)
+        return slot
+
+    async def acquire(self, seconds: float | None = None, name: Hashable = None, tokens: int | None = None) -> int:
         """Waits for a slot, first come first served. Raises NoFreeSlot if too many wait, or after `seconds`.
 
         A request that comes back soon with the same `name` keeps its place, so that many short waits have the effect of
-        a long one.
+        a long one. `tokens`: the most of its sequence.
         """
         self._check()
         place = self._place(name)
-        if self._free:
+        place.tokens = tokens
+        if self._fits(tokens) and not self._held_back(place):
             self._leave(place)
-            return self.take()
+            slot = self.take(tokens)
+            self._serve()  # those whom this place held back
+            return slot
         if place not in self._queue:
             if len(self._queue) >= self._max_waiting:
-                raise NoFreeSlot(f"all {self.count} KV slots are taken and {len(self._queue)} requests wait")
+                raise NoFreeSlot(f"{self._full()} and {len(self._queue)} requests wait")
             self._queue.append(place)
         return await self._turn(place, seconds)
+
+    def _fits(self, tokens: int | None) -> bool:
+        return bool(self._free) and (self.memory is None or self.memory.fits(tokens))
+
+    def _held_back(self, place: _Place) -> bool:
+        """Whether others before `place` wait for memory, or have left for a moment."""
+        return self.memory is not None and bool(self._queue) and self._queue[0] is not place
+
+    def _full(self) -> str:
+        if self.memory is None or not self._free:
+            return f"all {self.count} KV slots are taken"
+        return f"the memory of KV slots (kv_cache_mb) is taken: {self.memory.reserved} of {self.memory.limit} bytes"
 
     async def _turn(self, place: _Place, seconds: float | None) -> int:
         loop = asyncio.get_running_loop()
@@ -85,6 +126,8 @@ class SlotPool:
             self._leave(place)
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 self.release(turn.result())
+            else:
+                self._serve()
             raise
         finally:
             if timer:
@@ -101,10 +144,14 @@ class SlotPool:
     def _too_late(self, place: _Place, turn: asyncio.Future[int]) -> None:
         if turn.done():
             return
-        place.turn, place.kept_until = None, asyncio.get_running_loop().time() + KEPT_SECONDS
+        loop = asyncio.get_running_loop()
+        place.turn, place.kept_until = None, loop.time() + KEPT_SECONDS
+        turn.set_exception(NoFreeSlot(self._full()))
         if place.name is None:
             self._leave(place)
-        turn.set_exception(NoFreeSlot(f"all {self.count} KV slots are taken"))
+            self._serve()
+        elif self.memory:
+            loop.call_later(KEPT_SECONDS + _AFTER, self._serve)  # those behind it are held back that long
 
     def _leave(self, place: _Place) -> None:
         if place in self._queue:
@@ -124,9 +171,23 @@ class SlotPool:
 
     def release(self, slot: int) -> None:
         """Returns a slot to the pool. Safe while its last step still runs, because later steps run after it."""
+        if self.memory:
+            self.memory.release(slot)
+        bisect.insort(self._free, slot)
+        self._serve()
+
+    def _serve(self) -> None:
+        """Gives slots to those who wait, in order, as long as there are slots and memory."""
+        while (place := self._next()) is not None and self._fits(place.tokens):
+            self._leave(place)
+            assert place.turn is not None
+            place.turn.set_result(self.take(place.tokens))
+
+    def _next(self) -> _Place | None:
+        """Returns who is next: where memory is shared, nobody as long as the first has left for a moment."""
         for place in self._queue:
             if place.turn is not None and not place.turn.done():
-                self._leave(place)
-                place.turn.set_result(slot)
-                return
-        bisect.insort(self._free, slot)
+                return place
+            if self.memory and place.turn is None and place.kept_until > asyncio.get_running_loop().time():
+                return None
+        return None

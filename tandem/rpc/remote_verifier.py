@@ -23,6 +23,7 @@ from tandem.rpc.race import Race
 from tandem.rpc.request_context import outgoing
 from tandem.rpc.verifier_client import VerifierClient, VerifierEndpoint
 from tandem.rpc.wire_features import feature_request
+from tandem.speculation.extent import WHOLE, Extent
 from tandem.speculation.features import FeatureInbox
 from tandem.speculation.pipeline import ATTEMPTS, Answer
 from tandem.speculation.types import InvalidField, Rule, SamplingParams, SparseDistribution, SpeculationStats, Verdict
@@ -37,7 +38,8 @@ class RemoteVerifier:
     """One session of a TargetVerifier, for one request. Counts bytes and network time into `stats`.
 
     `deadline` (monotonic seconds) is the request's: no call or retry continues beyond it. `inbox`: asks for features
-    and gets them; a verifier that hands out none is met with none.
+    and gets them; a verifier that hands out none is met with none. `extent`: how long the sequence may become, which is
+    what the target reserves memory for.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class RemoteVerifier:
         logprobs: int | None = None,
         adapter: str = "",
         inbox: FeatureInbox | None = None,
+        extent: Extent = WHOLE,
     ) -> None:
-        self._inbox = inbox
+        self._inbox, self._extent = inbox, extent
         self.client, self._stats, self._margins, self._rule = client, stats, margins, rule
         self._logprobs, self._adapter = logprobs, adapter
         self._adapter_revision = ""  # of the first verifier that opened the session: others must have the same
@@ -151,6 +154,7 @@ class RemoteVerifier:
             adapter=self._adapter,
             adapter_revision=self._adapter_revision,
             features=feature_request(self._inbox, len(prefix)),
+            max_total_tokens=self._extent.tokens(self._prompt_length),
         )
 
     def _pause_after(self, endpoint: VerifierEndpoint, error: TandemError, prefix: Sequence[int]) -> float:

@@ -273,11 +273,20 @@ def _native(inputs: RunnerInputs) -> Runner:
 
 def _off(inputs: RunnerInputs) -> Runner:
     from tandem.runners.torch.model import TorchModel
+    from tandem.runners.torch.on_demand import available
     from tandem.runners.torch.runner import TorchRunner
 
-    limits, device = inputs.limits, inputs.platform.device
+    limits, device, ranks = inputs.limits, inputs.platform.device, inputs.ranks
+    on_demand = device == "cpu" and ranks == 1 and available()
     model = TorchModel(
-        inputs.module, limits.slots, limits.max_length, inputs.widest, device, inputs.only, ranks=inputs.ranks
+        inputs.module,
+        limits.slots,
+        limits.max_length,
+        inputs.widest,
+        device,
+        inputs.only,
+        ranks=ranks,
+        on_demand=on_demand,
     )
     return TorchRunner(model, limits, inputs.identity("torch"), inputs.verifies, inputs.execution.exact)
 

@@ -130,6 +130,29 @@ class ToyRunner:
         return ToyFeatures(self.digests, tuple(layers))
 
     @property
+    def reserved_whole(self) -> str:
+        return "an EAGLE head reads its states" if self.hands_out else ""
+
+    @property
+    def spare_bytes(self) -> int:
+        return 0
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Like TakesMemoryOnDemand: a token takes 8 bytes, in pages of 16 positions."""
+        return self._positions(tokens) * self._cache.itemsize
+
+    def give_back(self, slot: int, tokens: int = 0) -> None:
+        self._cache[slot, self._positions(tokens) if tokens else 0 :] = -1
+
+    def taken(self) -> int:
+        """Bytes of the pages that were written and not given back."""
+        written = np.pad(self._cache >= 0, ((0, 0), (0, -self._cache.shape[1] % PAGE)))
+        return int(written.reshape(len(written), -1, PAGE).any(2).sum()) * PAGE * self._cache.itemsize
+
+    def _positions(self, tokens: int) -> int:
+        return -(-(tokens + self.limits.max_draft + 1) // PAGE) * PAGE
+
+    @property
     def no_adapters(self) -> str:
         return "an EAGLE head reads its target's states, and was trained without them" if self.hands_out else ""
 

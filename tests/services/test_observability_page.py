@@ -9,6 +9,7 @@ import time
 from tandem.cli.main import parser
 from tandem.engine.adapters import Adapters
 from tandem.engine.batcher import Batcher
+from tandem.engine.kv_memory import KVMemory
 from tandem.engine.page_copies import PageCopies
 from tandem.engine.prefill_elsewhere import PrefillElsewhere
 from tandem.engine.prefill_pages import PrefillPages
@@ -29,6 +30,7 @@ PAGE = (REPOSITORY / "docs" / "observability.md").read_text(encoding="utf-8")
 def exported() -> dict[str, str]:
     """Names of a server that has everything, as they are written in a query, and their types."""
     metrics, table, slots = Metrics("target", "toy", 5, {}), SessionTable(time.monotonic, 1.0), SlotPool(1)
+    slots.memory = KVMemory(1, 1, int, lambda slot, tokens: None)
     batcher = Batcher("test")
     metrics.watch_steps(batcher)
     metrics.watch_requests(Lifecycle(), [table], [slots])

@@ -77,6 +77,10 @@ void tandem_load_pages(void* model, int slot, int first, int count, const int32_
     for (int i = 0; i < count; i++) to.load_page(slot, first + i, store + pages[i] * to.page_bytes());
 }
 
+// Bytes of keys and values that the first `positions` of a slot take, and what is given back behind their pages.
+int64_t tandem_slot_bytes(void* model, int positions) { return int64_t(static_cast<Model*>(model)->slots().taken(positions)); }
+void tandem_give_back(void* model, int slot, int positions) { static_cast<Model*>(model)->slots().give_back(slot, positions); }
+
 // One packed matrix times x, as in transformer.h.
 void tandem_product(void* model, int layer, int which, const void* x, int tokens, float* to) {
     static_cast<Model*>(model)->product(layer, which, x, tokens, to);

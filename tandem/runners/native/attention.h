@@ -6,6 +6,7 @@
 
 namespace tandem {
 
+constexpr int AHEAD = 2;    // blocks of 16 positions fetched ahead: the processor does not foresee the jump to the next span
 constexpr int QUERIES = 4;  // queries that share a pass over the keys and values
 
 template <class D> struct Query {
@@ -35,10 +36,12 @@ void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float 
     const v16i lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int block = 0; block < blocks; block++) {
         const unit* keys = cache.keys(slot, head, block);
+        const char* soon = reinterpret_cast<const char*>(cache.keys(slot, head, block + AHEAD < blocks ? block + AHEAD : block));
         v16f dot[N];
 #pragma GCC unroll 4
         for (int q = 0; q < N; q++) dot[q] = v16f{};
         for (int i = 0; i < units; i++) {
+            __builtin_prefetch(soon + i * 64);
             v16u key = load<v16u>(keys + size_t(i) * LANES);
 #pragma GCC unroll 4
             for (int q = 0; q < N; q++) dot[q] = D::multiply_add(dot[q], load<unit>(queries[q].from + i * D::PER_UNIT), key);
@@ -68,14 +71,19 @@ void attend(const LayerCache<D>& cache, int slot, int head, int head_dim, float 
         for (int q = 0; q < N; q++) out[q][0] = out[q][1] = v16f{};
         // Positions that all queries see need no look at each; what stands behind a query's own is another sequence's,
         // and not even times 0 may it count: it may be NaN.
-        for (int i = 0; i < whole; i++) {
+        for (int i = 0; i < whole;) {
             const unit* values = cache.values(slot, head, i) + d;
-            v16u near = load<v16u>(values), far = load<v16u>(values + other);
+            const unit* soon = cache.values(slot, head, std::min(whole - 1, i + AHEAD * LANES / D::PER_UNIT)) + d;
+            for (const int end = std::min(whole, i + LANES / D::PER_UNIT); i < end; i++, values += head_dim, soon += head_dim) {
+                __builtin_prefetch(soon);
+                __builtin_prefetch(soon + other);
+                v16u near = load<v16u>(values), far = load<v16u>(values + other);
 #pragma GCC unroll 4
-            for (int q = 0; q < N; q++) {
-                unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
-                out[q][0] = D::multiply_add(out[q][0], weight, near);
-                out[q][1] = D::multiply_add(out[q][1], weight, far);
+                for (int q = 0; q < N; q++) {
+                    unit weight = load<unit>(&scratch.weights[q * scratch.stride + i * D::PER_UNIT]);
+                    out[q][0] = D::multiply_add(out[q][0], weight, near);
+                    out[q][1] = D::multiply_add(out[q][1], weight, far);
+                }
             }
         }
         for (int i = whole; i <= last / D::PER_UNIT; i++) {

@@ -140,6 +140,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tandem_drop_adapter": (None, (c_void_p, c_int)),
     "tandem_weight_bytes": (c_int64, (c_void_p,)),
     "tandem_page_bytes": (c_int64, (c_void_p,)),
+    "tandem_slot_bytes": (c_int64, (c_void_p, c_int)),
+    "tandem_give_back": (None, (c_void_p, c_int, c_int)),
     **{name: (None, (c_void_p, *(c_int,) * 3, _INTS, c_void_p)) for name in ("tandem_save_pages", "tandem_load_pages")},
     "tandem_product": (None, (c_void_p, c_int, c_int, c_void_p, c_int, c_void_p)),
     "tandem_encode": (None, (c_int, c_int, c_int, c_void_p, c_void_p)),

@@ -6,10 +6,13 @@
 #include <cstring>
 #include <new>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
 namespace tandem {
+
+inline size_t up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 template <class T> class Buffer {
 public:
@@ -62,6 +65,34 @@ private:
     size_t used_ = 0;
 };
 
+// Memory of which the system gives a page when it is first written. Until then, and once it was given back, it reads as
+// zeros and takes nothing. `page`: LARGE, or the system's own.
+class OnDemand {
+public:
+    static constexpr size_t LARGE = size_t(2) << 20;
+
+    OnDemand(size_t bytes, size_t page) : bytes_(bytes + page) {
+        void* at = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (at == MAP_FAILED) throw std::bad_alloc();
+        mapped_ = static_cast<char*>(at);
+        data_ = reinterpret_cast<char*>(up(reinterpret_cast<size_t>(mapped_), page));
+#ifdef MADV_HUGEPAGE
+        madvise(mapped_, bytes_, page == LARGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#endif
+    }
+    OnDemand(const OnDemand&) = delete;
+    OnDemand& operator=(const OnDemand&) = delete;
+    ~OnDemand() { munmap(mapped_, bytes_); }
+    char* data() const { return data_; }
+    // Gives back whole pages.
+    void give_back(size_t from, size_t end) { if (from < end) madvise(data_ + from, end - from, MADV_DONTNEED); }
+    static size_t small() { return size_t(sysconf(_SC_PAGESIZE)); }
+
+private:
+    char *mapped_, *data_;
+    size_t bytes_;
+};
+
 // Memory that will be read soon, fetched bit by bit while there is nothing else to do.
 struct Soon {
     const char *at = nullptr, *end = nullptr;
@@ -69,7 +100,5 @@ struct Soon {
         for (; lines && at < end; lines--, at += 64) __builtin_prefetch(at, 0, 2);
     }
 };
-
-inline size_t up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 }  // namespace tandem

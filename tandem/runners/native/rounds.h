@@ -29,6 +29,7 @@ public:
     virtual size_t page_bytes() const = 0;
     virtual void save_page(int slot, int block, char* page) const = 0;
     virtual void load_page(int slot, int block, const char* page) = 0;
+    virtual SlotMemory& slots() = 0;
 
     // Feeds rows. `wants`: 0 nothing, 1 each row's last token, 2 all tokens. `follows`: the rows go on after the last
     // tokens of a step before, which is where a head has its hidden states from.
@@ -96,6 +97,7 @@ public:
     size_t page_bytes() const override { return transformer_.page_bytes(); }
     void save_page(int slot, int block, char* page) const override { transformer_.save_page(slot, block, page); }
     void load_page(int slot, int block, const char* page) override { transformer_.load_page(slot, block, page); }
+    SlotMemory& slots() override { return transformer_.slots(); }
 
 private:
     Transformer<D> transformer_;

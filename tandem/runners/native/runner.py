@@ -63,10 +63,11 @@ class NativeRunner:
         )
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        if not self._verifies:
-            return
-        with (startup or Startup()).stage("certifying"):
-            self.shapes = check_ragged_invariance(self.model, self.limits, self.shapes)
+        if self._verifies:
+            with (startup or Startup()).stage("certifying"):
+                self.shapes = check_ragged_invariance(self.model, self.limits, self.shapes)
+        for slot in range(self.limits.slots):
+            self.model.give_back(slot)
 
     @property
     def page_bytes(self) -> int:
@@ -80,6 +81,22 @@ class NativeRunner:
 
     def page_store(self, pages: int) -> NativePages:
         return NativePages(self.model, pages)
+
+    @property
+    def reserved_whole(self) -> str:
+        """Like TakesMemoryOnDemand."""
+        return "an EAGLE head reads its states" if self.model.hands_out else ""
+
+    @property
+    def spare_bytes(self) -> int:
+        return 0
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Like TakesMemoryOnDemand; nothing is padded, but drafts may go beyond a sequence."""
+        return self.model.slot_bytes(tokens + self.limits.max_draft + 1)
+
+    def give_back(self, slot: int, tokens: int = 0) -> None:
+        self.model.give_back(slot, tokens + self.limits.max_draft + 1 if tokens else 0)
 
     @property
     def no_adapters(self) -> str:

@@ -94,6 +94,14 @@ class NativeSteps:
         """Bytes of all packed matrices, which every step reads."""
         return int(self.library.tandem_weight_bytes(self.handle))
 
+    def slot_bytes(self, positions: int) -> int:
+        """Bytes of the pages that the first `positions` of a slot take once they are written."""
+        return int(self.library.tandem_slot_bytes(self.handle, min(positions, self.sizes.length)))
+
+    def give_back(self, slot: int, positions: int = 0) -> None:
+        """Gives back the memory of a slot behind the pages of its first `positions`."""
+        self.library.tandem_give_back(self.handle, slot, positions)
+
     def feed(
         self,
         slots: Sequence[int],

@@ -74,6 +74,7 @@ public:
     size_t page_bytes() const;    // keys and values of 16 positions in all layers, and what was handed out of them
     void save_page(int slot, int block, char* page) const;
     void load_page(int slot, int block, const char* page);
+    SlotMemory& slots() { return slots_; }
     const Shape shape;
 
 private:
@@ -133,7 +134,8 @@ private:
     void settle();
 
     Pool& pool_;
-    Arena weights_, caches_;
+    Arena weights_;
+    SlotMemory slots_;
     const stored* embedding_;
     const float *cosines_, *sines_;
     std::vector<Layer> layers_;
@@ -160,7 +162,8 @@ private:
 
 template <class D>
 Transformer<D>::Transformer(Pool& pool, const Shape& given, const void* embedding, const float* cosines, const float* sines)
-    : shape(given), pool_(pool), embedding_(static_cast<const stored*>(embedding)), cosines_(cosines), sines_(sines),
+    : shape(given), pool_(pool), slots_(given.slots, given.length, size_t(2) * given.layers * given.kv_heads * given.head_dim * sizeof(stored)),
+      embedding_(static_cast<const stored*>(embedding)), cosines_(cosines), sines_(sines),
       layers_(given.layers), hidden_(up(given.hidden, PANEL)),
       wide_(up(size_t(given.heads + 2 * given.kv_heads) * given.head_dim, PANEL)), inner_(up(given.intermediate, LANES)),
       x_(given.most_tokens * hidden_), qkv_(given.most_tokens * wide_),
@@ -190,7 +193,7 @@ template <class D> void Transformer<D>::set_layer(int index, const LayerWeights&
     auto row = [](int output) { return output / PANEL * LANES + output % LANES; };
     layer.gate_up = Linear<D>(weights_, shape.hidden, int(inner_) / LANES, [&](int o) { return part(o).row(row(o)); }, [&](int o) { return part(o).bias(row(o)); });
     layer.down = Stack<D>{{{w.down, shape.hidden}}, shape.intermediate}.packed(weights_);
-    layer.cache = std::make_unique<LayerCache<D>>(caches_, shape.slots, shape.kv_heads, shape.length, dim);
+    layer.cache = std::make_unique<LayerCache<D>>(slots_, index, shape.kv_heads, dim);
 }
 
 template <class D> void Transformer<D>::set_head(const void* norm, const Matrix& head) {

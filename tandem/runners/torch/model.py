@@ -26,7 +26,8 @@ class TorchModel:
     slot and returns logits [rows, width, vocabulary] in the model's dtype. Padding rows use the spare slot. `only`: the
     tokens that the head is cut down to; column j of the logits is then token only[j]. `packed`: linear layers take
     oneDNN's layout where the platform has one (not for compilers that pack weights themselves). `platform`: overrides
-    the one of `device`. `ranks`: processes that share the heads (tandem/runners/torch/tensor_parallel.py).
+    the one of `device`. `ranks`: processes that share the heads (tandem/runners/torch/tensor_parallel.py). `on_demand`:
+    slots take memory as they are written, which only eager steps on the CPU know.
     """
 
     ids = torch.int64  # dtype of `tensor`
@@ -42,6 +43,7 @@ class TorchModel:
         packed: bool = True,
         platform: Platform | None = None,
         ranks: int = 1,
+        on_demand: bool = False,
     ) -> None:
         config = module.config
         check_fits(config, max_length, ranks)
@@ -58,7 +60,7 @@ class TorchModel:
         self.groups = int(config.num_attention_heads) // int(
             getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         )
-        self.slots = SlotCache(config, slots, max_length, widest, self.dtype, self.platform, ranks)
+        self.slots = SlotCache(config, slots, max_length, widest, self.dtype, self.platform, ranks, on_demand)
         self.spare = self.slots.spare
         self.columns = torch.arange(self.slots.length, dtype=self.ids, device=device)
         self._hidden = torch.tensor(torch.finfo(self.dtype).min, dtype=self.dtype, device=device)

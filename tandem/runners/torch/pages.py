@@ -48,7 +48,7 @@ class TorchPages:
 
     def _positions(self, buffer: torch.Tensor, slot: int, first: int, count: int) -> torch.Tensor:
         """A view [kv_heads, count, PAGE, head_dim] of `count` pages of a slot from page `first` on."""
-        start = slot * self._slots.length + first * PAGE
+        start = slot * self._slots.stride + first * PAGE
         heads, _, dim = buffer.shape
         return buffer[:, start : start + count * PAGE].view(heads, count, PAGE, dim)
 

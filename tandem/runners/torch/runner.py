@@ -57,7 +57,11 @@ class TorchRunner:
         self.shapes = StepShapes((limits.max_draft + 1,), (limits.slots,), bit_exact=False, chunks=(limits.chunk,))
 
     def warm_up(self, startup: Startup | None = None) -> None:
-        startup = startup or Startup()
+        self._certify_or_warm(startup or Startup())
+        for slot in range(self.model.spare + 1):
+            self.model.slots.give_back(slot)
+
+    def _certify_or_warm(self, startup: Startup) -> None:
         batches, lengths = batch_buckets(self.limits.slots), length_buckets(self.limits)
         widths, chunks = width_buckets(self.limits.max_draft), chunk_buckets(self.limits.chunk)
         if self._verifies:
@@ -85,6 +89,26 @@ class TorchRunner:
 
     def page_store(self, pages: int) -> TorchPages:
         return TorchPages(self.model.slots, pages, self.model.features)
+
+    @property
+    def reserved_whole(self) -> str:
+        """Like TakesMemoryOnDemand."""
+        return "" if self.model.slots.on_demand else f"its steps on {self.identity.device} need them so"
+
+    @property
+    def spare_bytes(self) -> int:
+        return self.model.slots.taken(self._widest)
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Like TakesMemoryOnDemand; the last step's padding may go beyond a sequence."""
+        return self.model.slots.taken(tokens + self._widest)
+
+    def give_back(self, slot: int, tokens: int = 0) -> None:
+        self.model.slots.give_back(slot, tokens + self._widest if tokens else 0)
+
+    @property
+    def _widest(self) -> int:
+        return self.model.slots.length - self.limits.max_length
 
     @property
     def no_adapters(self) -> str:

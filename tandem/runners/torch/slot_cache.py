@@ -8,6 +8,9 @@ Eager steps read neighboring slots as a view, which depends on their numbers (`S
 are data, so a graph always gathers (`GatheredSlots`).
 
 With tensor parallelism each rank holds its share of the heads.
+
+On the CPU the memory of eager steps is taken on demand (tandem/runners/kv_memory.py): a slot's positions of a head are
+whole pages, `stride` positions of them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from tandem.runners.torch.on_demand import OnDemandBuffer, page_stride, whole_pages
 from tandem.runners.torch.platforms import Platform
 
 
@@ -44,15 +48,27 @@ class SlotLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(
-        self, slots: int, kv_heads: int, length: int, head_dim: int, dtype: torch.dtype, platform: Platform
+        self,
+        slots: int,
+        kv_heads: int,
+        length: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        platform: Platform,
+        stride: int | None = None,
     ) -> None:
+        """`stride`: positions from one slot to the next, in memory taken on demand; None: `length`, reserved."""
         super().__init__()
-        self.slots, self.length = slots, length
+        self.slots, self.length, self.stride = slots, length, stride or length
         # Moved as int16: scatter_ moves the same bits 20 times as fast on the CPU as 16-bit floats.
         self._as = torch.int16 if platform.packs and dtype.itemsize == 2 else dtype
-        shape = (kv_heads, slots * length, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=platform.device)
-        self.values = torch.zeros(shape, dtype=dtype, device=platform.device)
+        shape = (kv_heads, slots * self.stride, head_dim)
+        self.memory = [OnDemandBuffer(shape, dtype) for _ in range(2)] if stride else []
+        self.keys, self.values = (
+            [each.tensor for each in self.memory]
+            if stride
+            else [torch.zeros(shape, dtype=dtype, device=platform.device) for _ in range(2)]
+        )
         self.is_initialized = True
         self.plan: StepPlan | None = None
 
@@ -72,7 +88,7 @@ class SlotLayer(CacheLayerMixin):
         return self._read(buffer, plan).transpose(0, 1)  # type: ignore[arg-type]
 
     def _read(self, buffer: Tensor, plan: StepPlan) -> Tensor:
-        by_slot = buffer.view(buffer.shape[0], self.slots, self.length, buffer.shape[2])[:, :, : plan.length]
+        by_slot = buffer.view(buffer.shape[0], self.slots, self.stride, buffer.shape[2])[:, :, : plan.length]
         if plan.first is not None:
             return by_slot.narrow(1, plan.first, plan.rows)
         return by_slot.index_select(1, plan.slots)
@@ -102,40 +118,64 @@ class SlotCache:
         dtype: torch.dtype,
         platform: Platform,
         ranks: int = 1,
+        on_demand: bool = False,
     ) -> None:
         heads = int(config.num_attention_heads)  # type: ignore[attr-defined]
         kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
         head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)  # type: ignore[attr-defined]
         self.length = max_length + widest
         self.spare = slots
+        self._row_bytes = head_dim * dtype.itemsize
+        self.stride = page_stride(self.length, self._row_bytes) if on_demand else self.length
+        stride = self.stride if on_demand else None
         self.layers = [
-            SlotLayer(slots + 1, kv_heads // ranks, self.length, head_dim, dtype, platform)
+            SlotLayer(slots + 1, kv_heads // ranks, self.length, head_dim, dtype, platform, stride)
             for _ in range(int(config.num_hidden_layers))  # type: ignore[attr-defined]
         ]
         self.cache = Cache(layers=self.layers)
 
     @property
     def buffers(self) -> list[Tensor]:
-        """Keys and values of each layer in turn, [kv_heads, (slots + 1) * length, head_dim]: a graph's arguments."""
+        """Keys and values of each layer in turn, [kv_heads, (slots + 1) * stride, head_dim]: a graph's arguments."""
         return [buffer for layer in self.layers for buffer in (layer.keys, layer.values)]
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether slots take memory as they are written."""
+        return bool(self.layers[0].memory)
+
+    def taken(self, positions: int) -> int:
+        """Bytes of the pages that the first `positions` of a slot take once they are written."""
+        pages = whole_pages(min(positions, self.length) * self._row_bytes)
+        return pages * len(self.buffers) * self.buffers[0].shape[0]
+
+    def give_back(self, slot: int, positions: int = 0) -> None:
+        """Gives back the memory of a slot behind the pages of its first `positions`."""
+        size, first = self.stride * self._row_bytes, whole_pages(min(positions, self.length) * self._row_bytes)
+        for layer in self.layers:
+            for memory in layer.memory:
+                for head in range(layer.keys.shape[0]):
+                    memory.give_back((head * (self.spare + 1) + slot) * size + first, size - first)
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copies the first `length` positions of slot `source` to slot `target`."""
-        read, write = source * self.length, target * self.length
+        read, write = source * self.stride, target * self.stride
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):
                 buffer[:, write : write + length] = buffer[:, read : read + length]
 
     def clear(self, slot: int) -> None:
         """Zeroes a slot. Masked values must be finite too, because 0 times NaN is NaN."""
+        if self.on_demand:
+            return self.give_back(slot)
         for buffer in self.buffers:
-            buffer[:, slot * self.length : (slot + 1) * self.length] = 0
+            buffer[:, slot * self.stride : (slot + 1) * self.stride] = 0
 
     def plan(self, slots: list[int], positions: Tensor, length: int) -> None:
         """Sets where the next step reads and writes: `slots`, positions [rows, width], and the first `length`."""
         which = torch.tensor(slots, device=positions.device)
         plan = StepPlan(
-            write=(which[:, None] * self.length + positions).reshape(1, -1, 1),
+            write=(which[:, None] * self.stride + positions).reshape(1, -1, 1),
             slots=which,
             first=slots[0] if slots == list(range(slots[0], slots[0] + len(slots))) else None,
             rows=len(slots),

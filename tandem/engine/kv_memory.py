@@ -1,0 +1,105 @@
+"""Admits sequences by the memory of their KV slots: a sequence that got its slot has memory to its end.
+
+Slots take memory as they are written (tandem/runners/kv_memory.py), so there may be more of them than memory for all at
+full length. A sequence reserves what it may come to take, when it gets its slot. A freed slot keeps its pages for the
+next sequence there, until others need them: then they go back, between steps, before any step of those who asked.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+from tandem.engine.batcher import Batcher
+from tandem.engine.slots import SlotPool
+from tandem.runners.kv_memory import TakesMemoryOnDemand
+from tandem.runners.protocol import Runner
+
+log = logging.getLogger("tandem.engine")
+
+MIB = 2**20
+
+
+class KVMemory:
+    """Bytes that sequences reserve, of at most `limit`.
+
+    `cost(tokens)`: what a sequence of up to so many tokens may take. `give_back(slot, tokens)` gives back the memory of
+    a slot beyond that cost, before any step that begins later; all of it for 0 tokens.
+    """
+
+    def __init__(
+        self, limit: int, most_tokens: int, cost: Callable[[int], int], give_back: Callable[[int, int], object]
+    ) -> None:
+        self.limit, self._most_tokens = limit, most_tokens
+        self._cost, self._give_back = cost, give_back
+        self._reserved: dict[int, int] = {}
+        self.reserved = 0
+        """Bytes that sequences have reserved; any thread may read them."""
+        self._kept: dict[int, int] = {}  # most bytes of the pages that free slots still have, longest free first
+
+    @property
+    def held(self) -> int:
+        """Most bytes that are in use now: those reserved, and those of pages that free slots still have."""
+        return self.reserved + sum(self._kept.values())
+
+    def fits(self, tokens: int | None) -> bool:
+        """Returns whether a sequence of up to `tokens` tokens (None: as many as there may be) can be admitted now."""
+        return self.reserved + self._cost(self._bounded(tokens)) <= self.limit
+
+    def take(self, slot: int, tokens: int | None) -> None:
+        """Reserves memory for a sequence in `slot`; `fits` said that there is."""
+        most = self._bounded(tokens)
+        bytes_needed = self._reserved[slot] = self._cost(most)
+        self.reserved += bytes_needed
+        if self._kept.pop(slot, 0) > bytes_needed:
+            self._give_back(slot, most)
+        while self.held > self.limit and self._kept:
+            free = next(iter(self._kept))
+            del self._kept[free]
+            self._give_back(free, 0)
+
+    def release(self, slot: int) -> None:
+        """Frees what was reserved for the sequence in `slot`, whose pages stay for now."""
+        if slot in self._reserved:
+            self._kept[slot] = freed = self._reserved.pop(slot)
+            self.reserved -= freed
+
+    def _bounded(self, tokens: int | None) -> int:
+        return self._most_tokens if tokens is None else min(tokens, self._most_tokens)
+
+
+def limit_kv_memory(slots: SlotPool, batcher: Batcher, runners: Sequence[Runner], given: int) -> None:
+    """Bounds the memory of `slots`, which all `runners` have, to so many bytes, and logs what fits.
+
+    Call it before there are sequences. Raises ValueError if a runner reserves its slots whole, or if a sequence of full
+    length does not fit.
+    """
+    on_demand = [_on_demand(runner) for runner in runners]
+    most = max(runner.limits.max_length for runner in runners)
+    limit = given - sum(runner.spare_bytes for runner in on_demand)
+
+    def cost(tokens: int) -> int:
+        return sum(runner.kv_bytes(tokens) for runner in on_demand)
+
+    def give_back(slot: int, tokens: int) -> None:
+        for runner in on_demand:
+            batcher.between_steps(functools.partial(runner.give_back, slot, tokens))
+
+    if cost(most) > limit:
+        least = -(-(given - limit + cost(most)) // MIB)
+        raise ValueError(
+            f"kv_cache_mb: {given // MIB} is too little for a sequence of sequence_length {most}, which takes {least}"
+        )
+    slots.memory = KVMemory(limit, most, cost, give_back)
+    whole = limit // cost(most)
+    log.info("KV slots: %d in %d MiB, which is memory for %d of %d tokens", slots.count, given // MIB, whole, most)
+
+
+def _on_demand(runner: Runner) -> TakesMemoryOnDemand:
+    name = runner.identity.model_name
+    if not isinstance(runner, TakesMemoryOnDemand):
+        raise ValueError(f"kv_cache_mb: the KV slots of {name} are reserved whole by backend {runner.identity.backend}")
+    if runner.reserved_whole:
+        raise ValueError(f"kv_cache_mb: the KV slots of {name} are reserved whole: {runner.reserved_whole}")
+    return runner

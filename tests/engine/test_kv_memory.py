@@ -1,0 +1,359 @@
+"""KV slots that share memory: a sequence that got its slot has memory to its end, and none takes more than it said."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from tandem.engine.batcher import Batcher
+from tandem.engine.fused_rounds import FusedPair, FusedRounds
+from tandem.engine.kv_memory import KVMemory, limit_kv_memory
+from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
+from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
+from tandem.engine.slots import NoFreeSlot, SlotPool
+from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
+from tandem.runners.toy import ToyConfig, ToyRunner
+from tandem.speculation.extent import Extent
+from tests.support import GREEDY, SAMPLED, oracle, run, toy
+
+SLOTS, LENGTH = 8, 160
+WHOLE = 1408
+"""Bytes that a toy takes for a sequence of LENGTH tokens and the drafts beyond it: 176 positions of 8 bytes."""
+
+
+class Watched(ToyRunner):
+    """Notes the most memory that runners of a process had after a step, and the rows that failed."""
+
+    together: list[Watched]
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.together, self.most, self.failed = [self], 0, 0
+
+    def _work(self) -> None:
+        super()._work()
+        self.most = max(self.most, sum(each.taken() for each in self.together))
+
+    def _verify(self, row: VerifyRow) -> Any:
+        result = super()._verify(row)
+        self.failed += isinstance(result, RowFailed)
+        return result
+
+
+def pool_of(limit: int, slots: int = 4, most: int = 100) -> tuple[SlotPool, list[tuple[int, int]]]:
+    """A pool whose tokens take a byte each, and what was given back: (slot, tokens that it keeps)."""
+    pool, given = SlotPool(slots), list[tuple[int, int]]()
+    pool.memory = KVMemory(limit, most, lambda tokens: tokens, lambda slot, tokens: given.append((slot, tokens)))
+    return pool, given
+
+
+@contextlib.asynccontextmanager
+async def shared(limit: int, drafts: bool = False, prefixes: bool = False) -> AsyncIterator[tuple[Engine, Engine]]:
+    """Engines of a target and a draft whose sequences share `limit` bytes; without `drafts` the target has all."""
+    batcher = Batcher("test")
+    runners = [toy(ToyConfig(), SLOTS, LENGTH, kind=Watched), toy(ToyConfig(miss=0.4), SLOTS, LENGTH, kind=Watched)]
+    target, draft = Engine(runners[0], batcher, vital=False), Engine(runners[1], batcher, vital=False)
+    used = runners if drafts else runners[:1]
+    for each in used:
+        each.together = used
+    limit_kv_memory(target.slots, batcher, used, limit)
+    if prefixes:
+        await share_prefixes([target], PrefixSharing("all", 1), lambda: None)
+    try:
+        yield target, draft
+        assert target.slots.memory.reserved == 0 and target.slots.free == SLOTS
+        assert max(each.most for each in used) <= limit
+        assert [each.failed for each in used] == [0] * len(used)
+    finally:
+        await batcher.close()
+
+
+# --- who gets memory, and when ---
+
+
+def test_a_sequence_waits_until_its_own_length_fits_beside_the_others() -> None:
+    async def test() -> None:
+        pool, _ = pool_of(limit=100)
+        assert [await pool.acquire(tokens=n) for n in (60, 30)] == [0, 1]
+        third = asyncio.ensure_future(pool.acquire(tokens=40))
+        await asyncio.sleep(0)
+        assert (pool.waiting, pool.free, pool.memory.reserved) == (1, 2, 90)
+        pool.release(1)
+        assert await third == 1
+        assert pool.memory.reserved == 100
+
+    run(test())
+
+
+def test_a_freed_slot_frees_what_it_reserved() -> None:
+    pool, _ = pool_of(limit=100)
+    for _ in range(3):
+        pool.release(pool.take())
+    assert pool.memory.reserved == 0
+
+
+def test_who_says_nothing_of_its_length_reserves_a_whole_slot() -> None:
+    pool, _ = pool_of(limit=250)
+    assert [pool.take(), pool.take(tokens=1000)] == [0, 1]
+    with pytest.raises(NoFreeSlot, match=r"memory of KV slots \(kv_cache_mb\) is taken: 200 of 250"):
+        pool.take()
+    assert pool.take(tokens=50) == 2
+
+
+def test_a_long_sequence_is_not_passed_by_short_ones_that_came_later() -> None:
+    async def test() -> None:
+        pool, _ = pool_of(limit=100)
+        first = await pool.acquire(tokens=50)
+        order: list[str] = []
+
+        async def use(name: str, tokens: int) -> None:
+            slot = await pool.acquire(tokens=tokens)
+            order.append(name)
+            await asyncio.sleep(0)
+            pool.release(slot)
+
+        others = [asyncio.ensure_future(use("long", 100))]
+        await asyncio.sleep(0)
+        others += [asyncio.ensure_future(use(f"short {i}", 10)) for i in range(5)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert order == [], "a short one went first"
+        pool.release(first)
+        await asyncio.gather(*others)
+        assert order[0] == "long" and len(order) == 6
+
+    run(test())
+
+
+def test_a_long_opening_that_comes_back_finds_its_place_before_short_ones() -> None:
+    """OpenSession waits half a second at a time: the memory must not be gone whenever it is away."""
+
+    async def test() -> None:
+        pool, _ = pool_of(limit=100)
+        first = await pool.acquire(tokens=50)
+        with pytest.raises(NoFreeSlot):
+            await pool.acquire(0.001, "long", 100)
+        short = asyncio.ensure_future(pool.acquire(tokens=10))
+        await asyncio.sleep(0)
+        pool.release(first)
+        await asyncio.sleep(0)
+        assert not short.done(), "the place of the long one was not kept"
+        slot = await pool.acquire(0.001, "long", 100)
+        assert not short.done()
+        pool.release(slot)
+        assert await short == slot
+
+    run(test())
+
+
+@pytest.mark.parametrize("seconds", [None, 0.01], ids=["cancelled", "too late"])
+def test_who_leaves_for_good_holds_nobody_back(seconds: float | None) -> None:
+    async def test() -> None:
+        pool, _ = pool_of(limit=100)
+        await pool.acquire(tokens=50)
+        long = asyncio.ensure_future(pool.acquire(seconds, tokens=100))
+        await asyncio.sleep(0)
+        short = asyncio.ensure_future(pool.acquire(tokens=10))
+        await asyncio.sleep(0)
+        assert not short.done()
+        if seconds is None:
+            long.cancel()
+        await asyncio.gather(long, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert short.done() and short.result() == 1
+
+    run(test())
+
+
+def test_a_place_is_kept_for_a_moment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.engine.slots.KEPT_SECONDS", 0.02)
+
+    async def test() -> None:
+        pool, _ = pool_of(limit=100)
+        await pool.acquire(tokens=50)
+        with pytest.raises(NoFreeSlot):
+            await pool.acquire(0.001, "long", 100)
+        assert await pool.acquire(tokens=10) == 1
+
+    run(test())
+
+
+def test_freed_pages_stay_until_others_need_them_and_the_longest_free_go_first() -> None:
+    pool, given = pool_of(limit=100)
+    for tokens in (40, 30, 20):
+        pool.take(tokens)
+    for slot in (1, 0, 2):
+        pool.release(slot)
+    assert (pool.memory.held, given) == (90, []), "given back too early"
+    assert pool.take(35) == 0  # its 40 shrink to 35
+    assert (pool.memory.held, given) == (85, [(0, 35)])
+    assert pool.take(60) == 1  # takes over 30, and 2 gives its own back
+    assert (pool.memory.held, given[1:]) == (95, [(2, 0)])
+
+
+# --- what sequences take ---
+
+
+async def said(engine: Engine, prompt: Sequence[int], count: int, sampling: Any = GREEDY, k: int = 3) -> list[int]:
+    """What the target says, with random drafts of up to `k` tokens; fills its extent to the last position."""
+    verifier, tokens = LocalVerifier(engine, extent=Extent(count)), list(prompt)
+    chance = random.Random(len(prompt) * 1000 + count)
+    try:
+        await verifier.open(tokens, sampling)
+        while (left := len(prompt) + count - len(tokens)) > 0:
+            truth = oracle(tokens, sampling, min(k, left - 1), past_the_end=True)
+            draft = [t if chance.random() < 0.7 else 7 for t in truth]
+            tokens += (await verifier.verify(tokens, draft)).token_ids
+    finally:
+        await verifier.close()
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("prefixes", [False, True], ids=["", "prefixes"])
+def test_many_short_sequences_and_a_long_one_say_the_same_within_the_memory_of_two(prefixes: bool) -> None:
+    async def test() -> None:
+        async with shared(2 * WHOLE, prefixes=prefixes) as (target, _):
+            asked = [([5, 6, 7] * (40 if i == 5 else 1 + i % 3), 30 if i == 5 else 4 + i) for i in range(20)]
+            got = await asyncio.gather(*(said(target, prompt, n, SAMPLED if n % 2 else GREEDY) for prompt, n in asked))
+            for (prompt, n), tokens in zip(asked, got, strict=True):
+                assert tuple(tokens) == oracle(prompt, SAMPLED if n % 2 else GREEDY, n, past_the_end=True)
+
+    run(test())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_cancelled_whenever_memory_comes_back_and_nothing_is_taken_twice(seed: int) -> None:
+    """Requests of random lengths, some left in the middle; target and draft share the memory."""
+    rng = random.Random(seed)
+
+    async def one(pair: FusedPair, prompt: list[int], count: int) -> None:
+        rounds, tokens = FusedRounds(pair, extent=Extent(count)), list(prompt)
+        try:
+            await rounds.open(tokens, GREEDY)
+            while (left := len(prompt) + count - len(tokens)) > 0:
+                _, verdict = await rounds.round(tokens, min(5, left - 1))
+                tokens += verdict.token_ids
+        finally:
+            await rounds.close()
+        assert tuple(tokens[len(prompt) :]) == oracle(prompt, GREEDY, count, past_the_end=True)
+
+    async def test() -> None:
+        async with shared(3 * WHOLE, drafts=True) as (target, draft):
+            pair = FusedPair(target, draft)
+            tasks = []
+            for _ in range(30):
+                prompt = [rng.randrange(256) for _ in range(rng.choice([2, 5, 60, 100]))]
+                tasks.append(asyncio.ensure_future(one(pair, prompt, rng.choice([1, 4, 20, LENGTH - len(prompt)]))))
+                if rng.random() < 0.4:
+                    asyncio.get_running_loop().call_later(rng.random() * 0.05, rng.choice(tasks).cancel)
+                await asyncio.sleep(rng.random() * 0.003)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [r for r in results if r is not None and not isinstance(r, asyncio.CancelledError)] == []
+
+    run(test())
+
+
+def test_pages_go_back_only_after_the_step_that_may_still_write_them() -> None:
+    """A request is left while its step runs; who comes next needs its pages at once."""
+
+    gate = threading.Event()
+
+    class Gated(Watched):
+        def prefill(self, rows: Sequence[PrefillRow]) -> Any:
+            if rows[0].start == 32:
+                gate.wait(30)
+            return super().prefill(rows)
+
+    async def test() -> None:
+        batcher, runner = Batcher("test"), toy(slots=SLOTS, max_length=LENGTH, chunk=32, kind=Gated)
+        engine = Engine(runner, batcher, vital=False)
+        limit_kv_memory(engine.slots, batcher, [runner], WHOLE)
+        left = asyncio.ensure_future(said(engine, list(range(100)), 50))
+        while not (batcher.running[1] and batcher.running[1][0].start == 32):
+            await asyncio.sleep(0)
+        left.cancel()
+        await asyncio.gather(left, return_exceptions=True)
+        keeps_lowest = engine.slots.take(1)  # so that the next one has another slot
+        next_one = asyncio.ensure_future(said(engine, [1, 2, 3], LENGTH - 19))
+        await asyncio.sleep(0.01)
+        gate.set()
+        assert tuple(await next_one) == oracle([1, 2, 3], GREEDY, LENGTH - 19, past_the_end=True)
+        engine.slots.release(keeps_lowest)
+        assert runner.most <= WHOLE
+        await batcher.close()
+
+    run(test())
+
+
+def test_a_drafter_drafts_nothing_beyond_what_it_reserved() -> None:
+    async def test() -> None:
+        batcher, runner = Batcher("test"), toy(slots=SLOTS, max_length=LENGTH, kind=Watched)
+        engine = Engine(runner, batcher, vital=False)
+        limit_kv_memory(engine.slots, batcher, [runner], WHOLE)
+        drafter = ModelDrafter(engine, 258, extent=Extent(10))
+        await drafter.open([1, 2, 3], GREEDY)
+        assert len((await drafter.propose([1, 2, 3, *range(8)], 5)).token_ids) == 2
+        assert (await drafter.propose([1, 2, 3, *range(10)], 5)).token_ids == ()
+        assert engine.slots.memory.reserved == runner.kv_bytes(13) < WHOLE
+        await drafter.close()
+        assert engine.slots.memory.reserved == 0
+        await batcher.close()
+
+    run(test())
+
+
+# --- what cannot be ---
+
+
+def test_too_little_memory_for_one_sequence_is_refused_by_name() -> None:
+    runner = toy(slots=SLOTS, max_length=LENGTH)
+    limit_kv_memory(SlotPool(SLOTS), Batcher("test"), [runner, runner], 2 * WHOLE)
+    with pytest.raises(ValueError, match="kv_cache_mb: 0 is too little for a sequence of sequence_length 160, which"):
+        limit_kv_memory(SlotPool(SLOTS), Batcher("test"), [runner, runner], 2 * WHOLE - 1)
+
+
+def test_slots_that_are_reserved_whole_are_refused_by_name() -> None:
+    runner = toy()
+    runner.hands_out = True
+    with pytest.raises(ValueError, match="kv_cache_mb: the KV slots of toy are reserved whole: an EAGLE head reads"):
+        limit_kv_memory(SlotPool(4), Batcher("test"), [runner], 10 * WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("extent", "tokens"), [(Extent(), None), (Extent(5), 15), (Extent(5, 12), 12), (Extent(None, 30), 30)]
+)
+def test_a_sequence_is_bounded_by_new_tokens_and_by_all(extent: Extent, tokens: int | None) -> None:
+    assert extent.tokens(10) == tokens
+
+
+# --- a long prompt beside others ---
+
+
+def test_between_two_steps_of_a_running_sequence_is_at_most_one_chunk_of_long_prompts() -> None:
+    """Counted on a prompt of 8,000 tokens, and another behind it."""
+
+    async def test() -> None:
+        batcher = Batcher("test")
+        engine = Engine(toy(ToyConfig(), 4, 8192, chunk=64), batcher, vital=False)
+        steps: list[type] = []
+        batcher.observe = lambda row, *_: steps.append(type(row))
+        running = asyncio.ensure_future(said(engine, [1, 2, 3], 300, k=0))
+        while steps.count(VerifyRow) < 3:
+            await asyncio.sleep(0)
+        del steps[:]
+        prompts = [[5] * 8000, [6] * 1000]
+        await asyncio.gather(*(said(engine, prompt, 2, k=0) for prompt in prompts))
+        await running
+        chunks = steps.count(PrefillRow)
+        assert chunks == 125 + 16
+        alone = "".join("p" if step is PrefillRow else "v" for step in steps)
+        assert "pp" not in alone[: alone.rindex("p")], "two chunks between two steps of the running one"
+        await batcher.close()
+
+    run(test())

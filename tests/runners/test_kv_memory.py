@@ -1,0 +1,206 @@
+"""KV slots that take memory as they are written: what they say they take, what they take, and the same bits."""
+
+from __future__ import annotations
+
+import mmap
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from tandem.runners.kv_memory import TakesMemoryOnDemand
+from tandem.runners.native.load import load_native
+from tandem.runners.protocol import Limits, PrefillRow, RunnerIdentity, VerifyRow
+from tandem.runners.torch.kernels import ATTENTION, register_attention
+from tandem.runners.torch.model import TorchModel
+from tandem.runners.torch.on_demand import OnDemandBuffer, page_stride
+from tandem.runners.torch.runner import TorchRunner
+from tandem.speculation.types import SamplingParams
+from tests.runners import real
+from tests.runners.compiled import eager
+from tests.runners.test_native import module_of
+
+VOCAB, SLOTS, CHUNK = 211, 4, 64
+LONG = Limits(SLOTS, 8192, 3, CHUNK, VOCAB)
+MEDIUM = Limits(SLOTS, 1024, 3, CHUNK, VOCAB)
+SMALL = Limits(2, 96, 3, 16, VOCAB)
+WHO = RunnerIdentity("tiny", "r", "d", "cpu", "native")
+MIB = 2**20
+GREEDY = SamplingParams()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A second one would spin after each of many small products."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def native(limits: Limits, dtype: torch.dtype = torch.float32) -> Any:
+    runner = load_native(module_of(dtype=dtype, max_position_embeddings=8192), 1, limits, WHO, True, None)
+    runner.give_back(0)
+    return runner
+
+
+def module_code(limits: Limits, dtype: torch.dtype = torch.float32) -> Any:
+    register_attention()
+    module = module_of(dtype=dtype, max_position_embeddings=8192)
+    module.set_attn_implementation(ATTENTION)
+    runner = TorchRunner(
+        TorchModel(module, limits.slots, limits.max_length, limits.chunk, "cpu", on_demand=True), limits, WHO
+    )
+    runner.shapes = type(runner.shapes)((limits.max_draft + 1,), (1,), True, chunks=(limits.chunk,))
+    return runner
+
+
+LIMITS: dict[Callable[..., Any], Limits] = {native: LONG, module_code: MEDIUM}  # module code takes its time
+every_runner = pytest.mark.parametrize("make", [native, module_code])
+
+
+def tokens_of(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=count)
+
+
+def fill(runner: Any, slot: int, tokens: Sequence[int]) -> None:
+    for start in range(0, len(tokens), runner.limits.chunk):
+        runner.prefill([PrefillRow(slot, start, tuple(tokens[start : start + runner.limits.chunk]))])
+
+
+def logits_after(runner: Any, slot: int, tokens: Sequence[int]) -> torch.Tensor:
+    return torch.as_tensor(runner.verify_logits([VerifyRow(slot, len(tokens) - 1, tokens[-1], (), GREEDY)])[0])[0]
+
+
+def resident(flags: str = "nh hg") -> int:
+    """Bytes of memory in mappings that were asked for in small pages (nh) or large ones (hg)."""
+    total = rss = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.startswith("Rss:"):
+            rss = int(line.split()[1]) * 1024
+        elif line.startswith("VmFlags:") and set(flags.split()) & set(line.split()):
+            total += rss
+    return total
+
+
+@every_runner
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_a_slot_takes_at_most_what_it_says_and_gives_it_back(make: Callable[..., Any], dtype: torch.dtype) -> None:
+    runner = make(LIMITS[make], dtype)
+    count = runner.limits.max_length * 3 // 8
+    assert isinstance(runner, TakesMemoryOnDemand) and not runner.reserved_whole
+    runner.give_back(0)
+    before = resident()
+    for slot in range(SLOTS):
+        fill(runner, slot, tokens_of(count))
+    most, grown = SLOTS * runner.kv_bytes(count), resident() - before
+    assert 0.8 * most < grown <= most
+    assert most < 0.6 * SLOTS * runner.kv_bytes(runner.limits.max_length)
+    for slot in range(1, SLOTS):
+        runner.give_back(slot)
+    assert resident() - before <= most // SLOTS
+    runner.give_back(0)
+    assert resident() - before < MIB // 16, "more than other memory of this kind, such as stacks of threads"
+
+
+@every_runner
+def test_what_is_given_back_is_neither_a_neighbours_nor_what_stands_before_it(make: Callable[..., Any]) -> None:
+    runner, own, other = make(MEDIUM), tokens_of(400, 1), tokens_of(450, 2)
+    fill(runner, 1, own)
+    early = logits_after(runner, 1, own[:150])
+    fill(runner, 1, own)
+    late = logits_after(runner, 1, own)
+    for slot in (0, 2):
+        fill(runner, slot, other)
+    runner.give_back(0)
+    runner.give_back(2, 30)
+    assert torch.equal(logits_after(runner, 1, own), late), "a neighbour's"
+    runner.give_back(1, 200)
+    assert torch.equal(logits_after(runner, 1, own[:150]), early), "what stands before it"
+    fill(runner, 1, own)
+    assert torch.equal(logits_after(runner, 1, own), late), "written again, it says something else"
+
+
+@every_runner
+def test_a_sequence_takes_what_it_may_write_and_no_more_than_a_slot(make: Callable[..., Any]) -> None:
+    runner = make(LIMITS[make])
+    most = runner.limits.max_length
+    costs = [runner.kv_bytes(tokens) for tokens in (1, most // 8, most // 2, most)]
+    assert costs == sorted(costs) and costs[-1] >= 1024 * most, "keys and values: 2 layers, 2 heads of 32 floats"
+    assert costs[-1] <= runner.kv_bytes(10**6) == runner.kv_bytes(most + CHUNK)
+    assert runner.spare_bytes == (runner.model.slots.taken(CHUNK) if make is module_code else 0)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("make", [native, pytest.param(module_code, marks=pytest.mark.thorough)])
+def test_a_prompt_of_8000_tokens_says_what_transformers_says(make: Callable[..., Any]) -> None:
+    runner, tokens = make(LONG), tokens_of(8000)
+    fill(runner, 3, tokens[:-1])
+    module, cache = module_of(max_position_embeddings=8192), transformers.DynamicCache()
+    said = list(tokens)
+    with torch.inference_mode():
+        for start in range(0, 8000, 1000):
+            ids = torch.tensor([tokens[start : start + 1000]])
+            logits = module(ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
+        for _ in range(4):
+            (verdict,) = runner.verify([VerifyRow(3, len(said) - 1, said[-1], (), GREEDY)])
+            assert verdict.token_ids == (int(logits.argmax()),)
+            said += verdict.token_ids
+            logits = module(torch.tensor([said[-1:]]), past_key_values=cache).logits[0, -1]
+
+
+@every_runner
+def test_a_runner_has_no_memory_in_its_slots_once_it_is_warm(make: Callable[..., Any]) -> None:
+    before = resident("nh")
+    runner = make(SMALL)
+    runner.warm_up()
+    assert resident("nh") - before < MIB // 16
+    fill(runner, 0, tokens_of(90))
+    assert resident("nh") - before >= 1024 * 90
+
+
+def test_graphs_and_devices_keep_whole_slots_and_say_so() -> None:
+    assert eager().reserved_whole == "its steps on cpu need them so"
+
+
+@pytest.mark.parametrize(
+    ("positions", "row", "stride"), [(576, 128, 576), (577, 128, 608), (10, 192, 64), (1, 4096, 1)]
+)
+def test_a_slot_is_whole_pages(positions: int, row: int, stride: int) -> None:
+    assert page_stride(positions, row) == stride and stride * row % mmap.PAGESIZE == 0
+
+
+def test_memory_that_was_given_back_reads_as_zeros() -> None:
+    buffer = OnDemandBuffer((4, 1024), torch.float32)
+    buffer.tensor.fill_(1.0)
+    buffer.give_back(4096, 8192)
+    assert buffer.tensor.sum(1).tolist() == [1024.0, 0.0, 0.0, 1024.0]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_the_real_model_at_8000_tokens_says_what_transformers_says() -> None:
+    """SmolLM2-135M in float32, whose native logits are those of transformers up to the last bits."""
+    from tandem.runners.loading import Shape, load_runner
+
+    runner = load_runner(real.checkpoint(), real.execution("float32"), Shape(2, 8192, 3))
+    text = " ".join(f"{n} is {'even' if n % 2 == 0 else 'odd'}, and its square is {n * n}." for n in range(900))
+    tokens = real.tokenizer().encode(text, chat=False)[:8000]
+    assert len(tokens) == 8000
+    fill(runner, 0, tokens[:-1])
+    folder = real.checkpoint().folder
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    cache, said = transformers.DynamicCache(), list(tokens)
+    with torch.inference_mode():
+        for start in range(0, 8000, 500):
+            ids = torch.tensor([tokens[start : start + 500]])
+            logits = module(ids, past_key_values=cache, logits_to_keep=1).logits[0, -1]
+        for _ in range(8):
+            (verdict,) = runner.verify([VerifyRow(0, len(said) - 1, said[-1], (), GREEDY)])
+            assert verdict.token_ids == (int(logits.argmax()),)
+            said += verdict.token_ids
+            logits = module(torch.tensor([said[-1:]]), past_key_values=cache).logits[0, -1]
