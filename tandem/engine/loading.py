@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.checkpoints.adapters import AdapterChoice
 from tandem.checkpoints.gguf_cache import unpacked
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, embedded_draft
+from tandem.checkpoints.locate import Checkpoint, CheckpointError, embedded_draft, embedded_head
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
 from tandem.engine.batcher import CLOSE_SECONDS, Batcher
 from tandem.engine.sequences import Engine
@@ -28,7 +28,7 @@ DRAFTS = ("auto", "hybrid", "model", "eagle", "ngram")
 class DraftChoice:
     """The kind of drafter: "ngram" lookup, a "model" (named by `model`), or "hybrid": lookup first, else the model.
 
-    The model may be an EAGLE-3 head of the target, where target and draft share a process; "eagle" insists on one.
+    The model may be an EAGLE-3 head of the target; "eagle" insists on one, the shipped one by default.
     "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
     `branches`: drafts for a target that never waits may branch at the model's second choices. `features`: how a head
     elsewhere wants its target's.
@@ -48,7 +48,7 @@ class DraftChoice:
     def resolve(self, target: str | None = None) -> str | None:
         """Returns the draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""
         if self.kind == "eagle" and self.model is None:
-            raise CheckpointError("draft: no EAGLE head is shipped; name one with --draft_model (docs/drafts.md)")
+            return _shipped_head(target)
         if self.kind == "ngram" or (self.kind == "auto" and target is not None and self.model is None):
             return None
         model = self.model or embedded_draft()
@@ -59,6 +59,16 @@ class DraftChoice:
     def lookup(self, policy: LookupPolicy) -> PolicedLookup | None:
         """Returns the lookup used before the draft model in one request, or None if only the model drafts."""
         return None if self.kind in ("model", "eagle") else PolicedLookup(policy)
+
+
+def _shipped_head(target: str | None) -> str:
+    head = embedded_head()
+    if head is None or target is not None:
+        raise CheckpointError(
+            "draft: the EAGLE head that is shipped is the embedded target's; name another target's with --draft_model"
+            " (docs/drafts.md)"
+        )
+    return head
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +111,9 @@ class ModelConfig:
     @property
     def draft_model(self) -> str | None:
         """The draft model's checkpoint, or None if n-gram lookup drafts."""
-        lookup_alone = self.backend == "toy" and self.draft.kind != "eagle" and self.draft.model is None
-        return None if lookup_alone else self.draft.resolve(self.model)
+        if self.backend == "toy" and self.draft.model is None:  # checkpoints are not for it
+            return "head" if self.draft.kind == "eagle" else None
+        return self.draft.resolve(self.model)
 
 
 @dataclass(frozen=True, slots=True)

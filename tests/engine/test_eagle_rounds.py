@@ -143,8 +143,7 @@ def test_a_drafter_is_chosen_by_its_model_and_served_beside_a_target_alone() -> 
         assert await loaded(config("hybrid", "miss=0.1")) == "ToyRunner"
         with pytest.raises(ValueError, match="eagle needs an EAGLE-3 head"):
             await loaded(config("eagle", "miss=0.1"))
-        with pytest.raises(ValueError, match="no EAGLE head is shipped"):
-            await loaded(config("eagle", None))
+        assert await loaded(config("eagle", None)) == "ToyHead"
         batcher = Batcher("test")
         try:
             drafting = await load_drafting(config("eagle", "head"), batcher)

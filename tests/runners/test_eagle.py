@@ -417,8 +417,8 @@ def test_a_head_of_another_target_is_refused_by_what_differs(target: Path, tmp_p
 
 
 def test_whoever_cannot_serve_a_head_says_who_can(target: Path, folder: Path) -> None:
-    with pytest.raises(CheckpointError, match="no EAGLE head is shipped; name one with --draft_model"):
-        DraftChoice("eagle").resolve()
+    with pytest.raises(CheckpointError, match="is the embedded target's; name another target's with --draft_model"):
+        DraftChoice("eagle").resolve("another target")
     with pytest.raises(ValueError, match="eagle needs an EAGLE-3 head"):
         with_pair(models(target, "off", "float32", DraftChoice("eagle", str(target))), lambda *_: None)
     with pytest.raises(ValueError, match="leave --tp_degree out"):

@@ -336,5 +336,5 @@ def test_evaluate_measures_every_kind_and_writes_the_card(
     assert total["tokens_per_round"] > 1.3, "no better than chance"
     assert json.loads((head / "acceptance.json").read_text()) == [greedy, sampled]
     card = (head / "README.md").read_text()
-    assert "EAGLE-3 head" in card and "| prose, raw |" in card and "700,000" in card
+    assert "EAGLE-3 head" in card and "| prose, raw |" in card and "This head saw 1,488 tokens" in card
     assert evaluation.main(["--draft_model", str(tmp_path), "--target_model", str(target)]) == 2

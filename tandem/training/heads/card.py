@@ -19,17 +19,20 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+_LICENCES = {"SmolLM2-135M-Instruct": "license: apache-2.0\n"}
+
+
 def _front(found: dict[str, Any]) -> str:
     target = found["target"]
     return f"""---
-base_model: {target}
+{_LICENCES.get(target, "")}base_model: {target}
 tags: [speculative-decoding, eagle3]
 ---
 
 # An EAGLE-3 head for {target}
 
-One decoder layer that reads hidden states of {target} and drafts its next tokens. It works with this target alone, and
-the output stays the target's own. With Tandem:
+One decoder layer that reads hidden states of its target and drafts the next tokens. It works with this target alone,
+and the output stays the target's own. With Tandem:
 
     python main.py --role fused_target --model TARGET --draft eagle --draft_model FOLDER
 

@@ -1,0 +1,83 @@
+"""The shipped EAGLE-3 head: small, of the embedded target, and worth having."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tandem.checkpoints.head_config import is_head
+from tandem.checkpoints.locate import (
+    EMBEDDED_DRAFT,
+    EMBEDDED_HEAD,
+    CheckpointError,
+    embedded_head,
+    find,
+    weights_revision,
+)
+from tandem.comparison.measuring.workloads import built_in_prompts
+from tandem.engine.batcher import Batcher
+from tandem.engine.generators import fused_generator
+from tandem.engine.loading import DraftChoice, ModelConfig, load_pair
+from tandem.runners.eagle.files import read_head
+from tandem.runners.loading import Execution, Shape
+from tandem.speculation.types import Chunk, GenerationRequest, SamplingParams, SpeculationStats
+from tests.runners import real
+
+
+def test_all_shipped_weights_together_are_at_most_40_megabytes() -> None:
+    files = [file for folder in (EMBEDDED_DRAFT, EMBEDDED_HEAD) for file in folder.iterdir()]
+    assert sum(file.stat().st_size for file in files) <= 40_000_000
+
+
+def test_it_is_the_default_head_of_the_embedded_target_alone() -> None:
+    assert DraftChoice("eagle").resolve() == embedded_head() == str(EMBEDDED_HEAD) and is_head(EMBEDDED_HEAD)
+    with pytest.raises(CheckpointError, match="the EAGLE head that is shipped is the embedded target's"):
+        DraftChoice("eagle").resolve("another target")
+    training = json.loads((EMBEDDED_HEAD / "training.json").read_text())
+    assert training["target"] == weights_revision(find(None))
+    head, own_embedding = read_head(EMBEDDED_HEAD)
+    assert own_embedding is None and head.config.draft_vocab_size == training["columns"] == 6144
+
+
+def test_the_card_tells_what_was_measured() -> None:
+    card = (EMBEDDED_HEAD / "README.md").read_text()
+    figures = json.loads((EMBEDDED_HEAD / "acceptance.json").read_text())
+    training = json.loads((EMBEDDED_HEAD / "training.json").read_text())
+    assert "license: apache-2.0" in card and f"{training['train_tokens']:,} tokens" in card
+    assert [one["temperature"] for one in figures] == [0.0, 0.8]
+    for one in figures:
+        for name, kind in one["kinds"].items():
+            assert f"| {name} | {kind['tokens']} |" in card and f"| {kind['tokens_per_round']:.2f} |" in card
+    for shares in training["held_out_acceptance"].values():
+        assert f"{shares[0]:.3f}" in card
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_fused_target_drafts_with_it_and_says_what_plain_decoding_says(temperature: str) -> None:
+    """Acceptance far below what the card says, so that other machines' low bits don't matter; far above chance."""
+    prompt = built_in_prompts(("counting_and_lists",), 1)[0]
+    sampling = SamplingParams(temperature=float(temperature), seed=3 if temperature else 0)
+    tokens = real.tokenizer().encode(prompt.text, prompt.chat)
+    expected, _ = real.plain(real.target("float32"), tokens, 32, sampling)
+
+    async def said() -> tuple[list[int], SpeculationStats]:
+        batcher, stats, found = Batcher("test"), SpeculationStats(), list[int]()
+        choice = DraftChoice("eagle")
+        models = ModelConfig(
+            Execution("cpu", "float32", 2, compile="native"), Shape(1, 256, 4), draft=choice, default_k=4
+        )
+        try:
+            target, head = await load_pair(models, batcher)
+            generator = fused_generator(target, head, 4, choice)
+            request = GenerationRequest(text=prompt.text, chat=prompt.chat, sampling=sampling, max_new_tokens=32)
+            async for part in generator.generate(request, stats):
+                found += part.token_ids if isinstance(part, Chunk) else ()
+        finally:
+            await batcher.close()
+        return found, stats
+
+    found, stats = asyncio.run(said())
+    assert found == list(expected)
+    assert stats.accepted > stats.drafted / 4
