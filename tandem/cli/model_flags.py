@@ -46,7 +46,7 @@ MODELS = Group(
             default="off",
             metavar="off|on|L1,L2,L3",
             help="the hidden states after these layers go with verdicts to EAGLE-3 heads of draft workers; on: after"
-            " those that heads usually read; prompts' prefixes are not kept then (default: off)",
+            " those that heads usually read; not with graphs (default: off)",
         ),
         flag(
             "feature_format",

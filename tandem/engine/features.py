@@ -80,4 +80,7 @@ def hand_out(runner: Runner, layers: tuple[int, ...]) -> HandedFeatures:
     if not all(1 <= layer <= runner.layer_count for layer in chosen):
         given = ", ".join(map(str, chosen))
         raise ValueError(f"hand_out_features: layers {given} are not all within 1 to {runner.layer_count}")
-    return HandedFeatures(chosen, runner.hidden_size, runner.hand_out(chosen))
+    try:
+        return HandedFeatures(chosen, runner.hidden_size, runner.hand_out(chosen))
+    except ValueError as error:
+        raise ValueError(f"hand_out_features: not with these steps, use --compile native or off: {error}") from None

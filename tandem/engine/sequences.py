@@ -66,7 +66,7 @@ class Engine:
     async def hand_out_features(self, layers: Sequence[int] = ()) -> None:
         """Makes verdicts have features where rows ask for them, once, before any sequence. Raises ValueError.
 
-        `layers`: the usual ones by default (see tandem/checkpoints/head_config.py). Prefixes are not kept then.
+        `layers`: the usual ones by default (see tandem/checkpoints/head_config.py).
         """
         self.features = await self.batcher.on_device(hand_out, self.runner, tuple(layers))
         self.verify = functools.partial(self.features.verify, self.verify)

@@ -36,12 +36,15 @@ class ToyRemoteHead(ToyRunner):
 
     def __init__(self, limits: Limits, config: ToyConfig) -> None:
         super().__init__(limits, config)
-        self.hands_out = True  # its pages would lack features
         self._inboxes: dict[int, FeatureInbox] = {}
         self._first, self._end = [0] * limits.slots, [0] * limits.slots
         self._rows = np.zeros(self.digests.shape, dtype=np.int64)  # what it cached; negative where that was a guess
         self._own = np.zeros_like(self.digests)
         self._drafted = np.full(self.digests.shape, -1, dtype=np.int64)
+
+    @property
+    def page_bytes(self) -> int:
+        return 0  # a page would lack what it cached, and what the target sends only once
 
     @property
     def identity(self) -> RunnerIdentity:

@@ -16,6 +16,7 @@ from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator, plain_generator
 from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load, load_pair
+from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import TargetSequence
 from tandem.runners.eagle.files import write_head
 from tandem.speculation.depth import Pipeline
@@ -116,11 +117,14 @@ def test_requests_that_share_steps_get_the_targets_own_tokens(target: Path, fold
 
 
 @pytest.mark.parametrize("how", ["native", "off"])
-def test_features_are_the_same_bits_from_a_prefill_a_verdict_and_a_shared_step(target: Path, how: str) -> None:
+def test_features_are_the_same_bits_from_a_prefill_a_verdict_a_shared_step_and_a_kept_prefix(
+    target: Path, how: str
+) -> None:
     async def test() -> None:
-        async with served(target, how, "bfloat16") as (site, loaded):
+        async with served(target, how, "bfloat16") as (site, _):
             engine = site.engine
-            assert engine is not None and engine.features is not None and loaded.runner.page_bytes == 0  # type: ignore[attr-defined]
+            assert engine is not None and engine.features is not None
+            await share_prefixes([engine], PrefixSharing("all", 4), lambda: "")
             spec = engine.features.spec(LAYERS, FeatureFormat.BFLOAT16)
             text = [60 + 7 * i % 150 for i in range(30)]
 
@@ -137,17 +141,21 @@ def test_features_are_the_same_bits_from_a_prefill_a_verdict_and_a_shared_step(t
                 engine.slots.release(slot)
                 return whole
 
+            copied: list[int] = []
+
             async def filled(tokens: list[int]) -> bytes:
                 slot = await engine.slots.acquire()
                 sequence = TargetSequence(engine, slot)
-                await sequence.fill(tokens[:-1])
+                copied.append(await sequence.fill(tokens[:-1]))
                 whole = await sequence.features(spec, 0, len(tokens) - 1)
+                sequence.release()
                 engine.slots.release(slot)
                 return whole
 
             alone = await verdicts(text)
             assert len(alone) == (len(text) - 1) * spec.position_bytes and len(set(alone)) > 100
             assert await filled(text) == alone
+            assert await filled(text) == alone and copied[0] < copied[1]  # by then from the pages of a prefix
             together = await asyncio.gather(verdicts(text), verdicts(text[::-1]))
             assert together[0] == alone
 

@@ -11,6 +11,7 @@ import pytest
 
 from tandem.engine.drafting import check_has_target
 from tandem.engine.loading import ModelConfig
+from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.toy import ToyRunner
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.features import FeatureFormat, FeatureInbox, FeatureSpec, FeatureWish
@@ -213,3 +214,47 @@ def test_number_formats_lose_what_they_say() -> None:
         allowed = scale if number_format is FeatureFormat.BFLOAT16 else scale.max(axis=-1, keepdims=True)
         assert (off <= 1.001 * most * allowed).all() and off.max() > 0
         assert spec.encode(spec.decode(data).reshape(50, 2, 64)) == data  # what was rounded stays
+
+
+def test_a_prefix_that_is_copied_brings_its_features() -> None:
+    async def test() -> None:
+        prompt = [*PROMPT, *PROMPT]
+        async with target_site(target(), features=()) as site, distributed(site.address, config=head_config()) as made:
+            assert site.engine
+            await share_prefixes([site.engine], PrefixSharing("all", 1), lambda: "")
+            for again in (False, True):
+                got = await answer(made[0].generate, ids(prompt, 30))
+                stats = got.completion.stats
+                assert got.token_ids == oracle(prompt, GREEDY, 30) and stats.accepted == stats.drafted > 0
+                assert (stats.cached_prompt_tokens > 0) == again
+
+    run(test())
+
+
+class FixedSteps(ToyRunner):
+    """A target whose steps were made before anybody asked for features."""
+
+    def hand_out(self, layers: Any) -> Any:
+        raise ValueError("graphs were made without them")
+
+
+def test_a_target_that_cannot_hand_out_says_so_by_name() -> None:
+    async def refusal(runner: Any, layers: tuple[int, ...] = ()) -> str:
+        with pytest.raises(ValueError) as refused:
+            async with target_site(runner, features=layers):
+                pass
+        return str(refused.value)
+
+    async def test() -> None:
+        assert "use --compile native or off: graphs were made" in await refusal(target(kind=FixedSteps))
+        assert "layers 1, 9 are not all within 1 to 3" in await refusal(target(), (1, 9))
+        assert "steps hand out no hidden states" in await refusal(Bare(target()))
+
+    run(test())
+
+
+class Bare:
+    """A runner without anything but the protocol's."""
+
+    def __init__(self, runner: ToyRunner) -> None:
+        self.limits, self.identity, self.shapes = runner.limits, runner.identity, runner.shapes
