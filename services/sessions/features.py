@@ -6,7 +6,10 @@ from tandem.engine.features import OPENING_BYTES
 from tandem.engine.sequences import Engine, TargetSequence
 from tandem.rpc.wire_features import feature_format_from_wire
 from tandem.speculation.features import FeatureSpec
+from tandem.speculation.types import InvalidField
 from tandem.v1 import target_verifier_pb2 as pb
+
+MOST_LAYERS = 8
 
 
 def features_granted(engine: Engine, request: pb.OpenSessionRequest) -> FeatureSpec | None:
@@ -14,6 +17,8 @@ def features_granted(engine: Engine, request: pb.OpenSessionRequest) -> FeatureS
 
     Raises InvalidField.
     """
+    if len(request.features.layers) > MOST_LAYERS:
+        raise InvalidField("features.layers", f"{len(request.features.layers)} exceed {MOST_LAYERS}")
     if engine.features is None or not request.HasField("features"):
         return None
     return engine.features.spec(request.features.layers, feature_format_from_wire(request.features.format))

@@ -125,6 +125,7 @@ BEYOND: dict[str, list[tuple[str, str, Any, int]]] = {
         f"OpenSessionRequest.{name}": [(TARGET, "OpenSession", changed(opening(), **{name: "x" * 257}), 256)]
         for name in ("tokenizer_sha256", "weights_revision", "dtype", "adapter", "adapter_revision")
     },
+    "FeatureRequest.layers": [(TARGET, "OpenSession", changed(opening(), features={"layers": [1] * 9}), 8)],
     "VerifyRequest.session_id": [(TARGET, "Verify", verifying(session_id="x" * (256 * 1024)), 256 * 1024)],
     "VerifyRequest.draft_tokens": [(TARGET, "Verify", verifying(draft_tokens=[1] * (MOST + 1)), MOST)],
     "VerifyRequest.distributions": [
