@@ -58,7 +58,7 @@ def test_with_tls_a_server_listens_for_other_machines(tmp_path):
         (["--max_message_bytes", "1"], "max_message_bytes: 1 is below 1024"),
         (["--draft_host", "h:1", "--tls_server_name", "x"], "tls_server_name: given without tls_ca"),
         (["--draft_host", "h:1", "--token_env", "TANDEM_ABSENT"], "token_env: TANDEM_ABSENT holds no token"),
-        (["--token_env", "TANDEM_ABSENT"], "token_env: without --draft_host no server is called"),
+        (["--token_env", "TANDEM_ABSENT"], "token_env: without --draft_host or --prefill no server is called"),
     ],
 )
 def test_what_is_wrong_with_a_flag_is_said_in_one_line(capsys, flags, said):
