@@ -96,7 +96,7 @@ MUTANTS = (
     caught(
         "an opening never waits",
         "tandem.services.target_verifier:TargetVerifierService._slot",
-        "await self._engine.slots.acquire(self._opening_seconds, key)",
+        "await self._engine.slots.acquire(self._opening_seconds, key, total)",
         "self._engine.slots.take()",
         partial(test_openings.test_openings_are_not_starved_by_callers_that_generate_without_a_pause, 30.0),
     ),
