@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tandem.checkpoints.head_config import HeadConfig
 from tandem.cli import main
@@ -31,6 +32,7 @@ from tandem.runners.torch.graph_model import GraphModel
 from tandem.runners.torch.graph_modules import PrefillModule, VerifyModule
 from tandem.runners.torch.graph_runner import GraphRunner
 from tandem.runners.torch.graphs import CompileStatistics, Graph, TorchCompiler
+from tandem.runners.torch.kernels import ATTENTION, register_attention
 from tandem.runners.torch.model import TorchModel
 from tandem.speculation.types import Rule, SamplingParams
 from tests.runners import stablehlo
@@ -352,9 +354,11 @@ def test_a_step_that_hands_out_features_has_the_bits_of_one_that_does_not(dtype:
 
 
 def test_features_of_a_graph_are_those_of_module_code() -> None:
-    ours = own_model(torch.float32)
-    theirs = TorchModel(copy.deepcopy(module("llama", torch.float32, False)), *CACHE, packed=False)
-    wanted, found = theirs.hand_out((1, 0, 1)), ours.hand_out((1, 0, 1))
+    register_attention()
+    deep = LlamaForCausalLM._from_config(LlamaConfig(**SIZES | {"num_hidden_layers": 3}), attn_implementation=ATTENTION)
+    ours = GraphModel(copy.deepcopy(deep.eval().requires_grad_(False)), *CACHE)
+    theirs = TorchModel(deep, *CACHE, packed=False)
+    wanted, found = theirs.hand_out((1, 2, 3)), ours.hand_out((1, 2, 3))
     rows = torch.tensor([[1, 8, 2, *PROMPT[8:12]], [0, 0, 0, *PROMPT[:4]]], dtype=torch.int32)
     VerifyModule(ours, ours.slots.length)(ours.buffers, rows)
     theirs.forward([1, 0], rows[:, 3:].long(), rows[:, 1].long())
