@@ -20,7 +20,8 @@ from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load, load_draft, load_pair
+from tandem.engine.loading import Loaded, load, load_draft, load_pair
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.eagle.files import read_head, write_head
 from tandem.runners.eagle.load import load_head

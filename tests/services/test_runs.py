@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.engine.loading import DraftChoice
+from tandem.engine.model_config import DraftChoice
 from tandem.rpc.wire_runs import run_message_to_wire
 from tandem.runners.toy import ToyConfig
 from tandem.services.lifecycle import NotAccepting
