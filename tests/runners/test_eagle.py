@@ -164,6 +164,14 @@ def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path,
             after = logits_of(runner)
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
             assert features.values[0, :13].abs().sum() > 0
+            runner.prefill([PrefillRow(0, 0, tuple(range(60, 60 + PAGE)))])
+            kept = features.values[0, :PAGE].clone()
+            sender, receiver = runner.page_store(1), runner.page_store(1)
+            sender.save(0, 0, [0])
+            assert len(sender.read(0)) == runner.page_bytes
+            receiver.write(0, sender.read(0))
+            receiver.load(1, 0, [0])
+            assert receiver.read(0) == sender.read(0) and torch.equal(features.values[1, :PAGE], kept)
         finally:
             await batcher.close()
 
