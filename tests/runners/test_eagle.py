@@ -164,7 +164,8 @@ def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path,
             after = logits_of(runner)
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
             assert features.values[0, :13].abs().sum() > 0
-            runner.prefill([PrefillRow(0, 0, tuple(range(60, 60 + PAGE)))])
+            for first in range(0, PAGE, 8):
+                runner.prefill([PrefillRow(0, first, tuple(range(60 + first, 68 + first)))])
             kept = features.values[0, :PAGE].clone()
             sender, receiver = runner.page_store(1), runner.page_store(1)
             sender.save(0, 0, [0])
