@@ -216,15 +216,15 @@ MISTAKES = (
     Mistake(
         "padding rows write where nothing is",
         "tandem.planning.memory:kv_bytes",
-        "(load.batch + 1)",
-        "load.batch",
+        "(load.batch + 1) * (load.length + max(load.chunk, load.drafts + 1))",
+        "load.batch * (load.length + max(load.chunk, load.drafts + 1))",
         "planning/test_memory.py::test_the_cache_has_a_spare_row_and_room_behind_the_last_position",
     ),
     Mistake(
         "the room behind the last position is a token short",
         "tandem.planning.memory:kv_bytes",
-        "load.drafts + 1",
-        "load.drafts",
+        "max(load.chunk, load.drafts + 1)",
+        "max(load.chunk, load.drafts)",
         "planning/test_memory.py::test_the_cache_has_a_spare_row_and_room_behind_the_last_position",
     ),
 )

@@ -14,8 +14,9 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.kv_memory import KVMemory, limit_kv_memory
+from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
-from tandem.engine.sequences import Engine, LocalVerifier, ModelDrafter
+from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.engine.slots import NoFreeSlot, SlotPool
 from tandem.runners.protocol import PrefillRow, RowFailed, VerifyRow
 from tandem.runners.toy import ToyConfig, ToyRunner
