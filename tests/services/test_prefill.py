@@ -67,7 +67,7 @@ def test_a_long_prompt_is_computed_elsewhere_and_only_its_end_here(sampling: Sam
             assert engine.runner.processed == REST
             assert worker.runner.processed == WHOLE
             assert counted(engine).pages == WHOLE // PAGE and fallbacks(engine) == {}
-            assert counted(engine).bytes == WHOLE // PAGE * PAGE * 8
+            assert counted(engine).bytes == WHOLE // PAGE * engine.runner.page_bytes
             short = PROMPT[-20:]
             assert await said(engine, short, sampling) == (truth(short, sampling), 0)
             assert worker.faults.asked == 1, "a short prompt is processed in place"

@@ -182,5 +182,5 @@ def test_metrics_count_tokens_under_vllms_names_and_show_the_memory() -> None:
     labels = '{engine="0",model_name="toy"}'
     assert f"vllm:prefix_cache_queries_total{labels} {2 * (len(PROMPT) - 1)}.0" in shown
     assert f"vllm:prefix_cache_hits_total{labels} {WHOLE}.0" in shown
-    assert 'tandem:prefix_cache_bytes{of="target"} 2304.0' in shown
-    assert 'tandem:prefix_cache_limit_bytes{of="target"} 1.04832e+06' in shown
+    assert 'tandem:prefix_cache_bytes{of="target"} 2432.0' in shown
+    assert 'tandem:prefix_cache_limit_bytes{of="target"} 1.048192e+06' in shown
