@@ -84,6 +84,7 @@ class RemoteEagleRunner(EagleRunner):
         """Like EagleRunner._fused; the head's own states where features have not come."""
         which, before = self._tensor(slots), (positions - 1).clamp(0, self._own.shape[1] - 1)
         come = (positions - 1 >= self._firsts[which][:, None]) & (positions - 1 < self._ends[which][:, None])
+        come |= positions == 0  # no feature is before the first token, and no state
         return torch.where(come[..., None], super()._fused(slots, positions), self._own[which[:, None], before])
 
     def _step(self, slots: list[int], tokens: Tensor, hidden: Tensor, positions: Tensor, last: Tensor) -> Tensor:
