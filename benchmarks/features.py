@@ -19,7 +19,8 @@ from pathlib import Path
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
 from tandem.engine.batcher import Batcher
-from tandem.engine.loading import ModelConfig, load
+from tandem.engine.loading import load
+from tandem.engine.model_config import ModelConfig
 from tandem.engine.sequences import Engine, TargetSequence
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.features import FeatureFormat, FeatureSpec

@@ -54,7 +54,8 @@ def resident_mib() -> float:
 async def loaded(settings: Settings, slots: int, length: int) -> tuple[Any, Any]:
     """The engine of the embedded target with slots of `length` tokens, and its batcher."""
     from tandem.engine.batcher import Batcher
-    from tandem.engine.loading import ModelConfig, load
+    from tandem.engine.loading import load
+    from tandem.engine.model_config import ModelConfig
     from tandem.runners.loading import Execution, Shape
 
     batcher = Batcher("benchmark")

@@ -22,7 +22,8 @@ from pathlib import Path
 from benchmarks.arguments import Parser, positive
 from benchmarks.keeping import kept
 from tandem.engine.batcher import Batcher
-from tandem.engine.loading import ModelConfig, load
+from tandem.engine.loading import load
+from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.runners.loading import Execution, Shape

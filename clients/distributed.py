@@ -10,7 +10,7 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fixed_length, stop_tokens, worker_info
-from tandem.engine.loading import ModelConfig
+from tandem.engine.model_config import ModelConfig
 from tandem.rpc.credentials import Credentials
 from tandem.rpc.endpoint_pool import Persistence
 from tandem.rpc.errors import TandemError

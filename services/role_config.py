@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tandem.clients.remote_prefill import PrefillConfig
 from tandem.engine.generator import RequestDefaults
-from tandem.engine.loading import ModelConfig
+from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing
 from tandem.engine.slots import MAX_WAITING
 from tandem.engine.step_watch import StepBound

@@ -25,7 +25,8 @@ from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting, drafting_info, load_drafting
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
+from tandem.engine.loading import Loaded
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.sequences import Engine
 from tandem.engine.structures import Structures
 from tandem.rpc.channel import DRAFT, FUSED, TARGET, open_channel, stub

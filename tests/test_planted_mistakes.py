@@ -264,7 +264,7 @@ def test_a_place_that_is_gone_is_no_catch() -> None:
         pass
     with pytest.raises(PlaceGone, match="there is no"):
         function_at("tandem.engine.slots:SlotPool.no_such_method")
-    with planted("x", where, "turn.set_result(slot)", "turn.set_result(0)"):
+    with planted("x", where, "self.memory.release(slot)", "pass"):
         assert function_at(where).__code__ is not code
     assert function_at(where).__code__ is code
     assert not issubclass(PlaceGone, AssertionError)
@@ -277,7 +277,7 @@ def test_a_mistake_that_nobody_notices_fails_its_test(tmp_path: Path) -> None:
     harmless = """MISTAKES = tuple(
     Mistake(name, "tandem.engine.slots:SlotPool.release", old, old,
             "engine/test_slots.py::test_the_lowest_free_slot_is_handed_out")
-    for name, old in (("harmless", "turn.set_result(slot)"), ("gone", "no such text"))
+    for name, old in (("harmless", "self.memory.release(slot)"), ("gone", "no such text"))
 )\n"""
     copy = tmp_path / "test_copy.py"
     copy.write_text(text[:begin] + harmless + text[end:], encoding="utf-8")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tandem.clients.terminal import ClientConfig
     from tandem.comparison.analysis.advice import AdviceConfig
     from tandem.engine.compile_ahead import CompileConfig
-    from tandem.engine.loading import ModelConfig
+    from tandem.engine.model_config import ModelConfig
     from tandem.planning.plan import PlanConfig
     from tandem.rpc.credentials import Credentials
     from tandem.runners.nxdi.settings import NxdiSettings
@@ -38,7 +38,7 @@ DEFAULT_MAX_DRAFT = 5  # default maximum of draft tokens per round on a server
 def model_config(args: argparse.Namespace, model: str | None) -> ModelConfig:
     """Builds the configuration of a role's models: where they run and in which shape."""
     from tandem.checkpoints.adapters import adapter_choices
-    from tandem.engine.loading import DraftChoice, ModelConfig
+    from tandem.engine.model_config import DraftChoice, ModelConfig
     from tandem.runners.loading import Execution, Shape
     from tandem.runners.torch.buckets import RequestedBuckets
     from tandem.speculation.features import FeatureFormat, FeatureWish

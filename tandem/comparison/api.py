@@ -72,6 +72,9 @@ class Settings(TypedDict, total=False):
     hand_out_features: str
     feature_format: str
     feature_context: int | None
+    adapters: str | None
+    draft_adapters: str | None
+    adapter: str
     pipeline: str
     timeout_s: float
     startup_timeout_s: float

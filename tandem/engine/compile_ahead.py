@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tandem.checkpoints.locate import Checkpoint, find
-from tandem.engine.loading import ModelConfig
+from tandem.engine.model_config import ModelConfig
 from tandem.engine.rank_processes import end_with_rank_0, rank_processes
 from tandem.runners.backends import backend_named
 from tandem.runners.loading import load_runner, prepared_platform

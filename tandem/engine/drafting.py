@@ -8,14 +8,8 @@ from functools import partial
 from tandem.checkpoints.tokenizers import Tokenizer
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import default_length, draft_name, drafter_health, make_drafter
-from tandem.engine.loading import (
-    DraftChoice,
-    Loaded,
-    ModelConfig,
-    load_draft,
-    load_draft_adapters,
-    load_target_tokenizer,
-)
+from tandem.engine.loading import Loaded, load_draft, load_draft_adapters, load_target_tokenizer
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.slots import NoFreeSlot
 from tandem.runners.features import TakesFeatures
 from tandem.runners.protocol import RowFailed

@@ -6,7 +6,8 @@ import logging
 import signal
 
 from tandem.engine.batcher import Batcher
-from tandem.engine.loading import ModelConfig, load, load_pair
+from tandem.engine.loading import load, load_pair
+from tandem.engine.model_config import ModelConfig
 from tandem.engine.rank_processes import end_with_rank_0
 from tandem.runners.torch.tensor_parallel import Leader, follow
 

@@ -10,8 +10,9 @@ from tandem.checkpoints.tokenizers import same_tokens
 from tandem.engine.fused_rounds import FusedPair, FusedRounds
 from tandem.engine.generator import Fallback, Generator
 from tandem.engine.head_sequences import HeadSequence
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, UnfusedPair
+from tandem.engine.loading import Loaded, UnfusedPair
 from tandem.engine.local_run import LocalRunVerifier
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import DraftSequence, ModelDrafter
 from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.runners.features import TakesFeatures

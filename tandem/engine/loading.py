@@ -6,114 +6,19 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, field, replace
 
-from tandem.checkpoints.adapters import AdapterChoice
 from tandem.checkpoints.gguf_cache import unpacked
-from tandem.checkpoints.locate import Checkpoint, CheckpointError, embedded_draft, embedded_head
+from tandem.checkpoints.locate import Checkpoint, CheckpointError
 from tandem.checkpoints.tokenizers import HuggingFaceTokenizer, Tokenizer, same_tokens
 from tandem.engine.batcher import CLOSE_SECONDS, Batcher
+from tandem.engine.model_config import ModelConfig
 from tandem.engine.sequences import Engine
 from tandem.engine.structures import Structures
-from tandem.runners.backends import BACKENDS, Backend, BackendSettings, LoadRequest, Unfused, backend_named
-from tandem.runners.loading import Execution, Shape, prepared_platform, transformers_logging
+from tandem.runners.backends import Backend, LoadRequest, Unfused, backend_named
+from tandem.runners.loading import prepared_platform, transformers_logging
 from tandem.runners.protocol import Fuses, Runner
 from tandem.runners.startup import Startup
-from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink, Ranks
-from tandem.speculation.features import FeatureWish
-from tandem.speculation.lookup_policy import LookupPolicy, PolicedLookup
-
-DRAFTS = ("auto", "hybrid", "model", "eagle", "ngram")
-
-
-@dataclass(frozen=True, slots=True)
-class DraftChoice:
-    """The kind of drafter: "ngram" lookup, a "model" (named by `model`), or "hybrid": lookup first, else the model.
-
-    The model may be an EAGLE-3 head of the target; "eagle" insists on one, the shipped one by default.
-    "auto" is hybrid if a model is named, or if the target is the embedded one and its draft is shipped; else ngram.
-    `branches`: drafts for a target that never waits may branch at the model's second choices. `features`: how a head
-    elsewhere wants its target's.
-    """
-
-    kind: str = "auto"
-    model: str | None = None
-    branches: bool = False
-    features: FeatureWish = field(default_factory=FeatureWish)
-
-    def __post_init__(self) -> None:
-        if self.kind not in DRAFTS:
-            raise ValueError(f"draft: {self.kind!r} is not one of {', '.join(DRAFTS)}")
-        if self.kind == "ngram" and self.model:
-            raise ValueError("draft: ngram needs no draft_model; leave one of the two out")
-
-    def resolve(self, target: str | None = None) -> str | None:
-        """Returns the draft model's checkpoint for `target`, or None for n-gram lookup. Raises CheckpointError."""
-        if self.kind == "eagle" and self.model is None:
-            return _shipped_head(target)
-        if self.kind == "ngram" or (self.kind == "auto" and target is not None and self.model is None):
-            return None
-        model = self.model or embedded_draft()
-        if model is None and self.kind in ("model", "hybrid"):
-            raise CheckpointError("draft: no draft model is shipped; name one with --draft_model, or use --draft ngram")
-        return model
-
-    def lookup(self, policy: LookupPolicy) -> PolicedLookup | None:
-        """Returns the lookup used before the draft model in one request, or None if only the model drafts."""
-        return None if self.kind in ("model", "eagle") else PolicedLookup(policy)
-
-
-def _shipped_head(target: str | None) -> str:
-    head = embedded_head()
-    if head is None or target is not None:
-        raise CheckpointError(
-            "draft: the EAGLE head that is shipped is the embedded target's; name another target's with --draft_model"
-            " (docs/drafts.md)"
-        )
-    return head
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The models that a role runs, the backend and device, and their shape. `settings`: those of that backend only.
-
-    `default_k`: draft tokens if a request does not set a number; None: chosen by measurement. `adapters`: those of the
-    target. `draft_adapters`: those of the draft model, which requests get by the same names. `hand_out_features`: after
-    how many layers the target hands out hidden states; empty: the usual ones.
-    """
-
-    execution: Execution = field(default_factory=Execution)
-    shape: Shape = field(default_factory=Shape)
-    model: str | None = None
-    draft: DraftChoice = field(default_factory=DraftChoice)
-    backend: str = "torch"
-    default_k: int | None = 3
-    settings: BackendSettings | None = None
-    adapters: tuple[AdapterChoice, ...] = ()
-    draft_adapters: tuple[AdapterChoice, ...] = ()
-    hand_out_features: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise ValueError(f"backend: {self.backend!r} is not one of {', '.join(BACKENDS)}")
-        if self.settings is not None and self.settings.backend != self.backend:
-            raise ValueError(f"settings: those of backend {self.settings.backend} do not fit {self.backend}")
-        if self.backend == "torch":
-            _ = self.ranks
-
-    @property
-    def ranks(self) -> Ranks:
-        """This process among those that share the target. Raises ValueError."""
-        return Ranks.from_environment(self.execution.tp_degree)
-
-    def load_request(self, verifies: bool = True, sole_model: bool = False) -> LoadRequest:
-        """What a backend is asked to load."""
-        return LoadRequest(self.execution, self.shape, self.settings, verifies, sole_model)
-
-    @property
-    def draft_model(self) -> str | None:
-        """The draft model's checkpoint, or None if n-gram lookup drafts."""
-        if self.backend == "toy" and self.draft.model is None:  # checkpoints are not for it
-            return "head" if self.draft.kind == "eagle" else None
-        return self.draft.resolve(self.model)
+from tandem.runners.torch.tensor_parallel import DRAFT, TARGET, Leader, RankLink
+from tandem.speculation.lookup_policy import LookupPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,10 +244,12 @@ class ToyPages:
         self._digests[slot, start:end] = self._features[list(pages)].reshape(-1)
 
     def read(self, page: int) -> bytes:
-        return self._memory[page].tobytes()
+        return self._memory[page].tobytes() + self._features[page].tobytes()
 
     def write(self, page: int, data: bytes) -> None:
-        self._memory[page] = np.frombuffer(data, dtype=np.int64)
+        tokens = self._memory[page].nbytes
+        self._memory[page] = np.frombuffer(data[:tokens], dtype=np.int64)
+        self._features[page] = np.frombuffer(data[tokens:], dtype=np.uint32)
 
 
 class ToyTokenizer:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.comparison.measuring.workloads import Prompt, built_in_prompts
-from tandem.engine.loading import DraftChoice, ModelConfig
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import SamplingParams
 from tandem.training.acceptance.measure import AcceptConfig, PairMeasurement, measure

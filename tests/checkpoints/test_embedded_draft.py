@@ -15,8 +15,9 @@ from tandem.checkpoints.locate import EMBEDDED_DRAFT, embedded_draft, find, freq
 from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import make_drafter
-from tandem.engine.loading import DraftChoice, load_tokenizer
 from tandem.engine.loading import Loaded as LoadedModel
+from tandem.engine.loading import load_tokenizer
+from tandem.engine.model_config import DraftChoice
 from tandem.engine.sequences import Engine
 from tandem.runners.loading import Execution, Shape, load_runner
 from tandem.speculation.types import SamplingParams

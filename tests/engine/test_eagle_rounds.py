@@ -11,7 +11,8 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import load_drafting
-from tandem.engine.loading import DraftChoice, ModelConfig, load_draft, load_pair
+from tandem.engine.loading import load_draft, load_pair
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.loading import Shape
 from tandem.runners.protocol import RowFailed, VerifyRow

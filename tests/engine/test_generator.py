@@ -12,7 +12,8 @@ import pytest
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import LONG_TEXT, Generator, check_tokens
 from tandem.engine.generators import fused_generator, plain_generator, target_info
-from tandem.engine.loading import DraftChoice, Loaded
+from tandem.engine.loading import Loaded
+from tandem.engine.model_config import DraftChoice
 from tandem.engine.sequences import Engine
 from tandem.runners.protocol import Limits
 from tandem.runners.toy import END, ToyConfig, ToyTokenizer, toy_logits

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import DraftChoice, ModelConfig, load_pair
+from tandem.engine.loading import load_pair
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.structures import Structures
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.native.runner import NativeRunner

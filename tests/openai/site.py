@@ -13,7 +13,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import DraftChoice, Loaded
+from tandem.engine.loading import Loaded
+from tandem.engine.model_config import DraftChoice
 from tandem.engine.sequences import Engine
 from tandem.engine.structures import Structures
 from tandem.rpc.channel import open_channel

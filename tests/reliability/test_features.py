@@ -13,7 +13,7 @@ from collections import Counter
 
 import pytest
 
-from tandem.engine.loading import DraftChoice, ModelConfig
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Shape
 from tandem.services.target_verifier import TargetVerifierService
 from tandem.speculation.depth import Pipeline

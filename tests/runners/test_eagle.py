@@ -20,7 +20,8 @@ from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load, load_draft, load_pair
+from tandem.engine.loading import Loaded, load, load_draft, load_pair
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.eagle.files import read_head, write_head
 from tandem.runners.eagle.load import load_head
@@ -163,6 +164,15 @@ def test_handing_out_features_changes_no_bit_of_the_targets_logits(target: Path,
             after = logits_of(runner)
             assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
             assert features.values[0, :13].abs().sum() > 0
+            for first in range(0, PAGE, 8):
+                runner.prefill([PrefillRow(0, first, tuple(range(60 + first, 68 + first)))])
+            kept = features.values[0, :PAGE].clone()
+            sender, receiver = runner.page_store(1), runner.page_store(1)
+            sender.save(0, 0, [0])
+            assert len(sender.read(0)) == runner.page_bytes
+            receiver.write(0, sender.read(0))
+            receiver.load(1, 0, [0])
+            assert receiver.read(0) == sender.read(0) and torch.equal(features.values[1, :PAGE], kept)
         finally:
             await batcher.close()
 

@@ -18,7 +18,8 @@ from tandem.checkpoints.head_config import HeadConfig
 from tandem.cli import main
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load_pair
+from tandem.engine.loading import Loaded, load_pair
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.eagle.files import write_head
 from tandem.runners.eagle.graph_runner import EagleGraphRunner
 from tandem.runners.eagle.runner import EagleRunner

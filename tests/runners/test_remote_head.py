@@ -15,7 +15,8 @@ import torch
 from tandem.checkpoints.locate import CheckpointError
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig, load, load_pair
+from tandem.engine.loading import Loaded, load, load_pair
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.engine.sequences import TargetSequence
 from tandem.runners.eagle.files import write_head

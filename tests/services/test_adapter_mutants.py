@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     caught(
         "a draft is filled with its adapter and proposes without",
-        "tandem.engine.model_drafter:DraftSequence.row",
+        "tandem.engine.model_drafter:DraftSequence._row",
         "adapter=self.adapter",
         "adapter=0",
         engine.test_a_draft_has_its_own_adapter_of_the_same_name_or_none_and_no_token_changes,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.engine.loading import DraftChoice, ModelConfig
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Shape
 from tandem.runners.toy import ToyConfig
 from tandem.speculation.depth import Pipeline

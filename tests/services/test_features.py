@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tandem.engine.drafting import check_has_target
-from tandem.engine.loading import ModelConfig
+from tandem.engine.model_config import ModelConfig
 from tandem.engine.prefix_cache import PrefixSharing, share_prefixes
 from tandem.runners.toy import ToyRunner
 from tandem.speculation.depth import Pipeline

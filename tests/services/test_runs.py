@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from tandem.engine.loading import DraftChoice
+from tandem.engine.model_config import DraftChoice
 from tandem.rpc.wire_runs import run_message_to_wire
 from tandem.runners.toy import ToyConfig
 from tandem.services.lifecycle import NotAccepting
@@ -168,16 +168,20 @@ def test_branches_cross_the_wire_and_change_no_token(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("tandem.rpc.run_stream.run_message_to_wire", noted)
     config = replace(draft_config("", 4, 160, None), draft=DraftChoice("model", "miss=0.3", branches=True))
 
-    async def test() -> None:
-        async with target_site(toy(ToyConfig(step_seconds=0.02))) as site:
+    async def test(step_seconds: float) -> None:
+        async with target_site(toy(ToyConfig(step_seconds=step_seconds))) as site:
             async with distributed(site.address, config=config, pipeline=Pipeline.NEVER_WAITING) as (generator, _):
                 for sampling in (GREEDY, SAMPLED):
                     got = await answer(generator.generate, ids(PROMPT, 90, sampling=sampling))
                     assert list(got.token_ids) == list(oracle(PROMPT, sampling, 90))
             await until(lambda: site.free == 4)
 
-    run(test())
-    assert max(sent) > 1  # what follows a second choice too: alone it is worth nothing
+    # A draft that is late on a busy machine has no branches; a slower target is one that it keeps up with.
+    for step_seconds in (0.02, 0.1, 0.4):
+        run(test(step_seconds))
+        if max(sent, default=0) > 1:  # what follows a second choice too: alone it is worth nothing
+            return
+    raise AssertionError(f"drafts had branches of {sorted(set(sent))} tokens")
 
 
 def test_a_client_that_acknowledges_nothing_stops_the_target_and_its_lease_then_ends() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.engine.loading import ModelConfig
+from tandem.engine.model_config import ModelConfig
 from tandem.runners.loading import Shape
 from tandem.speculation.depth import Pipeline
 from tandem.speculation.types import SamplingParams

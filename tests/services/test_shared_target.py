@@ -14,7 +14,8 @@ import pytest
 
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
-from tandem.engine.loading import ModelConfig, load
+from tandem.engine.loading import load
+from tandem.engine.model_config import ModelConfig
 from tandem.rpc.generation_client import GenerationClient
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import GenerationRequest, SamplingParams

@@ -13,7 +13,7 @@ from rich.console import Console
 from tandem.cli import main
 from tandem.comparison.measuring.workloads import given_prompts
 from tandem.engine.batcher import Batcher
-from tandem.engine.loading import DraftChoice, ModelConfig
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import Engine, LocalVerifier
 from tandem.runners.loading import Shape

@@ -19,7 +19,7 @@ from tandem.checkpoints.convert import ConvertConfig, run_convert
 from tandem.checkpoints.eagle1 import check_grafted
 from tandem.checkpoints.locate import CheckpointError, find
 from tandem.comparison.measuring.workloads import Prompt
-from tandem.engine.loading import DraftChoice, ModelConfig
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.nxdi.load import _planned_pair
 from tandem.runners.nxdi.settings import NxdiSettings

@@ -40,17 +40,29 @@ class TorchPages:
             _features_at(self._features, slot, first, len(pages)).copy_(self._handed_out[which])
 
     def read(self, page: int) -> bytes:
-        return bytes(self._memory[:, page].contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        held = [self._memory[:, page]] + ([] if self._handed_out is None else [self._handed_out[page]])
+        return b"".join(_bytes(part) for part in held)
 
     def write(self, page: int, data: bytes) -> None:
-        part = self._memory[:, page]
-        part.copy_(torch.frombuffer(bytearray(data), dtype=part.dtype).view(part.shape))
+        own = self._memory[:, page]
+        kept = own.numel() * own.element_size()
+        _put(own, data[:kept])
+        if self._handed_out is not None:
+            _put(self._handed_out[page], data[kept:])
 
     def _positions(self, buffer: torch.Tensor, slot: int, first: int, count: int) -> torch.Tensor:
         """A view [kv_heads, count, PAGE, head_dim] of `count` pages of a slot from page `first` on."""
         start = slot * self._slots.stride + first * PAGE
         heads, _, dim = buffer.shape
         return buffer[:, start : start + count * PAGE].view(heads, count, PAGE, dim)
+
+
+def _bytes(values: torch.Tensor) -> bytes:
+    return bytes(values.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+
+
+def _put(values: torch.Tensor, data: bytes) -> None:
+    values.copy_(torch.frombuffer(bytearray(data), dtype=values.dtype).view(values.shape))
 
 
 def _features_at(features: torch.Tensor, slot: int, first: int, count: int) -> torch.Tensor:

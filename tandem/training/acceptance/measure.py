@@ -14,7 +14,8 @@ from tandem.comparison.analysis.metrics import ratio, sum_counts, sum_positions
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.engine.batcher import Batcher
 from tandem.engine.generators import plain_generator
-from tandem.engine.loading import Loaded, ModelConfig, load, load_adapters, load_draft, load_draft_adapters
+from tandem.engine.loading import Loaded, load, load_adapters, load_draft, load_draft_adapters
+from tandem.engine.model_config import ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.speculation.drafters import Drafter, NgramDrafter
 from tandem.speculation.hybrid import HybridDrafter

@@ -300,7 +300,8 @@ async def scenarios(folder: Path) -> dict[str, Any]:
     from tandem.checkpoints.locate import find
     from tandem.engine.batcher import Batcher
     from tandem.engine.generators import drafted_generator, fused_generator, plain_generator
-    from tandem.engine.loading import DraftChoice, Loaded, UnfusedPair
+    from tandem.engine.loading import Loaded, UnfusedPair
+    from tandem.engine.model_config import DraftChoice
     from tandem.engine.model_drafter import ModelDrafter
     from tandem.engine.sequences import Engine
     from tandem.runners.loading import Execution, Shape

@@ -10,7 +10,8 @@ from tandem.clients.distributed import connect_distributed
 from tandem.engine.batcher import Batcher
 from tandem.engine.drafting import Drafting
 from tandem.engine.generators import drafted_generator, plain_generator
-from tandem.engine.loading import DraftChoice, Loaded, ModelConfig
+from tandem.engine.loading import Loaded
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.engine.model_drafter import ModelDrafter
 from tandem.engine.sequences import Engine
 from tandem.runners.loading import Shape

@@ -18,7 +18,8 @@ from tandem.engine import loading
 from tandem.engine.batcher import Batcher, DeviceLost
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator, plain_generator
-from tandem.engine.loading import DraftChoice, ModelConfig, load, load_draft, load_pair, load_unfused
+from tandem.engine.loading import load, load_draft, load_pair, load_unfused
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.loading import Execution, Shape
 from tandem.runners.nxdi.checkpoint import older_rope
 from tandem.runners.nxdi.fused import FusedDraft, FusedRunner
