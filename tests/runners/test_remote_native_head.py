@@ -143,9 +143,10 @@ def test_it_sees_nothing_before_the_first_feature(heads: Heads, first: int) -> N
     for slot, tokens in ((1, TEXT[::-1]), (0, TEXT)):
         fill(heads.target, slot, tokens[:-1])
         if slot == 1:  # what the slot held before counts for nothing
-            heads.follow(0, 0, 24)
-            for runner in heads.away:
-                fill(runner, 0, tokens[:-2])
+            for begin in (12, 0):
+                heads.follow(0, begin, 24)
+                for runner in heads.away:
+                    fill(runner, 0, tokens[:-2])
         heads.follow(slot, first * (1 - slot), len(tokens) - 1)
         for runner in heads.away:
             begin = first + 1 if slot == 0 else 0
