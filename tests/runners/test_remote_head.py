@@ -62,8 +62,10 @@ async def served(
     await batcher.close()
 
 
-def head_config(target: Path, folder: Path, dtype: str, kind: str = "eagle", **wish: Any) -> ModelConfig:
-    config = models(target, "off", dtype, DraftChoice(kind, str(folder), features=FeatureWish(**wish)))
+def head_config(
+    target: Path, folder: Path, dtype: str, kind: str = "eagle", how: str = "native", **wish: Any
+) -> ModelConfig:
+    config = models(target, how, dtype, DraftChoice(kind, str(folder), features=FeatureWish(**wish)))
     return replace(config, shape=replace(config.shape, chunk=32))
 
 
@@ -81,15 +83,26 @@ async def beside(target: Path, folder: Path, how: str, dtype: str, asked: list[G
         await batcher.close()
 
 
-@pytest.mark.parametrize(("how", "dtype"), [("native", "bfloat16"), ("off", "bfloat16"), ("native", "float32")])
-def test_over_the_wire_a_head_drafts_as_beside_its_target(target: Path, folder: Path, how: str, dtype: str) -> None:
-    """bfloat16 states cross a wire of bfloat16 unchanged, so a head drafts the same there, token for token."""
+WIRES = [("native", "bfloat16", "native"), ("native", "bfloat16", "off"), ("off", "bfloat16", "off")]
+
+
+@pytest.mark.parametrize(("how", "dtype", "own"), [*WIRES, ("native", "float32", "native")])
+def test_over_the_wire_a_head_drafts_as_beside_its_target(
+    target: Path, folder: Path, how: str, dtype: str, own: str
+) -> None:
+    """bfloat16 states cross a wire of bfloat16 unchanged, so a head drafts the same there, token for token.
+
+    `own`: what runs the head that is away; `how`: what runs the target, and the head beside it.
+    """
 
     async def test() -> None:
         asked = [request for request in requests() if len(request.token_ids or ()) > 1]
         alone, counts = await beside(target, folder, how, dtype, asked)
         async with served(target, how, dtype) as (site, _):
-            async with distributed(site.address, config=head_config(target, folder, dtype)) as (generator, _):
+            async with distributed(site.address, config=head_config(target, folder, dtype, how=own)) as (
+                generator,
+                _,
+            ):
                 found = [await said(generator, replace(request, speculation_length=4)) for request in asked]
             assert [tokens for tokens, _ in found] == alone
             if dtype == "bfloat16":
@@ -99,13 +112,16 @@ def test_over_the_wire_a_head_drafts_as_beside_its_target(target: Path, folder: 
     run(test())
 
 
+@pytest.mark.parametrize("how", ["native", "off"])
 @pytest.mark.parametrize("pipeline", [Pipeline.ON, Pipeline.NEVER_WAITING])
-def test_requests_that_share_steps_get_the_targets_own_tokens(target: Path, folder: Path, pipeline: Pipeline) -> None:
+def test_requests_that_share_steps_get_the_targets_own_tokens(
+    target: Path, folder: Path, pipeline: Pipeline, how: str
+) -> None:
     async def test() -> None:
         async with served(target, "native", "bfloat16") as (site, loaded):
             alone = [(await said(plain_generator(loaded), request))[0] for request in requests()]
             for kind, wish in (("eagle", {"format": FeatureFormat.INT8}), ("hybrid", {"context": 3})):
-                config = head_config(target, folder, "bfloat16", kind, **wish)
+                config = head_config(target, folder, "bfloat16", kind, how, **wish)
                 async with distributed(site.address, pipeline=pipeline, config=config) as (generator, _):
                     found = await asyncio.gather(*(said(generator, request) for request in requests()))
                     assert [tokens for tokens, _ in found] == alone

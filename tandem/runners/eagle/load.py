@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from tandem.checkpoints.head_config import HeadConfig, read_head_config
 from tandem.checkpoints.locate import Checkpoint, CheckpointError, weights_revision
 from tandem.runners.eagle.features import HandsOutFeatures
-from tandem.runners.loading import Execution, Shape, choose_dtype, prepared_platform
+from tandem.runners.loading import QUANTISED, Execution, Shape, choose_dtype, prepared_platform
+from tandem.runners.models import in_own_format
 from tandem.runners.protocol import Limits, Runner, RunnerIdentity
 from tandem.runners.startup import Startup
-from tandem.runners.torch.platforms import Platform, platform_of
+from tandem.runners.torch.platforms import Platform, compile_order, platform_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,12 +80,15 @@ def load_remote_head(
 ) -> Runner:
     """Loads the head of `checkpoint` alone; of its target only the embedding is read, if the head has none of its own.
 
-    On the device thread. Raises ValueError, one line.
+    On the device thread. Where native steps are available, the head runs in them, in the format that `execution` asks
+    for; by default in int8 if the target runs in blocks. Raises ValueError, one line.
     """
     import torch
 
     from tandem.runners.eagle.files import read_head
-    from tandem.runners.eagle.remote import RemoteEagleRunner
+    from tandem.runners.eagle.remote import RemoteEagleRunner, RemoteHead
+    from tandem.runners.native import NativeUnavailable
+    from tandem.runners.native.load_head import load_remote_native_head
 
     folder, platform = Path(checkpoint.folder), prepared_platform(execution)
     with startup.stage("loading"):
@@ -98,15 +102,21 @@ def load_remote_head(
             f" {' by '.join(map(str, embedding.shape))}; --target_model names the target that the head was made for"
         )
     dtype = choose_dtype(execution.number_format, platform.name)
-    head = head.to(device=platform.device, dtype=dtype)
     if execution.threads:
         torch.set_num_threads(execution.threads)
     identity = _identity(checkpoint, str(dtype).removeprefix("torch."), platform)
     chunk = min(shape.chunk, shape.max_length)
     limits = Limits(shape.slots, shape.max_length, shape.max_draft, chunk, config.vocab_size)
-    layers = config.taps(_layer_count(target))
     read = "" if own else weights_revision(target)
-    return RemoteEagleRunner(head, layers, embedding.to(head.fc.weight), limits, identity, platform, read)
+    made = RemoteHead(head, config.taps(_layer_count(target)), embedding, limits, identity, read)
+    if platform.name == "cpu" and "native" in (order := compile_order(execution.compile, platform)):
+        in_blocks = in_own_format(execution, target, order).weights in QUANTISED
+        try:
+            with startup.stage("packing"):
+                return load_remote_native_head(made, execution, in_blocks)
+        except NativeUnavailable as error:
+            log.info("%s runs as module code: %s", checkpoint.name, error)
+    return RemoteEagleRunner(made, dtype, platform)
 
 
 def _target_embedding(folder: Path, target: Checkpoint) -> Tensor:

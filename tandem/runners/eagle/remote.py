@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,30 +17,42 @@ from tandem.runners.torch.platforms import Platform
 from tandem.speculation.features import FeatureInbox
 
 
-class RemoteEagleRunner(EagleRunner):
-    """Implements TakesFeatures. Of each slot it keeps the features that came, and the head's own states.
+@dataclass(frozen=True, slots=True)
+class RemoteHead:
+    """What a head away from its target is made from.
 
-    embedding [vocabulary, hidden]: the head's own, or that of the target's weights of this revision.
+    embedding [vocabulary, hidden]: the head's own, or that of the target's weights of revision `weights_revision_read`.
     """
 
-    def __init__(
-        self,
-        head: EagleHead,
-        layers: Sequence[int],
-        embedding: Tensor,
-        limits: Limits,
-        identity: RunnerIdentity,
-        platform: Platform,
-        weights_revision_read: str,
-    ) -> None:
+    head: EagleHead
+    layers: tuple[int, ...]
+    embedding: Tensor
+    limits: Limits
+    identity: RunnerIdentity
+    weights_revision_read: str
+
+    @property
+    def length(self) -> int:
+        """Positions of a slot, drafts included."""
+        return self.limits.max_length + self.limits.max_draft + 1
+
+    def features(self, embedding: Tensor, like: Tensor) -> TargetFeatures:
+        """Room for the features that come, in the dtype and on the device of `like`."""
+        shape = (self.limits.slots, self.length, len(self.layers) * self.head.config.target_hidden_size)
+        return TargetFeatures(torch.zeros(shape, dtype=like.dtype, device=like.device), embedding)
+
+
+class RemoteEagleRunner(EagleRunner):
+    """Implements TakesFeatures. Of each slot it keeps the features that came, and the head's own states."""
+
+    def __init__(self, made: RemoteHead, dtype: torch.dtype, platform: Platform) -> None:
+        head, limits = made.head.to(device=platform.device, dtype=dtype), made.limits
         config, weight = head.config, head.fc.weight
-        length = limits.max_length + limits.max_draft + 1
-        shape = (limits.slots, length, len(layers) * config.target_hidden_size)
-        features = TargetFeatures(torch.zeros(shape, dtype=weight.dtype, device=weight.device), embedding)
-        super().__init__(head, features, embedding, limits, identity, platform)
-        self.layers, self.target_hidden_size = tuple(layers), config.target_hidden_size
-        self.weights_revision_read = weights_revision_read
-        self._own = weight.new_zeros(limits.slots, length, config.hidden_size)
+        embedding = made.embedding.to(weight)
+        super().__init__(head, made.features(embedding, weight), embedding, limits, made.identity, platform)
+        self.layers, self.target_hidden_size = made.layers, config.target_hidden_size
+        self.weights_revision_read = made.weights_revision_read
+        self._own = weight.new_zeros(limits.slots, made.length, config.hidden_size)
         self._inboxes: dict[int, FeatureInbox] = {}
         self._firsts = torch.zeros(limits.slots, dtype=torch.int64, device=weight.device)
         self._ends = torch.zeros_like(self._firsts)
@@ -71,6 +84,7 @@ class RemoteEagleRunner(EagleRunner):
         """Like EagleRunner._fused; the head's own states where features have not come."""
         which, before = self._tensor(slots), (positions - 1).clamp(0, self._own.shape[1] - 1)
         come = (positions - 1 >= self._firsts[which][:, None]) & (positions - 1 < self._ends[which][:, None])
+        come |= positions == 0  # no feature is before the first token, and no state
         return torch.where(come[..., None], super()._fused(slots, positions), self._own[which[:, None], before])
 
     def _step(self, slots: list[int], tokens: Tensor, hidden: Tensor, positions: Tensor, last: Tensor) -> Tensor:

@@ -30,7 +30,11 @@ template <class D> struct Front {
     Linear<D> fuse;        // features to a hidden state
     Buffer<stored> hidden_norm;
     Buffer<stored> gathered, both;  // of a step's tokens: features; embeddings beside hidden states, both normed
-    Buffer<stored> states;          // [slots, hidden]: the hidden state of the last token whose logits a slot asked for
+    // [slots, kept, hidden]: hidden states of tokens whose logits a slot asked for, that of position p in place p % kept.
+    Buffer<stored> states;
+    size_t kept, hidden;
+
+    stored* state(int slot, int position) const { return &states[(slot * kept + position % kept) * hidden]; }
 };
 
 }  // namespace tandem

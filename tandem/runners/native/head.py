@@ -26,7 +26,8 @@ class NativeHead(NativeSteps):
     """The steps of a head, whose slots are its target's.
 
     The head's weights are copied; features and `embedding`, [vocabulary, hidden], are shared. They are in float32 or
-    bfloat16, whatever the head computes in. `most_tokens`: tokens that one step may feed in total.
+    bfloat16, whatever the head computes in. `most_tokens`: tokens that one step may feed in total. `kept_states`: of so
+    many last positions of a slot its own hidden states are kept; with 1 each step goes on after the one before.
     """
 
     def __init__(
@@ -37,13 +38,14 @@ class NativeHead(NativeSteps):
         threads: Threads,
         most_tokens: int,
         packing: Packing,
+        kept_states: int = 1,
     ) -> None:
         check_head(head, features, embedding)
         slots, length, _ = features.values.shape
         sizes = _shape(head.config, int(slots), int(length), most_tokens, threads.count)
         tables, only = _rotary(head, int(length)), head.token_ids.tolist()
         super().__init__(threads, head.fc.weight.dtype, sizes, embedding, tables, head.config.vocab_size, only)
-        self.packing, self.features = packing, features
+        self.packing, self.features, self._kept_states = packing, features, kept_states
         self._pack(head)
 
     def _pack(self, head: EagleHead) -> None:
@@ -51,7 +53,7 @@ class NativeHead(NativeSteps):
         fuse, _kept = self.packing.matrix(0, "fc", head.fc)
         embedded, read = _table(self.embedding), _table(values)
         norm, residual_normed = layer.hidden_norm.weight.data_ptr(), int(head.config.norm_before_residual)
-        inputs = HeadInputs(embedded, read, values.shape[1], residual_normed, norm, fuse)
+        inputs = HeadInputs(embedded, read, values.shape[1], residual_normed, self._kept_states, norm, fuse)
         self.done(self.library.tandem_read_features(self.handle, ctypes.byref(inputs)))
         made = {name: self.packing.matrix(0, name, linear) for name, linear in linears(head).items()}
         norms = layer.input_layernorm.weight.data_ptr(), layer.post_attention_layernorm.weight.data_ptr()

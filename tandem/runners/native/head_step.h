@@ -15,13 +15,15 @@ template <class D> void Transformer<D>::read_features(const HeadInputs& from) {
     front_->hidden_norm = copied<stored>(from.hidden_norm, hidden);
     front_->gathered = Buffer<stored>(most * width);
     front_->both = Buffer<stored>(most * 2 * hidden);
-    front_->states = Buffer<stored>(shape.slots * hidden);
+    front_->kept = from.kept_states;
+    front_->hidden = hidden;
+    front_->states = Buffer<stored>(shape.slots * front_->kept * hidden);
     const int widest = std::max({2 * shape.hidden, int(width), shape.heads * shape.head_dim, shape.intermediate});
     for (auto& groups : groups8_) groups = Buffer<Group8>(most * Linear<D>::groups(widest));
     make_phases();
 }
 
-// Hidden states are fused from the target's features, or are the head's own of the step before.
+// Hidden states are fused from the target's features, or are the head's own of a step before.
 template <class D> void Transformer<D>::take_in(int thread, Place& place) {
     Front<D>& front = *front_;
     const Linear<D>& qkv = layers_[0].qkv;
@@ -29,6 +31,7 @@ template <class D> void Transformer<D>::take_in(int thread, Place& place) {
     const int tokens = step_.tokens;
     auto begin = [&](int t) {
         stored *x = &x_[t * hidden_], *normed = &front.both[(2 * t + 1) * hidden];
+        if (step_.reads_state(t)) std::memcpy(x, front.state(step_.slots[t], step_.before(t)), hidden * sizeof(stored));
         norm(x, front.hidden_norm.data(), shape.hidden, normed);
         if (front.residual_normed) std::memcpy(x, normed, hidden * sizeof(stored));
     };
@@ -36,10 +39,7 @@ template <class D> void Transformer<D>::take_in(int thread, Place& place) {
         stored* embedded = &front.both[2 * t * hidden];
         read<D>(front.embedding, step_.ids[t], embedded);
         norm(embedded, layers_[0].attention_norm.data(), shape.hidden, embedded);
-        if (!step_.sources) {
-            std::memcpy(&x_[t * hidden_], &front.states[step_.slots[t] * hidden], hidden * sizeof(stored));
-            return begin(t);
-        }
+        if (!step_.sources) return begin(t);
         stored* gathered = &front.gathered[t * size_t(front.features.width)];
         if (step_.sources[t] < 0) std::memset(gathered, 0, front.features.width * sizeof(stored));
         else read<D>(front.features, step_.slots[t] * front.length + step_.sources[t], gathered);
@@ -56,7 +56,7 @@ template <class D> void Transformer<D>::take_in(int thread, Place& place) {
 template <class D> void Transformer<D>::keep_states() {
     const size_t hidden = shape.hidden;
     for (int t = 0; t < step_.count; t++)
-        std::memcpy(&front_->states[step_.slots[t] * hidden], &x_[t * hidden_], hidden * sizeof(stored));
+        std::memcpy(front_->state(step_.slots[t], step_.before(t) + 1), &x_[t * hidden_], hidden * sizeof(stored));
 }
 
 }  // namespace tandem

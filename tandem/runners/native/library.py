@@ -56,12 +56,13 @@ class LayerAdapter(ctypes.Structure):
 class Rows(ctypes.Structure):
     """A ragged batch: row r feeds tokens[begins[r] : begins[r + 1]] to slot slots[r] from position starts[r].
 
-    `adapters`: the number of each row's adapter, or None if no row has one.
+    `adapters`: the number of each row's adapter, or None if no row has one. `knowns`: of how many positions of a head's
+    row features have come, or None for all.
     """
 
     _fields_ = (
         ("count", c_int32),
-        *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens", "adapters")),
+        *((name, POINTER(c_int32)) for name in ("slots", "starts", "begins", "tokens", "adapters", "knowns")),
     )
 
 
@@ -72,11 +73,11 @@ class Table(ctypes.Structure):
 
 
 class HeadInputs(ctypes.Structure):
-    """HeadInputs of transformer.h. `length`: positions of a slot in the features."""
+    """HeadInputs of transformer.h. `length`: positions of a slot in the features. `kept_states`: of the head's own."""
 
     _fields_ = (
         *((name, Table) for name in ("embedding", "features")),
-        *((name, c_int32) for name in ("length", "residual_normed")),
+        *((name, c_int32) for name in ("length", "residual_normed", "kept_states")),
         ("hidden_norm", c_void_p),
         ("fuse", Matrix),
     )
@@ -116,11 +117,18 @@ class RowBatch:
         starts: Sequence[int],
         tokens: Sequence[Sequence[int]],
         adapters: Sequence[int] = (),
+        knowns: Sequence[int] | None = None,
     ) -> None:
         self.begins = ints([0, *itertools.accumulate(len(row) for row in tokens)])
         self.tokens = ints([*itertools.chain.from_iterable(tokens)])
         self.rows = Rows(
-            len(tokens), ints(slots), ints(starts), self.begins, self.tokens, ints(adapters) if any(adapters) else None
+            len(tokens),
+            ints(slots),
+            ints(starts),
+            self.begins,
+            self.tokens,
+            ints(adapters) if any(adapters) else None,
+            None if knowns is None else ints(knowns),
         )
 
 

@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from tandem.checkpoints.gguf_blocks import Blocks
 from tandem.runners.eagle.features import TargetFeatures
 from tandem.runners.eagle.module import EagleHead
+from tandem.runners.eagle.remote import RemoteHead
 from tandem.runners.native import NativeUnavailable
+from tandem.runners.native.build import CannotBuild, library_path
 from tandem.runners.native.head import NativeHead, NativeHeadRunner, linears
+from tandem.runners.native.library import load_library
 from tandem.runners.native.load import one_thread
 from tandem.runners.native.model import NativeModel
 from tandem.runners.native.reference import as_products
+from tandem.runners.native.remote_head import RemoteNativeHeadRunner
 from tandem.runners.native.runner import NativeRunner
-from tandem.runners.native.steps import NotNative
+from tandem.runners.native.steps import DTYPES, NotNative, Threads
 from tandem.runners.native.weights import UNQUANTISED, Packing, packing
 from tandem.runners.protocol import TAIL, RunnerIdentity
 
@@ -45,7 +49,7 @@ def load_native_head(
 
     Overwrites features; comes before the target's first request. Raises NativeUnavailable.
     """
-    dtype, packed = head_format(execution, target)
+    dtype, packed = head_format(execution, _in_blocks(target))
     limits, threads = target.limits, target.model.threads
     try:
         head = copy.deepcopy(head).to(dtype=dtype)  # the module may be needed as it is
@@ -58,16 +62,43 @@ def load_native_head(
     return NativeHeadRunner(model, limits, replace(identity, dtype=name, backend="native"), verifies=False)
 
 
-def head_format(execution: Execution, target: NativeRunner) -> tuple[torch.dtype, Packing]:
+def load_remote_native_head(made: RemoteHead, execution: Execution, in_blocks: bool) -> RemoteNativeHeadRunner:
+    """Packs a head that is away from its target, with room for the features that come, and checks its logits.
+
+    `in_blocks`: its target runs so. Raises NativeUnavailable.
+    """
+    from tandem.runners.loading import SMALL
+
+    dtype, packed = head_format(execution, in_blocks)
+    small, limits = sum(p.numel() for p in made.head.parameters()) < SMALL, made.limits
+    most_tokens = limits.slots * max(TAIL, limits.chunk) + limits.chunk  # a tail may have as many tokens as a chunk
+    try:
+        threads = Threads(load_library(library_path()), 1 if small else execution.threads or torch.get_num_threads())
+        head, embedding = copy.deepcopy(made.head).to(dtype=dtype), _readable(made.embedding)
+        features = made.features(embedding, head.fc.weight)
+        model = NativeHead(head, features, embedding, threads, most_tokens, packed, made.length)
+        check_logits(model, head)
+    except (NotNative, CannotBuild, OSError) as error:
+        raise NativeUnavailable(str(error)) from None
+    identity = replace(made.identity, dtype=packed.describe(str(dtype).removeprefix("torch.")), backend="native")
+    return RemoteNativeHeadRunner(model, made, identity)
+
+
+def _readable(embedding: Tensor) -> Tensor:
+    """The embedding as the library reads it, which is its own dtype if that is one of DTYPES."""
+    return embedding.to(embedding.dtype if embedding.dtype in DTYPES else torch.float32).contiguous()
+
+
+def head_format(execution: Execution, in_blocks: bool) -> tuple[torch.dtype, Packing]:
     """The number format of a head's activations, and how its matrices are packed.
 
-    They are what the flags say. Beside a target in blocks they are int8 by default, for a step's time is that of
-    reading matrices; other heads are in the dtype that is fastest here.
+    They are what the flags say. Those of a target in blocks are int8 by default, for a step's time is that of reading
+    matrices; other heads are in the dtype that is fastest here.
     """
     from tandem.runners.loading import choose_dtype
 
     weights, dtype = execution.weights, execution.number_format
-    stays_dense = weights not in ("int8", "q4") and (dtype != "auto" or not _in_blocks(target))
+    stays_dense = weights not in ("int8", "q4") and (dtype != "auto" or not in_blocks)
     if stays_dense:
         return choose_dtype(dtype, "cpu"), UNQUANTISED
     packed = packing(weights if weights in ("int8", "q4") else "int8")

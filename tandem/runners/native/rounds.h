@@ -5,10 +5,11 @@
 namespace tandem {
 
 // Rows of a ragged batch: row r feeds tokens[begins[r] .. begins[r + 1]) at `starts[r]` and on of slot slots[r],
-// changed by adapters[r] (0: none; null: none is).
+// changed by adapters[r] (0: none; null: none is). A head has the features of positions below knowns[r] (null: all), and
+// reads its own states in place of the others.
 struct Rows {
     int32_t count;
-    const int32_t *slots, *starts, *begins, *tokens, *adapters = nullptr;
+    const int32_t *slots, *starts, *begins, *tokens, *adapters = nullptr, *knowns = nullptr;
 };
 
 class Model {
@@ -59,7 +60,7 @@ private:
             ids_.push_back(rows.tokens[i]);
             slots_.push_back(rows.slots[r]);
             positions_.push_back(std::max(before, 0));
-            sources_.push_back(before);
+            sources_.push_back(rows.knowns && before >= rows.knowns[r] ? -2 - before : before);
         };
         for (int r = 0; wants && r < rows.count; r++) {
             wanted_.push_back(r);
@@ -116,9 +117,10 @@ struct Drawing {
 // says otherwise; a row whose logits are unsound ends there, with what it has. The head's outputs stand for tokens
 // only[...] (null: for themselves). Returns via `counts` what was drafted.
 inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int32_t* only, int stride, int32_t* drafts, const Drawing* drawing) {
-    std::vector<int32_t> active, slots, starts, begins{0}, tokens, adapters;
+    std::vector<int32_t> active, slots, starts, begins{0}, tokens, adapters, knowns;
     for (int r = 0; r < tails.count; r++)
         if (counts[r]) {
+            if (tails.knowns) knowns.push_back(tails.knowns[r]);
             active.push_back(r);
             adapters.push_back(tails.adapters ? tails.adapters[r] : 0);
             slots.push_back(tails.slots[r]);
@@ -128,7 +130,7 @@ inline void propose(Model& draft, const Rows& tails, int32_t* counts, const int3
         }
     std::vector<Best> best;
     for (int i = 0; !active.empty(); i++) {
-        draft.feed({int(active.size()), slots.data(), starts.data(), begins.data(), tokens.data(), tails.adapters ? adapters.data() : nullptr}, 1, drawing ? drawing->logits : nullptr, best, i > 0);
+        draft.feed({int(active.size()), slots.data(), starts.data(), begins.data(), tokens.data(), tails.adapters ? adapters.data() : nullptr, tails.knowns ? knowns.data() : nullptr}, 1, drawing ? drawing->logits : nullptr, best, i > 0);
         std::vector<int32_t> left, left_slots, left_starts, left_begins{0}, left_tokens, left_adapters;
         for (size_t a = 0; a < active.size(); a++) {
             const int r = active[a];

@@ -110,8 +110,7 @@ class NativeRunner:
         self._adapters.drop(number)
 
     def prefill(self, rows: Sequence[PrefillRow]) -> list[RowFailed | None]:
-        adapters = self._adapters.of(rows)
-        self.model.feed([r.slot for r in rows], [r.start for r in rows], [r.tokens for r in rows], 0, adapters)
+        self.model.feed_batch(self._batch(rows, [row.start for row in rows], [row.tokens for row in rows]), 0)
         return [None] * len(rows)
 
     def verify(self, rows: Sequence[VerifyRow]) -> list[Verdict | RowFailed]:
@@ -143,7 +142,7 @@ class NativeRunner:
     def propose(self, rows: Sequence[ProposeRow]) -> list[Proposal | RowFailed]:
         """Like Runner.propose; a row leaves the batch once it has its k tokens."""
         started = time.perf_counter()
-        tails, counts = _tails(rows, self._adapters.of(rows)), ints([row.k for row in rows])
+        tails, counts = self._tails(rows), ints([row.k for row in rows])
         stride, drawing = max(1, *(row.k for row in rows)), DraftDraws.of(self.model, rows)
         drafts = zeros(len(rows) * stride)
         self.model.library.tandem_propose(
@@ -162,6 +161,15 @@ class NativeRunner:
             Proposal(tuple(drafts[r * stride : r * stride + count]), seconds, sent[r], choices[r])
             for r, count in enumerate(counts)
         ]
+
+    def _tails(self, rows: Sequence[ProposeRow]) -> RowBatch:
+        return self._batch(rows, [row.position + 1 - len(row.tail) for row in rows], [row.tail for row in rows])
+
+    def _batch(
+        self, rows: Sequence[PrefillRow] | Sequence[ProposeRow], starts: Sequence[int], tokens: Sequence[Sequence[int]]
+    ) -> RowBatch:
+        """The rows as the library takes them: their tokens, the first of each at its position in `starts`."""
+        return RowBatch([row.slot for row in rows], starts, tokens, self._adapters.of(rows))
 
     def fused_with(self, draft: Runner) -> FusedStep | None:
         """Drafts and verifies in one call of the library, if the draft is native too."""
@@ -182,7 +190,7 @@ class NativeRunner:
 
     def _fused(self, draft: NativeRunner, rows: Sequence[FusedRow]) -> list[FusedResult | RowFailed]:
         asked, adapters = [row.propose for row in rows], self._adapters.of(rows)
-        tails = _tails(asked, draft._adapters.of(asked))
+        tails = draft._tails(asked)
         stride = max(1, *(max(row.propose.k, len(row.copied)) for row in rows))
         counts = ints([len(row.copied) or row.propose.k for row in rows])
         drafts, said, accepted = zeros(len(rows) * stride), zeros(len(rows) * (stride + 1)), zeros(len(rows))
@@ -221,11 +229,6 @@ class NativeRunner:
             results.append(verdict if isinstance(verdict, RowFailed) else FusedResult(proposal, verdict))
             begin += widths[r]
         return [sized(result, self.shapes, widths, seconds.value) for result in results]
-
-
-def _tails(rows: Sequence[ProposeRow], adapters: Sequence[int]) -> RowBatch:
-    starts = [r.position + 1 - len(r.tail) for r in rows]
-    return RowBatch([r.slot for r in rows], starts, [r.tail for r in rows], adapters)
 
 
 def _fed(rows: Sequence[VerifyRow], adapters: Sequence[int]) -> RowBatch:

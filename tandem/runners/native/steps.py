@@ -115,8 +115,11 @@ class NativeSteps:
         `wants`: 2 for the logits of all tokens, 1 for each row's last token, 0 for none (returns None). `adapters`: the
         numbers of the rows' adapters, 0 for none. Raises ValueError if there are more than `most_tokens` tokens.
         """
-        batch = RowBatch(slots, starts, tokens, adapters)
-        count = (0, len(tokens), int(batch.begins[-1]))[wants]
+        return self.feed_batch(RowBatch(slots, starts, tokens, adapters), wants)
+
+    def feed_batch(self, batch: RowBatch, wants: int) -> NDArray[np.float32] | None:
+        """Like `feed`."""
+        count = (0, int(batch.rows.count), int(batch.begins[-1]))[wants]
         if int(batch.begins[-1]) > self.most_tokens:
             raise ValueError(f"a step of {int(batch.begins[-1])} tokens is above {self.most_tokens}")
         logits = np.empty((count, self.outputs), dtype=np.float32) if count else None

@@ -26,7 +26,7 @@ struct LayerWeights {
 // features.width] makes that of features [slots, length, features.width]; its norm is in the model's dtype.
 struct HeadInputs {
     Table embedding, features;
-    int32_t length, residual_normed;
+    int32_t length, residual_normed, kept_states;  // kept_states: of so many last positions of a slot
     const void* hidden_norm;
     Matrix fuse;
 };
@@ -40,13 +40,20 @@ struct Best {
 // Tokens of a step. `wanted` lists the `count` of them whose logits are asked for: as the best token of each, and where
 // `logits` [count, outputs] is not null in full. `adapters`: of each token, 0 for none; null: none has one.
 // A head's tokens: `wanted` are the first ones. `sources`: each reads the features at that position of its slot, none for
-// -1; null: each reads the hidden state that a step before left in its slot.
+// -1, and for -2 - p the hidden state that a step before left at p; null: each reads the one before its own position.
 struct Step {
     int tokens, count;
     const int32_t *ids, *slots, *positions, *wanted;
     float* logits;
     Best* best;
     const int32_t *adapters = nullptr, *sources = nullptr;
+
+    bool reads_state(int token) const { return !sources || sources[token] < -1; }
+    // The position before that of a head's token; -1 if it is the first.
+    int before(int token) const {
+        if (!sources) return positions[token];
+        return sources[token] < -1 ? -2 - sources[token] : sources[token];
+    }
 };
 
 template <class D> class Transformer {
