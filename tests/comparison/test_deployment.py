@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tandem.checkpoints.locate import EMBEDDED_HEAD
 from tandem.cli import main
 from tandem.comparison.measuring.architectures import COMPARED
 from tandem.comparison.measuring.commands import target_command
@@ -198,9 +199,10 @@ def test_a_head_stands_beside_the_draft_model_at_the_same_target() -> None:
     )
     assert value(head, "--target_port") == value(commands["distributed"], "--target_port")
     assert "--feature_format" not in commands["distributed"]
-    commands, _ = deployed(architectures=("distributed", "fused"), draft="eagle", draft_model="H")
-    assert value(commands["autoregressive"], "--hand_out_features") == "on"
-    assert value(commands["distributed"], "--feature_format") == "bfloat16"
+    for drafting in ({"draft": "eagle", "draft_model": "H"}, {"draft": "hybrid", "draft_model": str(EMBEDDED_HEAD)}):
+        commands, _ = deployed(architectures=("distributed", "fused"), **drafting)
+        assert value(commands["autoregressive"], "--hand_out_features") == "on"
+        assert value(commands["distributed"], "--feature_format") == "bfloat16"
     assert "--hand_out_features" not in deployed(architectures=("distributed",))[0]["autoregressive"]
     with pytest.raises(ValueError, match="head: distributed_head needs --head DIR"):
         deployed(architectures=("distributed_head",))

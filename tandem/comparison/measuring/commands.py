@@ -98,7 +98,7 @@ def drafting_command(
 
 def feature_flags(config: ComparisonConfig) -> list[str]:
     """Returns how a draft worker with an EAGLE-3 head wants features; nothing for other drafts."""
-    if config.draft != "eagle":
+    if not config.drafts_with_head:
         return []
     context = [] if config.feature_context is None else ["--feature_context", str(config.feature_context)]
     return ["--feature_format", config.feature_format, *context]

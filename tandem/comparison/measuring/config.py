@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from tandem.checkpoints.head_config import is_head
 from tandem.comparison.links.settings import LINK_KINDS, LinkKind
 from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT, HEADED
 from tandem.comparison.measuring.conditions import Condition, plan
@@ -101,6 +102,11 @@ class ComparisonConfig:
     startup_timeout_s: float = 600.0
     formats: tuple[str, ...] = ("html",)
     baseline: Mapping[str, Any] | None = None
+
+    @property
+    def drafts_with_head(self) -> bool:
+        """Whether the drafter is an EAGLE-3 head, which reads its target's features."""
+        return self.draft == "eagle" or (self.draft_model is not None and is_head(Path(self.draft_model)))
 
     def __post_init__(self) -> None:
         _check_names("architectures", self.architectures, COMPARED)

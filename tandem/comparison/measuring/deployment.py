@@ -140,7 +140,7 @@ class _Deployment:
             return await self._connected(AUTOREGRESSIVE)
         if self._starts(AUTOREGRESSIVE) or drafted_for:
             group = target_of(self.config) if drafted_for else whole_of(self.config)
-            features = self._starts(HEADED) or (drafted_for and self.config.draft == "eagle")
+            features = self._starts(HEADED) or (drafted_for and self.config.drafts_with_head)
             handing = ("--hand_out_features", self.config.hand_out_features) if features else ()
             command = target_command(self.config, *handing, group=group, host=self.site.host)
             return await self._started_across(AUTOREGRESSIVE, command)
