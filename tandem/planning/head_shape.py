@@ -50,13 +50,25 @@ class HeadShape(DecoderShape):
 def read_head_shape(folder: str, target: DecoderShape) -> HeadShape | None:
     """The shape of the head in `folder`, or None if it has none. Raises ValueError if it is not that of `target`."""
     path, config = read_config(folder, "draft_model")
-    named = any(name in ARCHITECTURES for name in config.get("architectures") or ())
-    if not named and config.get("speculators_model_type") != "eagle3":
+    if not _is_head(config):
         return None
     try:
         return _checked(_shape(config, path.parent.name), target)
     except ValueError as error:
         raise ValueError(f"draft_model: {path}: {error}") from None
+
+
+def holds_head(folder: str) -> bool:
+    """Whether `folder` holds a head; False for what cannot be read, which is reported where it is loaded."""
+    try:
+        return _is_head(read_config(folder, "draft_model")[1])
+    except ValueError:
+        return False
+
+
+def _is_head(config: Mapping[str, Any]) -> bool:
+    named = any(name in ARCHITECTURES for name in config.get("architectures") or ())
+    return named or config.get("speculators_model_type") == "eagle3"
 
 
 def _shape(config: Mapping[str, Any], name: str) -> HeadShape:

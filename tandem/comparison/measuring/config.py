@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from tandem.checkpoints.head_config import is_head
 from tandem.comparison.links.settings import LINK_KINDS, LinkKind
 from tandem.comparison.measuring.architectures import COMPARED, CONNECTABLE, DEFAULT, HEADED
 from tandem.comparison.measuring.conditions import Condition, plan
 from tandem.comparison.measuring.loads import Length, Load, check_loads, length_of, plan_loads
 from tandem.comparison.measuring.workloads import Prompt
 from tandem.comparison.report.write import FORMATS
+from tandem.planning.head_shape import holds_head
 from tandem.planning.host_placement import BACKENDS, HostPlacement
 from tandem.rpc.credentials import Credentials
 from tandem.speculation.types import Rule, SamplingParams
@@ -106,7 +106,7 @@ class ComparisonConfig:
     @property
     def drafts_with_head(self) -> bool:
         """Whether the drafter is an EAGLE-3 head, which reads its target's features."""
-        return self.draft == "eagle" or (self.draft_model is not None and is_head(Path(self.draft_model)))
+        return self.draft == "eagle" or (self.draft_model is not None and holds_head(self.draft_model))
 
     def __post_init__(self) -> None:
         _check_names("architectures", self.architectures, COMPARED)
