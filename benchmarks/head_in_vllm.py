@@ -1,6 +1,6 @@
 """Runs an EAGLE-3 head as Tandem writes it in vLLM's CPU build, beside vLLM without it and beside Tandem.
 
-    .venv/bin/python -m benchmarks.head_in_vllm --vllm-python .venv-vllm/bin/python [--dtype float32]
+    .venv/bin/python -m benchmarks.head_in_vllm --vllm-python .venv-vllm/bin/python [--dtype bfloat16]
 
 The head is written in each public layout. Shown are its acceptance in either engine, greedy, past ends of sequence, and
 whether each output is that of vLLM without speculation. Nothing here is timed.
@@ -136,7 +136,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.flag("--target-model", help="its target (default: the embedded one)")
     parser.flag("--vllm-python", default=os.environ.get(vllm_peer.VARIABLE), metavar="PROGRAM")
     parser.flag("--layouts", default=",".join(LAYOUTS))
-    parser.flag("--dtype", default="bfloat16", choices=("float32", "bfloat16"))
+    parser.flag("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.flag("--draft-tokens", type=positive, default=4, metavar="K")
     parser.flag("--max-new-tokens", type=positive, default=64, metavar="N")
     parser.flag("--prompts-per-workload", type=positive, metavar="N", help="default: all")
