@@ -115,6 +115,10 @@ class Peer:
             for a in reply["answers"]
         ]
 
+    async def counted(self) -> dict[str, Any]:
+        """What the worker has counted of its speculation since its start; empty where nothing is counted."""
+        return await self._ask({})
+
     async def _ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         process = self._process
         assert process and process.stdin and process.stdout, "not started"

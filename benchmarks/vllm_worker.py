@@ -7,6 +7,8 @@ from typing import Any
 
 from line_worker import Answer, serve
 
+SPECULATION = "vllm:spec_decode_"
+
 
 def start(settings: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
     """Creates the engine of vllm.LLM with `settings` and returns it with its description."""
@@ -22,7 +24,19 @@ def start(settings: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
         "dtype": str(engine.model_config.dtype).removeprefix("torch."),
         "startup_seconds": time.perf_counter() - began,
     }
-    return lambda asked: run(engine, asked["prompts"], asked["max_new_tokens"]), said
+    return lambda asked: answer(engine, asked), said
+
+
+def answer(engine: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Answers prompts, or says what the engine has counted of its speculation."""
+    return run(engine, asked["prompts"], asked["max_new_tokens"]) if "prompts" in asked else counted(engine)
+
+
+def counted(engine: Any) -> dict[str, Any]:
+    """vLLM's counters of speculation since its start, by name; lists are by position. None without log stats."""
+    metrics = engine.get_metrics() if engine.log_stats else ()
+    mine = [metric for metric in metrics if metric.name.startswith(SPECULATION)]
+    return {each.name.removeprefix(SPECULATION): getattr(each, "values", None) or each.value for each in mine}
 
 
 def run(engine: Any, prompts: list[list[int]], max_new_tokens: int) -> dict[str, Any]:

@@ -25,8 +25,18 @@ class Output:
     def __init__(self, name, tokens):
         self.request_id, self.outputs = name, [Part(tokens)]
 
+class Count:
+    def __init__(self, name, **what):
+        self.name = "vllm:" + name
+        vars(self).update(what)
+
 class Engine:
     model_config = Model()
+    log_stats = True
+
+    def get_metrics(self):
+        each = Count("spec_decode_num_accepted_tokens_per_pos", values=[2, 1])
+        return [Count("other", value=9), Count("spec_decode_num_drafts", value=3), each]
 
     def __init__(self):
         self.left = {}
@@ -99,6 +109,13 @@ def test_a_worker_answers_one_prompt_or_many_whatever_its_libraries_print(plante
     assert (one.first_tokens, len(one.came)) == (2, 3)
     assert 0 < one.first_seconds < one.seconds == one.came[-1]
     assert [a.token_ids for a in both] == [(1, 2), (5, 6)]
+
+
+def test_a_worker_says_what_it_counted_of_its_speculation(planted):
+    async def use(peer, info):
+        return await peer.counted()
+
+    assert planted(use) == {"num_drafts": 3, "num_accepted_tokens_per_pos": [2, 1]}
 
 
 def test_an_error_is_one_line_and_the_worker_goes_on(planted):
