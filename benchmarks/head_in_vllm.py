@@ -31,7 +31,8 @@ from tandem.comparison.measuring.workloads import built_in_prompts
 from tandem.engine.batcher import Batcher
 from tandem.engine.generator import Generator
 from tandem.engine.generators import fused_generator
-from tandem.engine.loading import DraftChoice, ModelConfig, load_pair
+from tandem.engine.loading import load_pair
+from tandem.engine.model_config import DraftChoice, ModelConfig
 from tandem.runners.eagle.files import read_head, write_head
 from tandem.runners.loading import Execution, Shape
 from tandem.speculation.types import Chunk, GenerationRequest, SpeculationStats
