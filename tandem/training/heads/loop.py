@@ -1,26 +1,22 @@
-"""Runs the steps of a head's training in a seeded order, saved every few minutes and resumed after an interruption."""
+"""Trains an EAGLE-3 head with the training-time test, and measures it on held-out sequences."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tandem.runners.eagle.module import EagleHead
-from tandem.training.distill import batch_groups
 from tandem.training.heads.data import HeadData, Placed
 from tandem.training.heads.loss import StepLoss, make_head_batch, step_losses
+from tandem.training.heads.resumable import ResumableTraining
 from tandem.training.heads.settings import HeadTrainConfig
-from tandem.training.loop import rate_at
 
 
-class HeadTraining:
-    """Trains `head` for `total` steps. embedding: the target's, which stays as it is; the head is on its device."""
+class HeadTraining(ResumableTraining):
+    """Trains an EAGLE-3 head. embedding: the target's, which stays as it is; on the head's device."""
 
     def __init__(
         self,
@@ -31,75 +27,20 @@ class HeadTraining:
         total: int,
         show: Callable[[str], None],
     ) -> None:
-        self.config, self.head, self.embedding, self.data, self.total, self.show = (
-            config, head, embedding, data, total, show)  # fmt: skip
-        self.optimizer = torch.optim.AdamW(
-            head.parameters(), lr=config.rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
-        )
-        self.step, self.seconds, self.saved = 0, 0.0, time.monotonic()
-        self.device = embedding.device.type
-        config.output.mkdir(parents=True, exist_ok=True)
-        if config.state.exists():
-            self._take_up(torch.load(config.state, weights_only=True, map_location=self.device))
+        super().__init__(config, head, data, total, show, config.weight_decay)
+        self.config, self.head, self.embedding = config, head, embedding
 
-    def _take_up(self, state: dict[str, Any]) -> None:
-        if state["total"] != self.total:
-            raise ValueError(f"{self.config.state}: of a run of {state['total']} steps, not {self.total}; remove it")
-        self.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.seconds = state["step"], state["seconds"]
-        self.show(f"resuming from step {self.step}")
-
-    def save(self) -> None:
-        """Writes what a later run resumes from, whole."""
-        state = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
-                 "total": self.total, "seconds": self.seconds}  # fmt: skip
-        partial = self.config.state.with_suffix(".partial")
-        torch.save(state, partial)
-        partial.replace(self.config.state)
-        self.saved = time.monotonic()
-
-    def run(self) -> float:
-        """Trains to the last step; returns the seconds that it took, including runs before an interruption."""
-        self.head.train()
-        epoch = first = 0
-        lengths = [(len(one.sequence.prompt), len(one.sequence.answer)) for one in self.data.train]
-        while self.step < self.total:
-            groups = batch_groups(lengths, self.config.batch, np.random.default_rng([self.config.seed, epoch]))
-            for group in groups[max(0, self.step - first) :]:
-                if self.step < self.total:
-                    self._one(group)
-            first += len(groups)
-            epoch += 1
-        self.head.eval()
-        return self.seconds
-
-    def _one(self, group: list[int]) -> None:
-        began = time.monotonic()
-        for part in self.optimizer.param_groups:
-            part["lr"] = rate_at(self.step, self.total, self.config.warm_up) * self.config.rate
+    def loss_of(self, placed: list[Placed]) -> tuple[Tensor, Callable[[], str]]:
         with working_in(self.device):
-            batch = make_head_batch(self.data.with_features([self.data.train[i] for i in group]), self.device)
+            batch = make_head_batch(self.data.with_features(placed), self.device)
             losses = step_losses(self.head, self.embedding, batch, self.config.steps, self.config.hard)
         weighted = [self.config.decay**i * one.loss for i, one in enumerate(losses)]
-        self.optimizer.zero_grad(set_to_none=True)
-        torch.stack(weighted).sum().backward()
-        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 0.5)
-        self.optimizer.step()
-        self.step += 1
-        self.seconds += time.monotonic() - began
-        if self.step % 50 == 0 or self.step == self.total:
-            self._show_step(losses)
-        if time.monotonic() - self.saved > 60 * self.config.save_minutes:
-            self.save()
+        return torch.stack(weighted).sum(), lambda: _described(losses)
 
-    def _show_step(self, losses: Sequence[StepLoss]) -> None:
-        hits = ", ".join(f"{float(one.hits.float().mean()):.3f}" for one in losses)
-        left = self.seconds / self.step * (self.total - self.step) / 60
-        self.show(
-            f"step {self.step:,} of {self.total:,}: loss {float(losses[0].loss.detach()):.3f}, agreement by step"
-            f" {hits}, {left:.0f} min left"
-        )
+
+def _described(losses: Sequence[StepLoss]) -> str:
+    hits = ", ".join(f"{float(one.hits.float().mean()):.3f}" for one in losses)
+    return f"loss {float(losses[0].loss.detach()):.3f}, agreement by step {hits}"
 
 
 @torch.no_grad()
