@@ -85,7 +85,7 @@ def linear_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
 
 
 def kinds_of(rank: int, numbers: Sequence[int], rows: int) -> list[Kind]:
-    """The kinds of steps with adapters of a rank, of which `numbers` are there."""
+    """Returns the kinds of steps to time, and the adapter of each row. `numbers`: the adapters of one rank."""
     first, several = numbers[0], tuple(numbers[i % len(numbers)] for i in range(rows))
     return [
         Kind(f"rank {rank}: one adapter", (first,) * rows),

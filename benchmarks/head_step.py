@@ -65,7 +65,7 @@ class Contender:
 
 
 def execution_of(name: str, threads: int | None) -> Execution:
-    """What a format is called on the command line of a server."""
+    """Returns how models run in the format that a server's flags call `name`."""
     if name in ("float32", "bfloat16"):
         return Execution(dtype=name, threads=threads)
     return Execution(weights=name, threads=threads)
@@ -112,7 +112,7 @@ def _tokens(start: int, count: int) -> tuple[int, ...]:
 
 
 def rows(count: int, k: int) -> list[ProposeRow]:
-    """Drafts after a round that committed three tokens."""
+    """Returns rows that ask for `k` drafts after a round that committed three tokens."""
     return [ProposeRow(slot, PREFIX - 1, _tokens(PREFIX - 3, 3), k, GREEDY) for slot in range(count)]
 
 

@@ -47,7 +47,7 @@ class Settings:
 
 
 def resident_mib() -> float:
-    """MiB of memory that this process has."""
+    """Returns the resident memory of this process, in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / MIB
 
 

@@ -45,7 +45,7 @@ from tandem.v1.prefill_worker_pb2_grpc import PrefillWorkerStub
 IN_PLACE, TWO_CORES, APART, SIMULATED = "in place", "in place, 2 cores", "apart", "apart, simulated link"
 CHUNK = 64
 APART_SECONDS = 0.25
-"""Between two new prompts."""
+"""Seconds between two new prompts."""
 COMPARED = 24
 """Tokens of the running request that all sides must agree on."""
 
@@ -93,7 +93,7 @@ class Running:
     came: list[float] = field(default_factory=list)
 
     async def decode(self, server: Ours, prompt: Sequence[int], count: int) -> None:
-        """Runs until cancelled. Raises RuntimeError if it ends before."""
+        """Decodes until it is cancelled. Raises RuntimeError if the request ends before."""
         request = GenerationRequest(
             token_ids=tuple(prompt), max_new_tokens=count, speculation_length=0, ignore_end_of_sequence=True
         )
@@ -202,7 +202,7 @@ def costs(outcome: Outcome, settings: Settings) -> dict[str, float]:
 
 @contextlib.asynccontextmanager
 async def contenders(settings: Settings, outcome: Outcome, fleet: Fleet) -> AsyncIterator[tuple[dict[str, Ours], int]]:
-    """The servers of all sides, and the size of the vocabulary."""
+    """Starts the servers of all sides; yields them by side, and the size of the vocabulary."""
     length = str(settings.prompt_tokens + settings.new_tokens + 32)
     shape = ("--device", "cpu", "--port", "0", "--batch", "2", "--sequence_length", length, "--prefix_sharing", "off")
     common = (*shape, "--weights", settings.weights, "--prefill_chunk", str(CHUNK))

@@ -1,4 +1,4 @@
-"""What a session's features are: whether they are granted, and those of an opening."""
+"""Decides whether a session gets features, and reads those of its prompt."""
 
 from __future__ import annotations
 

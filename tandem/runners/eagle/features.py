@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tandem.runners.features import FeatureSpan
+from tandem.runners.features import FeatureSpan, HandsOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,10 @@ class TargetFeatures:
 
 
 @runtime_checkable
-class HandsOutFeatures(Protocol):
-    """A target's runner whose steps can hand out hidden states."""
+class HandsOutFeatures(HandsOut, Protocol):
+    """A target's runner whose features are tensors, which a head beside it reads in place."""
 
-    @property
-    def layer_count(self) -> int:
-        """Decoder layers of the target."""
-
-    @property
-    def hidden_size(self) -> int:
-        """Units of a hidden state of the target."""
-
-    def hand_out(self, layers: Sequence[int]) -> TargetFeatures:
-        """From now on every step writes the hidden states after so many `layers` to the features returned.
-
-        The steps' results stay the same to the bit. Call it once, on the device thread. Raises ValueError, one line,
-        if these steps cannot.
-        """
+    def hand_out(self, layers: Sequence[int]) -> TargetFeatures: ...
 
 
 class Taps:
